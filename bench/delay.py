@@ -3,13 +3,16 @@
 A byte-level decoder of 4 layers × 128 learns the sources of the Python standard library in batches of 16 × 128 tokens,
 by the single-process loop: the same recurrence as a pipeline's, without one. Each row trains three times on the same
 data: synchronously, with a delay of one, and with a delay of one and Error Feedback. The loss is that of the final
-weights on windows of the same text, drawn with another seed. `--quick`: one row, a fifth of the updates, a small model.
+weights on windows of the same text, drawn with another seed. A second table has the first row, delayed and with Error
+Feedback, with momentum and last update in bfloat16; beside it stands what another seed of the job changes.
+`--quick`: one row, a fifth of the updates, a small model. `--state`: the second table alone.
 """
 
 import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,6 +33,14 @@ from headway.stages.spec import ModelSpec, TrainSpec
 NUM_HELD_OUT = 32  # microbatches
 SETTINGS: tuple[tuple[Literal["gpipe", "2bw"], float], ...] = (("gpipe", 0.0), ("2bw", 0.0), ("2bw", 1.0))
 """Schedule and α: synchronous, delayed, delayed with Error Feedback."""
+NUM_SEEDS = 3
+STATES: dict[str, tuple[Literal["float32", "bfloat16"], Literal["float32", "bfloat16"]]] = {
+    "float32": ("float32", "float32"),
+    "momentum": ("bfloat16", "float32"),
+    "last update": ("float32", "bfloat16"),
+    "both": ("bfloat16", "bfloat16"),
+}
+"""Dtypes of the momentum and of Error Feedback's last update, by what is in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +127,66 @@ def measure(row: Row, base: JobSpec, tokens: TokenShards) -> dict[str, float]:
     }
 
 
+def measure_state(row: Row, base: JobSpec, tokens: TokenShards) -> dict[str, float]:
+    """What bfloat16 buffers of the optimizer cost, in nats over float32 ones; and the spread of three seeds."""
+    losses = {}
+    for label, (momentum, feedback) in STATES.items():
+        matrices = replace(row.optim.matrices, momentum_dtype=momentum)
+        rest = replace(row.optim.rest, momentum_dtype=momentum)
+        optim = replace(row.optim, matrices=matrices, rest=rest, error_feedback_dtype=feedback)
+        for seed in range(NUM_SEEDS):
+            job = replace(base, job=replace(base.job, seed=seed), optim=optim)
+            losses[label, seed] = train(job, tokens, f"{row.label}, {label}, seed {seed}")
+    plain = [losses["float32", seed] for seed in range(NUM_SEEDS)]
+    costs = {
+        label: statistics.fmean(losses[label, seed] - plain[seed] for seed in range(NUM_SEEDS))
+        for label in STATES
+        if label != "float32"
+    }
+    return {"loss": statistics.fmean(plain), "seeds": max(plain) - min(plain)} | costs
+
+
 def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one optimizer, within a minute")
+    parser.add_argument("--state", action="store_true", help="what bfloat16 buffers of the optimizer cost, alone")
     arguments = parser.parse_args()
     base, rows = (QUICK, ROWS[:1]) if arguments.quick else (FULL, ROWS)
     with tempfile.TemporaryDirectory() as cache:
         tokens = TokenShards.open(builtin_corpus(Path(cache)))
-        results = {row.label: measure(row, base, tokens) for row in rows}
+        results = {row.label: measure(row, base, tokens) for row in rows if not arguments.state}
+        state = {label: round(nats, 4) for label, nats in measure_state(ROWS[0], base, tokens).items()}
 
+    print(f"\nheld-out loss in nats of {ROWS[0].label} with Error Feedback, mean of {NUM_SEEDS} seeds")
+    print(f"{state['loss']:.4f}; seeds lie {state['seeds']:.4f} apart. In bfloat16:")
+    print(", ".join(f"{label} {state[label]:+.4f}" for label in STATES if label in state))
+    if results:
+        show(results, rows[: len(results)], base)
+    print(
+        json.dumps(
+            {
+                "rows": results,
+                "narrow_state": state,
+                "updates": base.train.batches,
+                "machine": machine(),
+                "versions": versions(),
+            }
+        )
+    )
+
+
+def show(results: dict[str, dict[str, float]], rows: Sequence[Row], base: JobSpec) -> None:
+    """Print the table of delays."""
     print(f"\nheld-out loss in nats, {base.train.batches} updates, one seed")
     print(f"{'':24} {'sync':>7} {'delay 1':>9} {'with EF':>9} {'recovered':>10}   probe: delay 1, with EF")
     for row in rows:
         result = results[row.label]
-        published = "" if arguments.quick else "{:+.3f} {:+.3f}".format(*row.published)
+        published = "" if base is QUICK else "{:+.3f} {:+.3f}".format(*row.published)
         print(
             f"{row.label:24} {result['sync']:7.3f} {result['delay']:+9.3f} {result['delay_error_feedback']:+9.3f} "
             f"{result['recovered']:10.0%}   {published}"
         )
-    print(json.dumps({"rows": results, "updates": base.train.batches, "machine": machine(), "versions": versions()}))
 
 
 if __name__ == "__main__":

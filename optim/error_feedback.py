@@ -18,11 +18,13 @@ class ErrorFeedback:
         W_{b+1} = W' − c·(δ_b − δ_{b−1})        b ≥ 1
         W_{b+1} = W'                            b = 0
 
-    At c = 0 it is inactive: not to be called, and it holds no state.
+    At c = 0 it is inactive: not to be called, and it holds no state. `dtype` is that of the state alone: δ_{b−1} is
+    rounded to it once, when it is stored.
     """
 
-    def __init__(self, alpha: float, *, delay: int) -> None:
+    def __init__(self, alpha: float, *, delay: int, dtype: torch.dtype = torch.float32) -> None:
         self.gain = alpha * delay
+        self.dtype = dtype
         self.deltas: dict[str, Tensor] = {}
 
     @property
@@ -38,12 +40,14 @@ class ErrorFeedback:
         """
         delta = before - weight
         if update_index == 0:
-            self.deltas[name] = delta
+            self.deltas[name] = delta.to(self.dtype)
             return
         # One subtraction, one multiplication, one subtraction, each rounded: `sub(alpha=)` could become a fused
-        # multiply-add on one machine and not on another. The buffer of δ_{b−1} holds each result in turn.
-        correction = self.deltas[name]
+        # multiply-add on one machine and not on another. The buffer of δ_{b−1} holds each result in turn,
+        # widened first if its dtype is narrow.
+        last = self.deltas[name]
+        correction = last.to(delta.dtype)
         torch.sub(delta, correction, out=correction)
         correction.mul_(self.gain)
         weight.sub_(correction)
-        correction.copy_(delta)
+        last.copy_(delta)

@@ -20,8 +20,9 @@ from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Batch, Muon
 from headway.optim.routing import Group, route_layer
-from headway.optim.spec import OptimSpec
+from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
+from headway.optim.stored_momentum import StoredMomentum
 
 
 @dataclass
@@ -46,6 +47,8 @@ class OptimizerGroup:
     """Learning rate before the schedule's factor."""
     state_slots: tuple[str, ...]
     """State that the optimizer keeps for each parameter after its first step, without its step count."""
+    momentum: StoredMomentum
+    """The part of the state whose dtype is a setting."""
 
 
 _Place = tuple["TorchLayerOptimizer", str, Tensor, Tensor, Tensor]
@@ -71,6 +74,7 @@ class TorchLayerOptimizer:
         self._layer_name = layer_name
         self._slots = dict(slots)
         self._groups = tuple(groups)
+        self._momenta = {name: group.momentum for group in self._groups for name in group.names}
         self._schedule = schedule
         self._error_feedback = error_feedback
         self._next_update: int | None = 0  # None: state was loaded, and the next step sets the index
@@ -158,6 +162,12 @@ class TorchLayerOptimizer:
             self._check_names(given, self._slots)
         self._schedule(update_index)
 
+    def _dtype_of(self, slot: str, name: str) -> torch.dtype:
+        if slot == SLOT:
+            return self._error_feedback.dtype
+        momentum = self._momenta[name]
+        return momentum.dtype if slot == momentum.slot else torch.float32
+
     def _begin(self, update_index: int) -> None:
         """Set the values that depend on the update's index."""
         factor = self._schedule(update_index)
@@ -185,6 +195,7 @@ class TorchLayerOptimizer:
     def _finish(self, update_index: int, name: str, weight: Tensor, before: Tensor) -> None:
         """Turn W', which a step has made of W_b, into W_{b+1}."""
         self._slots[name].grad = None
+        self._momenta[name].narrow(self._slots[name])
         STEPS.num_done += 1
         if self._error_feedback.is_active:
             self._error_feedback.correct(name, weight, before=before, update_index=update_index)
@@ -216,6 +227,8 @@ class TorchLayerOptimizer:
         for key, tensor in state.items():
             if tensor.shape != self._slots[homes[key]].shape:
                 raise ValueError(f"{self._layer_name}: {key} has shape {list(tensor.shape)}, not that of its parameter")
+            if tensor.dtype != (dtype := self._dtype_of(key.partition("/")[0], homes[key])):
+                raise ValueError(f"{self._layer_name}: {key} is {tensor.dtype}, not {dtype}")
 
         self._error_feedback.deltas.clear()
         for group in self._groups:
@@ -243,6 +256,7 @@ class TorchLayerOptimizer:
             before = current.clone()
         slot.data = target.detach()
         slot.grad = gradient
+        self._momenta[name].widen(slot)
         return before
 
     def _state_of(self, group: OptimizerGroup, name: str) -> dict[str, Tensor]:
@@ -274,12 +288,7 @@ def optimizer_factory(
     def make(layer_name: str, parameters: Mapping[str, Tensor]) -> TorchLayerOptimizer:
         slots = {name: Parameter(parameters[name].detach(), requires_grad=False) for name in sorted(parameters)}
         groups = [
-            OptimizerGroup(
-                optimizer=inner_optimizer(specs[group], [slots[name] for name in names]),
-                names=names,
-                lr=specs[group].lr,
-                state_slots=state_slots(specs[group]),
-            )
+            _group(specs[group], names, [slots[name] for name in names])
             for group, names in route_layer(layer_name, parameters).items()
         ]
         return TorchLayerOptimizer(
@@ -287,7 +296,20 @@ def optimizer_factory(
             slots,
             groups=groups,
             schedule=schedule,
-            error_feedback=ErrorFeedback(spec.error_feedback, delay=delay),
+            error_feedback=ErrorFeedback(
+                spec.error_feedback, delay=delay, dtype=getattr(torch, spec.error_feedback_dtype)
+            ),
         )
 
     return make
+
+
+def _group(spec: GroupSpec, names: tuple[str, ...], slots: Sequence[Parameter]) -> OptimizerGroup:
+    optimizer = inner_optimizer(spec, slots)
+    return OptimizerGroup(
+        optimizer=optimizer,
+        names=names,
+        lr=spec.lr,
+        state_slots=state_slots(spec),
+        momentum=StoredMomentum(spec, optimizer),
+    )

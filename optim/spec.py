@@ -23,6 +23,8 @@ class GroupSpec:
     """Used by muon."""
     newton_schulz_steps: int = 5
     """Used by muon."""
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the running mean of the gradients between updates. Used by all; AdamW's second moment stays float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +35,26 @@ class OptimSpec:
     rest: GroupSpec = field(default_factory=lambda: GroupSpec(name="adamw"))
     error_feedback: float = 1.0
     """α of docs/numerics.md; 0 turns it off."""
+    error_feedback_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the last update between updates."""
     lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_batches: int = 20
 
 
 USED_SETTINGS: dict[str, frozenset[str]] = {
-    "muon": frozenset({"lr", "weight_decay", "momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}),
-    "adamw": frozenset({"lr", "weight_decay", "betas", "eps"}),
-    "lion": frozenset({"lr", "weight_decay", "betas"}),
-    "sgd": frozenset({"lr", "weight_decay", "momentum", "nesterov"}),
+    "muon": frozenset(
+        {
+            "lr",
+            "weight_decay",
+            "momentum",
+            "nesterov",
+            "newton_schulz_dtype",
+            "newton_schulz_steps",
+            "momentum_dtype",
+        }
+    ),
+    "adamw": frozenset({"lr", "weight_decay", "betas", "eps", "momentum_dtype"}),
+    "lion": frozenset({"lr", "weight_decay", "betas", "momentum_dtype"}),
+    "sgd": frozenset({"lr", "weight_decay", "momentum", "nesterov", "momentum_dtype"}),
 }
 """Settings of GroupSpec that each optimizer uses; others are refused when a job is read."""

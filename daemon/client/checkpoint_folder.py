@@ -26,7 +26,16 @@ MAX_DEPTH: Final = 3
 
 _BOUNDARY_FOLDER: Final = re.compile(r"(\d{8})-(\d{10})")
 
-SAME: Final = ("train.dtype", "train.schedule", "train.microbatches", "optim.matrices.name", "optim.rest.name")
+SAME: Final = (
+    "train.dtype",
+    "train.schedule",
+    "train.microbatches",
+    "optim.matrices.name",
+    "optim.rest.name",
+    "optim.matrices.momentum_dtype",
+    "optim.rest.momentum_dtype",
+    "optim.error_feedback_dtype",
+)
 """Settings, in addition to all of [model], that decide which tensors a state file has."""
 
 

@@ -14,7 +14,8 @@ from headway.stages.spec import ModelSpec, TrainSpec
 
 FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
-"""Number of fp32 buffers with the shape of a parameter, by optimizer."""
+"""Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
+DTYPE_BYTES: Final = {"float32": FP32_BYTES, "bfloat16": 2}
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
@@ -88,7 +89,7 @@ def hidden_bytes(spec: JobSpec) -> int:
 
 def element_bytes(train: TrainSpec) -> int:
     """Return the bytes of one weight or activation as the forward sees it."""
-    return 2 if train.dtype == "bfloat16" else FP32_BYTES
+    return DTYPE_BYTES[train.dtype]
 
 
 def _flops(device: Device, dtype: str, threads: int) -> float:
@@ -204,6 +205,11 @@ def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
     return FP32_BYTES * model.num_attention_heads * _tokens(train) * train.sequence_length
 
 
+def _slot_bytes(num_parameters: int, group: GroupSpec) -> int:
+    """Return the bytes of an optimizer's state for some parameters, without Error Feedback's."""
+    return num_parameters * (FP32_BYTES * (OPTIMIZER_SLOTS[group.name] - 1) + DTYPE_BYTES[group.momentum_dtype])
+
+
 def _cost(
     spec: JobSpec,
     name: str,
@@ -219,8 +225,9 @@ def _cost(
     # a block that keeps only its input recomputes its forward as the first part of its backward
     is_recomputed = train.recompute == "block" and kind_of_layer(name) == "block"
     backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
-    has_feedback = spec.optim.error_feedback * train.delay > 0
-    slots = sum(number * (OPTIMIZER_SLOTS[group.name] + has_feedback) for number, group in parts)
+    slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
+    if spec.optim.error_feedback * train.delay > 0:
+        slot_bytes += num_parameters * DTYPE_BYTES[spec.optim.error_feedback_dtype]
     master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
     set_bytes = element_bytes(train) * num_parameters
     live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
@@ -234,9 +241,9 @@ def _cost(
         update_flops=update_flops,
         update_dtype=spec.optim.matrices.newton_schulz_dtype,
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
-        update_bytes=2.0 * FP32_BYTES * (3 * num_parameters + 2 * slots),
-        state_bytes=live_bytes + FP32_BYTES * slots,
-        resident_bytes=master_bytes + 2 * set_bytes + FP32_BYTES * (slots + gradient_sets * num_parameters),
+        update_bytes=2.0 * (3 * FP32_BYTES * num_parameters + 2 * slot_bytes),
+        state_bytes=live_bytes + slot_bytes,
+        resident_bytes=master_bytes + 2 * set_bytes + slot_bytes + FP32_BYTES * gradient_sets * num_parameters,
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         passing_bytes=passing_bytes,

@@ -174,6 +174,8 @@ def _check_group(group: GroupSpec, name: str, source: str) -> None:
             _refuse(source, f"{key}.betas", f"each must be at least 0 and below 1, got {beta}")
     if group.name == "sgd" and group.nesterov and group.momentum == 0:
         _refuse(source, f"{key}.nesterov", "needs a momentum above 0; set nesterov = false")
+    if group.name == "sgd" and group.momentum_dtype != "float32" and group.momentum == 0:
+        _refuse(source, f"{key}.momentum_dtype", "sgd has no momentum here; leave it out")
 
 
 def _check_placement(spec: JobSpec, source: str) -> None:

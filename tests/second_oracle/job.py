@@ -63,6 +63,7 @@ class Group:
     eps: float
     newton_schulz_dtype: str
     newton_schulz_steps: int
+    momentum_dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class Job:
     matrices: Group
     rest: Group
     error_feedback: float
+    error_feedback_dtype: str
     lr_schedule: str
     warmup_batches: int
 
@@ -94,6 +96,7 @@ def read_job(text: str) -> Job:
         matrices=Group(**_known(Group, {**settings, **optim["matrices"]})),
         rest=Group(**_known(Group, {**settings, **optim["rest"]})),
         error_feedback=optim["error_feedback"],
+        error_feedback_dtype=optim["error_feedback_dtype"],
         lr_schedule=optim["lr_schedule"],
         warmup_batches=optim["warmup_batches"],
     )

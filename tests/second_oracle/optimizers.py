@@ -20,6 +20,10 @@ class Optimizer(ABC):
         self.second = torch.zeros_like(weight)
         self.num_updates = 0
 
+    def remembered(self) -> None:
+        """Round the first buffer to the dtype in which it waits for the next update."""
+        self.first = self.first.to(getattr(torch, self.group.momentum_dtype)).float()
+
     @abstractmethod
     def updated(self, weight: Tensor, gradient: Tensor, *, lr: float) -> Tensor:
         """The weight after the next update, in a new tensor. `lr` is the rate of this update."""

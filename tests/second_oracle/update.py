@@ -19,7 +19,10 @@ class Update:
             for name, weight in parameters.items():
                 group = job.matrices if layer.startswith("block.") and weight.dim() == 2 else job.rest
                 optimizer = OPTIMIZERS[group.name](group, weight)
-                self.parameters[layer, name] = (optimizer, ErrorFeedback(job.error_feedback, job.train.delay))
+                self.parameters[layer, name] = (
+                    optimizer,
+                    ErrorFeedback(job.error_feedback, job.train.delay, job.error_feedback_dtype),
+                )
 
     def __call__(self, b: int, weights: Weights, gradient: Weights) -> Weights:
         """W_{b+1} from W_b, all in float32."""
@@ -34,4 +37,5 @@ class Update:
     def _one(self, layer: str, name: str, weight: Tensor, gradient: Weights, rate: float) -> Tensor:
         optimizer, feedback = self.parameters[layer, name]
         inner = optimizer.updated(weight, gradient[layer][name], lr=optimizer.group.lr * rate)
+        optimizer.remembered()
         return feedback.corrected(weight, inner)

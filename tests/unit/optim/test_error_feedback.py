@@ -27,7 +27,7 @@ def test_bits_are_those_of_three_rounded_operations(alpha: float) -> None:
 
 def test_alpha_one_is_prediction_with_the_last_update() -> None:
     """Telescoped in float64: with Y_{b+1} = Y_b − δ_b, W_{b+1} = Y_{b+1} − δ_b + δ_0."""
-    feedback = ErrorFeedback(1.0, delay=1)
+    feedback = ErrorFeedback(1.0, delay=1, dtype=torch.float64)
     weight = torch.randn(20, dtype=torch.float64)
     y, first = weight.clone(), torch.zeros(20, dtype=torch.float64)
     for b in range(10):

@@ -23,14 +23,24 @@ INNER = {
     "lion": GroupSpec(name="lion", lr=0.01),
     "sgd": GroupSpec(name="sgd", lr=0.05),
     "plain sgd": GroupSpec(name="sgd", lr=0.05, momentum=0.0),
+    "narrow-muon": GroupSpec(name="muon", lr=0.02, momentum_dtype="bfloat16"),
+    "narrow-lion": GroupSpec(name="lion", lr=0.01, momentum_dtype="bfloat16"),
+    "narrow-sgd": GroupSpec(name="sgd", lr=0.05, momentum_dtype="bfloat16"),
 }
+MOMENTUM = ("momentum_buffer", "exp_avg")
 Parameters = dict[str, Tensor]
 
 
 def spec_of(name: str, *, alpha: float = 1.0) -> OptimSpec:
-    """A job's [optim] with this optimizer for the matrices and, but for Muon, for the rest."""
-    rest = INNER["adamw"] if name == "muon" else INNER[name]
-    return OptimSpec(matrices=INNER[name], rest=rest, error_feedback=alpha, lr_schedule="cosine", warmup_batches=3)
+    """A job's [optim] with this optimizer for the matrices and, but for Muon, for the rest; narrow: all in bfloat16."""
+    return OptimSpec(
+        matrices=INNER[name],
+        rest=replace(INNER["adamw"], momentum_dtype=INNER[name].momentum_dtype) if "muon" in name else INNER[name],
+        error_feedback=alpha,
+        error_feedback_dtype=INNER[name].momentum_dtype,
+        lr_schedule="cosine",
+        warmup_batches=3,
+    )
 
 
 def make(spec: OptimSpec, parameters: Mapping[str, Tensor], *, delay: int = 1) -> TorchLayerOptimizer:
@@ -61,6 +71,11 @@ def train(
     return versions
 
 
+def rounded(tensor: Tensor, dtype: str) -> Tensor:
+    """Values as a buffer of a dtype remembers them, in fp32."""
+    return tensor.to(getattr(torch, dtype)).float()
+
+
 def plain_loop(spec: OptimSpec, start: Parameters, *, delay: int) -> list[Parameters]:
     """One set of Parameters, one torch optimizer a group, the schedule written out, Error Feedback in numpy."""
     parameters = {name: Parameter(tensor.clone()) for name, tensor in start.items()}
@@ -81,12 +96,15 @@ def plain_loop(spec: OptimSpec, start: Parameters, *, delay: int) -> list[Parame
         for group_spec, optimizer in groups:
             optimizer.param_groups[0]["lr"] = group_spec.lr * float(factor)
             optimizer.step()
+            for state in optimizer.state.values():
+                for slot in set(MOMENTUM) & set(state):
+                    state[slot] = rounded(state[slot], group_spec.momentum_dtype)
         for name, parameter in parameters.items():
             delta = before[name] - parameter.detach().numpy()
             if c != 0 and b > 0:
                 corrected = parameter.detach().numpy() - c * (delta - deltas[name])
                 parameter.data.copy_(torch.from_numpy(corrected))
-            deltas[name] = delta
+            deltas[name] = rounded(torch.from_numpy(delta), spec.error_feedback_dtype).numpy()
         versions.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
     return versions
 
@@ -337,3 +355,30 @@ def test_rates_of_the_groups_are_their_own() -> None:
     [version] = train(make(spec, start), start, last=1)
     moved = {parameter for parameter in SHAPES if not torch.equal(version[parameter], start[parameter])}
     assert moved == {"up.weight", "down.weight"}
+
+
+@pytest.mark.parametrize("name", [name for name in INNER if name.startswith("narrow")])
+def test_a_narrow_state_takes_half_the_bytes(name: str) -> None:
+    """Momentum and Error Feedback in bfloat16, AdamW's second moment in fp32; buffers stay where they are."""
+    start = draw(0)
+    optimizer = make(spec_of(name), start)
+    versions = train(optimizer, start, last=2)
+    state = optimizer.state()
+    for key, tensor in state.items():
+        assert tensor.dtype == (torch.float32 if key.startswith("exp_avg_sq") else torch.bfloat16), key
+    places = {key: tensor.data_ptr() for key, tensor in state.items()}
+    train(optimizer, versions[-1], first=2, last=4)
+    assert {key: tensor.data_ptr() for key, tensor in optimizer.state().items()} == places
+
+
+@pytest.mark.parametrize("slot", ["momentum_buffer/up.weight", "error_feedback/up.weight", "exp_avg/norm.weight"])
+def test_state_of_another_dtype_is_refused(slot: str) -> None:
+    """A float32 buffer for a job whose state is bfloat16, and the other way round → ValueError, and nothing is lost."""
+    start = draw(0)
+    for name, other in (("muon", torch.bfloat16), ("narrow-muon", torch.float32)):
+        optimizer = make(spec_of(name), start)
+        train(optimizer, start, last=1)
+        held = copies(optimizer.state())
+        with pytest.raises(ValueError, match=f"{slot} is {other}"):
+            optimizer.load_state(held | {slot: held[slot].to(other)})
+        assert_same(optimizer.state(), held)

@@ -31,6 +31,10 @@ COARSE_MUON = (
 )
 ADAMW = '{ name = "adamw", lr = 3e-3, betas = [0.8, 0.99], eps = 1e-6, weight_decay = 0.3 }'
 LION = '{ name = "lion", lr = 1e-3, betas = [0.9, 0.99] }'
+NARROW_MUON = '{ name = "muon", lr = 1e-2, momentum_dtype = "bfloat16" }'
+NARROW_ADAMW = '{ name = "adamw", lr = 3e-3, momentum_dtype = "bfloat16" }'
+NARROW_LION = '{ name = "lion", lr = 1e-3, momentum_dtype = "bfloat16" }'
+NARROW_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.8, momentum_dtype = "bfloat16" }'
 SGD = '{ name = "sgd", lr = 0.1, momentum = 0.8 }'
 PLAIN_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.0, nesterov = false, weight_decay = 0.0 }'
 HEAVY_BALL = '{ name = "sgd", lr = 0.1, momentum = 0.9, nesterov = false, weight_decay = 0.01 }'
@@ -74,6 +78,11 @@ JOBS = {
     ),
     "int8": job_file('wire = "int8"\nreduction_groups = 2'),
     "int8 without feedback, bfloat16": job_file('wire = "int8"\nwire_feedback = false\ndtype = "bfloat16"'),
+    "momentum in bfloat16": job_file(optim=f"matrices = {NARROW_MUON}\nrest = {NARROW_ADAMW}"),
+    "error feedback in bfloat16": job_file(optim='error_feedback_dtype = "bfloat16"'),
+    "everything in bfloat16": job_file(
+        'dtype = "bfloat16"', f'matrices = {NARROW_LION}\nrest = {NARROW_SGD}\nerror_feedback_dtype = "bfloat16"'
+    ),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
 }
 SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
@@ -87,7 +96,7 @@ def drawn_job(number: int) -> str:
     draw = Random(number)
     heads = draw.choice([1, 2, 4])
     m = draw.randint(1, 6)
-    group = [MUON, COARSE_MUON, ADAMW, LION, SGD, PLAIN_SGD, HEAVY_BALL]
+    group = [MUON, COARSE_MUON, NARROW_MUON, ADAMW, NARROW_ADAMW, LION, NARROW_LION, SGD, PLAIN_SGD, HEAVY_BALL]
     train = f"""
 schedule = "{draw.choice(["2bw", "2bw", "1f1b", "gpipe"])}"
 dtype = "{draw.choice(["float32", "float32", "bfloat16"])}"
@@ -102,7 +111,8 @@ attention_backend = "{draw.choice(["auto", "math", "flash"])}"
 """
     optim = f"""
 matrices = {draw.choice(group)}
-rest = {draw.choice(group[2:])}
+rest = {draw.choice(group[3:])}
+error_feedback_dtype = "{draw.choice(["float32", "bfloat16"])}"
 error_feedback = {draw.choice([0.0, 0.3, 1.0, 1.5])}
 lr_schedule = "{draw.choice(["constant", "cosine", "wsd"])}"
 warmup_batches = {draw.randint(0, 12)}

@@ -34,7 +34,8 @@ REFUSED = {
     "group without a name": (NAMED + "[optim]\nrest = { lr = 0.1 }", "job.toml:optim.rest: `name` is missing"),
     "setting of another optimizer": (
         NAMED + '[optim]\nmatrices = { name = "adamw", momentum = 0.9 }',
-        "optim.matrices.momentum: adamw does not use `momentum`; leave it out (it uses betas, eps, lr, weight_decay)",
+        "optim.matrices.momentum: adamw does not use `momentum`; leave it out "
+        "(it uses betas, eps, lr, momentum_dtype, weight_decay)",
     ),
     "muon for the rest": (NAMED + '[optim]\nrest = { name = "muon" }', "optim.rest.name: muon takes 2-D weights"),
     "beta of one": (
@@ -53,6 +54,10 @@ REFUSED = {
     "negative decay": (
         NAMED + '[optim]\nrest = { name = "sgd", weight_decay = -1 }',
         "optim.rest.weight_decay: must be",
+    ),
+    "dtype of a momentum that is not there": (
+        NAMED + '[optim]\nrest = { name = "sgd", momentum = 0.0, nesterov = false, momentum_dtype = "bfloat16" }',
+        "optim.rest.momentum_dtype: sgd has no momentum here; leave it out",
     ),
     "negative error feedback": (NAMED + "[optim]\nerror_feedback = -1.0", "optim.error_feedback: must be at least 0"),
     "heads that do not divide": (

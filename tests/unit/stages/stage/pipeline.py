@@ -50,6 +50,13 @@ MODEL = ModelSpec(
 )
 TRAIN = TrainSpec(schedule="2bw", batches=4, microbatches=4, microbatch_size=2, sequence_length=8)
 EF = OptimSpec(warmup_batches=2)
+NARROW = OptimSpec(
+    matrices=GroupSpec(name="muon", momentum_dtype="bfloat16"),
+    rest=GroupSpec(name="adamw", momentum_dtype="bfloat16"),
+    error_feedback_dtype="bfloat16",
+    warmup_batches=2,
+)
+"""Momentum and Error Feedback in bfloat16."""
 ADAMW = OptimSpec(matrices=GroupSpec(name="adamw"), error_feedback=0.0, lr_schedule="wsd", warmup_batches=1)
 
 

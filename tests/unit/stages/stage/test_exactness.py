@@ -17,6 +17,7 @@ from headway.stages.state.layer_state import LayerState
 from tests.unit.stages.stage.pipeline import (
     ADAMW,
     EF,
+    NARROW,
     CountingTokens,
     Pipeline,
     Trace,
@@ -53,6 +54,7 @@ JOBS = {
     ),
     "2bw, AdamW, clip, 3 groups": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.05), ADAMW),
     "2bw, bfloat16": make_job(with_train(dtype="bfloat16"), EF),
+    "2bw, narrow optimizer, bfloat16": make_job(with_train(dtype="bfloat16"), NARROW),
     "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
     "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
     "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),
@@ -78,6 +80,7 @@ def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, num_stages: int) ->
     [
         ("2bw", "float32", EF, 3, 2),
         ("2bw", "bfloat16", EF, 1, 5),
+        ("2bw", "bfloat16", NARROW, 2, 3),
         ("2bw", "float32", ADAMW, 2, 3),
         ("1f1b", "float32", ADAMW, 5, 1),
     ],
