@@ -349,7 +349,7 @@ class Progress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed", "layers", "peak_bytes", "num_samples", "replan_s", "device_speed", "steps", "expected_s", "awaited_worker", "broken_links")
+    __slots__ = ("job", "generation", "operations", "runnable", "batch", "waiting_for", "typical_s", "seconds", "num_replayed", "num_resumed", "layers", "peak_bytes", "num_samples", "replan_s", "device_speed", "steps", "expected_s", "awaited_worker", "broken_links", "device_bfloat16_speed")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class Heartbeat(_message.Message):
     EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
     AWAITED_WORKER_FIELD_NUMBER: _ClassVar[int]
     BROKEN_LINKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BFLOAT16_SPEED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     operations: int
@@ -402,7 +403,8 @@ class Heartbeat(_message.Message):
     expected_s: float
     awaited_worker: int
     broken_links: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ..., device_speed: _Optional[float] = ..., steps: _Optional[int] = ..., expected_s: _Optional[float] = ..., awaited_worker: _Optional[int] = ..., broken_links: _Optional[_Iterable[int]] = ...) -> None: ...
+    device_bfloat16_speed: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., operations: _Optional[int] = ..., runnable: _Optional[bool] = ..., batch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., typical_s: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., num_replayed: _Optional[int] = ..., num_resumed: _Optional[int] = ..., layers: _Optional[_Mapping[str, LayerSeconds]] = ..., peak_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., replan_s: _Optional[float] = ..., device_speed: _Optional[float] = ..., steps: _Optional[int] = ..., expected_s: _Optional[float] = ..., awaited_worker: _Optional[int] = ..., broken_links: _Optional[_Iterable[int]] = ..., device_bfloat16_speed: _Optional[float] = ...) -> None: ...
 
 class LayerSeconds(_message.Message):
     __slots__ = ("forward_s", "backward_s", "update_s", "spread")

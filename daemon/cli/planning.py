@@ -79,6 +79,7 @@ def plan(
     from headway.daemon.jobs.job_file import read_job
     from headway.daemon.preview.preview import equal_nodes, preview
     from headway.daemon.results.pipeline_picture import check_drawing
+    from headway.daemon.situation.outlook import as_fast_as_their_like
 
     if nodes and nodes_file is not None:
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
@@ -96,7 +97,7 @@ def plan(
     elif _is_any_cluster(etcd, cluster):
 
         async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
-            return tuple((await session.view()).nodes.values())
+            return tuple(as_fast_as_their_like((await session.view()).nodes.values()).values())
 
         records = with_cluster(etcd, certs, cluster, work)
     else:

@@ -132,7 +132,7 @@ class StageCosts:
 
         num_stages: this stage and those after it. [first, end], each of num_layers + 1
         """
-        workers = [(self.pace_of(slot), slot.device.memory_bytes, slot.host_memory_bytes) for slot in run]
+        workers = [(self.pace_of(slot), slot.device.usable_bytes, slot.host_memory_bytes) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
         key = (

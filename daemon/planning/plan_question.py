@@ -147,7 +147,7 @@ def _key(slot: DeviceSlot) -> tuple[str, str, int]:
 
 
 def _unmeasured(slot: DeviceSlot) -> DeviceSlot:
-    return replace(slot, device=replace(slot.device, speed=1.0))
+    return replace(slot, device=replace(slot.device, speed=1.0, bfloat16_speed=0.0))
 
 
 def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:

@@ -24,6 +24,7 @@ MOST_DEVICES: Final = 1024
 """Maximum number of devices of one machine."""
 MOST_IN_ALL: Final = 100_000
 """Maximum number of devices of all machines."""
+RATES: Final = ("tflops", "float32_tflops", "bfloat16_tflops")
 LEAST: Final = 1e-6
 MOST: Final = 1e9
 """Maximum of every number, so that no computed result overflows."""
@@ -45,6 +46,12 @@ class DeviceEntry:
     """Speed relative to the device of the estimates; 0: 1.0, or derived from `tflops`."""
     tflops: float = 0.0
     """10¹² operations a second of its matrix products in the job's dtype; 0: `speed` gives the rate."""
+    float32_tflops: float = 0.0
+    """The same in float32, whatever the job's dtype; 0: as fast, relative to the device of the estimates, as in
+    bfloat16.
+    """
+    bfloat16_tflops: float = 0.0
+    """The same in bfloat16; 0: as fast, relatively, as in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +150,8 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             model=device.model,
             memory_bytes=round(device.memory_gb * GB),
             reserve_bytes=_reserve(device),
-            speed=_speed(device, train),
+            speed=_speed(device, train, "float32"),
+            bfloat16_speed=_speed(device, train, "bfloat16"),
             arithmetic_class=_class(device),
         )
         for index, device in enumerate(each)
@@ -171,12 +179,16 @@ def _class(device: DeviceEntry) -> str:
     return device.model or f"any {device.kind}"
 
 
-def _speed(device: DeviceEntry, train: TrainSpec) -> float:
-    if not device.tflops:
+def _speed(device: DeviceEntry, train: TrainSpec, dtype: str) -> float:
+    """Return the speed of a dtype's products: from its own rate, from the other dtype's, or as `speed` says."""
+    rates = {"float32": device.float32_tflops, "bfloat16": device.bfloat16_tflops}
+    if not any(rates.values()):
+        rates[train.dtype] = device.tflops
+    known = dtype if rates[dtype] else next((name for name, rate in rates.items() if rate), "")
+    if not known:
         return device.speed or 1.0
-    is_cuda = device.kind == "cuda"
-    reference = CUDA_FLOPS[train.dtype] if is_cuda else CPU_FLOPS_PER_THREAD[train.dtype] * train.threads
-    return device.tflops * 1e12 / reference
+    reference = CUDA_FLOPS[known] if device.kind == "cuda" else CPU_FLOPS_PER_THREAD[known] * train.threads
+    return rates[known] * 1e12 / reference
 
 
 def _check_nodes(found: NodesFile, source: str) -> None:
@@ -214,13 +226,20 @@ def _check_devices(entry: NodeEntry, place: str) -> int:
         if num_devices > MOST_DEVICES:
             what = f"no machine has more than {MOST_DEVICES} devices, this has {num_devices}"
             raise ConfigError(what, f"{own}.count")
-        for key in ("memory_gb", "speed", "tflops"):
+        for key in ("memory_gb", "speed", *RATES):
             told = getattr(device, key)
             _within(told, 0, f"{own}.{key}")
             if 0 < told < LEAST:
                 raise ConfigError(f"must be 0 or at least {LEAST:g}, is {told}", f"{own}.{key}")
-        if device.speed and device.tflops:
-            raise ConfigError("excludes `speed`; give one of the two", f"{own}.tflops")
+        _within(device.reserve_gib or 0.0, 0, f"{own}.reserve_gib")
+        for key in RATES:
+            if device.speed and getattr(device, key):
+                raise ConfigError("excludes `speed`; give one of the two", f"{own}.{key}")
+        for key in RATES[1:]:
+            if device.tflops and getattr(device, key):
+                raise ConfigError(
+                    "excludes `tflops`, which is for the job's dtype; give one of the two", f"{own}.{key}"
+                )
     return num_devices
 
 

@@ -52,6 +52,14 @@ class GoodputRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpeed:
+    """Relative speeds of a device's matrix products, by dtype, as in Device; 0: not measured."""
+
+    float32: float = 0.0
+    bfloat16: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
     """Times of one layer on a device, as medians of the newest samples."""
 

@@ -19,7 +19,7 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.measurements import ProfileRecord
+from headway.daemon.records.measurements import DeviceSpeed, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
@@ -48,23 +48,27 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
-    """Return nodes by name. All devices of one model count as fast as the fastest of them.
+    """Return nodes by name. All devices of one model count as fast as the fastest of them, in each dtype.
 
     Benchmark differences between devices of one model are noise. A truly slower device shows in its layers' times.
 
     """
     found = {node.name: node for node in nodes}
-    fastest: dict[tuple[str, str], float] = {}
+    fastest: dict[tuple[str, str], DeviceSpeed] = {}
     for node in found.values():
         for device in node.devices:
             key = (device.kind, device.model)
-            fastest[key] = max(device.speed, fastest.get(key, 0.0))
+            best = fastest.get(key, DeviceSpeed())
+            fastest[key] = DeviceSpeed(
+                float32=max(device.speed, best.float32), bfloat16=max(device.bfloat16_speed, best.bfloat16)
+            )
     return {
         name: replace(
             node,
             devices=tuple(
-                replace(device, speed=fastest[device.kind, device.model]) if device.model else device
+                replace(device, speed=like.float32, bfloat16_speed=like.bfloat16) if device.model else device
                 for device in node.devices
+                for like in [fastest[device.kind, device.model]]
             ),
         )
         for name, node in found.items()

@@ -3,6 +3,7 @@
 import structlog
 import torch
 
+from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.session import OrderRefusedError
 from headway.stages.stage.allocator import release_freed_memory
@@ -19,8 +20,8 @@ class WorkerDevice:
         self._num_sharers = num_sharers
         self.is_to_be_measured = is_to_be_measured
         """True if its speed is not known yet."""
-        self.speed = 0.0
-        """Relative speed, once it was measured."""
+        self.speed = DeviceSpeed()
+        """Relative speeds, once they were measured."""
         self._index: int | None = None
         self._device = torch.device("cpu")
 
@@ -47,7 +48,7 @@ class WorkerDevice:
         return self._device
 
     def measure(self) -> None:
-        """Measure its speed in a fraction of a second, once. If that fails, the speed stays unknown."""
+        """Measure its speed in less than a second, once. If that fails, the speed stays unknown."""
         self.is_to_be_measured = False
         try:
             self.speed = measure_speed(self._device)
@@ -56,7 +57,12 @@ class WorkerDevice:
             return
         finally:
             self.release_memory()
-        log.info("device_measured", device=str(self._device), speed=round(self.speed, 3))
+        log.info(
+            "device_measured",
+            device=str(self._device),
+            speed=round(self.speed.float32, 3),
+            bfloat16_speed=round(self.speed.bfloat16, 3),
+        )
 
     def release_memory(self) -> None:
         """Give freed memory back: the device's to the device, the host's to the kernel."""

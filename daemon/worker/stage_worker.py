@@ -136,7 +136,12 @@ class StageWorker:
         """Return what this worker is doing now."""
         self._output.rotate()
         session, run, goodput = self._session, self._run, self._goodput
-        beat = Heartbeat(job=session.job, generation=session.generation, device_speed=self._device.speed)
+        beat = Heartbeat(
+            job=session.job,
+            generation=session.generation,
+            device_speed=self._device.speed.float32,
+            device_bfloat16_speed=self._device.speed.bfloat16,
+        )
         if session.job:
             beat.typical_s, beat.num_replayed = self._records.typical_s, goodput.num_replayed
             beat.replan_s = goodput.replan_s

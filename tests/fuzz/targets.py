@@ -102,7 +102,9 @@ def nodes_file(data: bytes) -> None:
         found = parse_nodes(data.decode(errors="surrogateescape"), "nodes.toml")
     except ConfigError:
         return
-    assert all(isfinite(device.speed) for node in found.records(TRAIN) for device in node.devices)
+    devices = [device for node in found.records(TRAIN) for device in node.devices]
+    assert all(isfinite(device.speed) and isfinite(device.bfloat16_speed) for device in devices)
+    assert all(0 <= device.reserve_bytes <= device.memory_bytes for device in devices)
     assert 0 < found.link_assumptions().slowest_bytes_per_s < inf
 
 

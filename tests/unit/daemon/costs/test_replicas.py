@@ -2,13 +2,18 @@
 
 import itertools
 import random
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
 
-from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.connections import LinkAssumptions, Links
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.replica_shares import best_shares, group_ends, interleaved, least_seconds
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.preview.plan_simulation import forecast
@@ -47,6 +52,16 @@ def test_memory_limits_a_share() -> None:
     assert best_shares([0.1, 1.0], [0.0, 0.0], [1, 4], ends) == (1, 3)
     with pytest.raises(ValueError, match="do not fit"):
         best_shares([0.1, 1.0], [0.0, 0.0], [1, 2], ends)
+
+
+def test_a_reserve_limits_a_device_of_as_much_memory() -> None:
+    """Two cards of one size, one with more in reserve: a stage that fits on the first does not fit on the other."""
+    spec = job(num_blocks=4)
+    roomy = node("a", memory_bytes=1 << 30)
+    tight = replace(roomy, devices=(replace(roomy.devices[0], reserve_bytes=(1 << 30) - 1024),))
+    slots = [DeviceSlot.of(each, 0) for each in (roomy, tight)]
+    costs = StageCosts(spec, slots, Profiles(), Links(LinkAssumptions(), Profiles(), frozenset()))
+    assert [float(costs.run_seconds((slot,), 1)[0, costs.num_layers]) < inf for slot in slots] == [True, False]
 
 
 def test_a_plan_says_which_groups_each_replica_has() -> None:

@@ -137,7 +137,7 @@ def fits(
     needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
     needed += max(cost.passing_bytes for cost in costs)
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
-    limit = node.devices[0].memory_bytes
+    limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
 
 

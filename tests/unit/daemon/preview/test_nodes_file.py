@@ -29,7 +29,8 @@ def test_the_example_is_what_it_says() -> None:
     nodes = {node.name: node for node in found.records(TRAIN)}
     assert list(nodes) == ["berlin-1", "berlin-2", "paris", "attic"]
     assert [device.index for device in nodes["paris"].devices] == [0, 1]
-    assert nodes["paris"].devices[0].speed == pytest.approx(400e12 / CUDA_FLOPS["bfloat16"])
+    assert nodes["paris"].devices[0].bfloat16_speed == pytest.approx(400e12 / CUDA_FLOPS["bfloat16"])
+    assert nodes["paris"].devices[0].speed == pytest.approx(45e12 / CUDA_FLOPS["float32"])
     assert (nodes["berlin-2"].devices[0].memory_bytes, nodes["berlin-2"].memory_bytes) == (48 * GB, 128 * GB)
     assert (nodes["attic"].devices[0].kind, nodes["attic"].memory_bytes) == ("cpu", 0)
     assert nodes["berlin-1"].arithmetic_class == nodes["berlin-2"].arithmetic_class != nodes["paris"].arithmetic_class
@@ -47,6 +48,13 @@ def test_a_cpu_has_its_threads() -> None:
     """`tflops` of a CPU are of all threads that the job gives a worker."""
     found = read(NODE + '[[nodes.devices]]\nkind = "cpu"\ntflops = 1.2\n')
     assert found.records(TRAIN)[0].devices[0].speed == pytest.approx(1.2e12 / (2 * CPU_FLOPS_PER_THREAD["bfloat16"]))
+
+
+def test_a_rate_of_one_dtype_alone_counts_for_the_other_relatively() -> None:
+    """Nobody says how fast the other is: it is as much faster than the device of the estimates."""
+    for key in ("tflops", "bfloat16_tflops"):
+        device = read(NODE + f'[[nodes.devices]]\nkind = "cuda"\n{key} = 600.0\n').records(TRAIN)[0].devices[0]
+        assert (device.speed, device.bfloat16_speed) == (2.0, 2.0)
 
 
 def test_links_are_known_by_their_sites_either_way_round() -> None:

@@ -1,6 +1,7 @@
 """A node's device speeds: measured once, remembered, reported in steps."""
 
 import asyncio
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,11 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.daemon.costs.layer_costs import CPU_BYTES_PER_S
+from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.situation.outlook import as_fast_as_their_like
+from headway.daemon.telemetry import device_speeds
 from headway.daemon.telemetry.device_speeds import FILE, DeviceSpeeds, stepped
-from headway.daemon.worker.benchmark import measure_speed, speed
+from headway.daemon.worker import benchmark
+from headway.daemon.worker.benchmark import flops_per_s, measure_speed, speed
 from headway.proto.control_pb2 import Heartbeat
+from tests.unit.daemon.planning.clusters import job, node, planned
 
 DEVICE = Device(kind="cpu", model="fast one")
 
@@ -31,26 +37,102 @@ def test_products_weigh_more_than_memory() -> None:
 
 
 def test_a_benchmark_is_quick_and_says_something() -> None:
-    """On one thread, as in a worker: within a factor of twenty of the reference on anything that runs this test."""
+    """On one thread, as in a worker: within a factor of twenty of the reference on anything that runs this test.
+
+    A CPU that emulates bfloat16 is slower than that in it, and still has a number.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert 0.05 < measure_speed(torch.device("cpu")) < 20.0
+        measured = measure_speed(torch.device("cpu"))
     finally:
         torch.set_num_threads(before)
+    assert 0.05 < measured.float32 < 20.0
+    assert 0.001 < measured.bfloat16 < 20.0
 
 
-async def test_what_a_worker_measured_is_told_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flops", "sizes"), [(50e9, [64, 256]), (0.1e9, [64])])
+def test_a_product_that_would_take_too_long_is_estimated(flops: float, sizes: list[int]) -> None:
+    """The smaller product comes first: at 0.1 GFLOP/s one of 256 rows would take 0.34 s, and is left out."""
+    asked: list[int] = []
+
+    def seconds_of(size: int, within_s: float) -> float:
+        asked.append(size)
+        assert (within_s > 0) is (size == 256)
+        return 2.0 * size**3 / flops
+
+    rate, size = flops_per_s(seconds_of, 256)
+    assert rate == pytest.approx(flops)
+    assert (asked, size) == (sizes, sizes[-1])
+
+
+def test_a_device_that_lacks_a_dtype_has_no_speed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old card refuses products in bfloat16: its float32 speed is known all the same."""
+
+    def products(_: torch.device, dtype: torch.dtype) -> float:
+        if dtype is torch.bfloat16:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return 2.0
+
+    monkeypatch.setattr(benchmark, "_products", products)
+    monkeypatch.setattr(benchmark, "_bytes_per_s", lambda _: CPU_BYTES_PER_S)
+    assert measure_speed(torch.device("cpu")) == DeviceSpeed(float32=speed(2.0, 1.0), bfloat16=0.0)
+
+
+async def test_what_a_worker_measured_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat has it → the device has it, and so it is after a restart; another torch is measured anew."""
+    monkeypatch.setattr(device_speeds, "PERIOD_S", 0.0)
     speeds = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
     assert not speeds.knows(DEVICE)
     told: list[tuple[Device, ...]] = []
-    beats = {0: Heartbeat(device_speed=2.02)}
+    beats = {0: Heartbeat(device_speed=2.02, device_bfloat16_speed=0.31)}
     await asyncio.wait_for(speeds.follow([DEVICE], lambda: beats, told.append), timeout=30)
-    assert told == [(replace(DEVICE, speed=stepped(2.02)),)]
+    assert told == [(replace(DEVICE, speed=stepped(2.02), bfloat16_speed=stepped(0.31)),)]
     again = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
     assert again.of([DEVICE]) == told[0]
     assert not DeviceSpeeds(tmp_path, arithmetic_class="torch two").knows(DEVICE)
+
+
+def test_a_file_of_float32_alone_counts_until_bfloat16_is_measured(tmp_path: Path) -> None:
+    """An earlier version wrote it. The next measurement has both; a worker that lacks one dtype tells no news twice."""
+    (tmp_path / FILE).write_text(json.dumps({"cpu fast one torch one": 2.144}))
+    speeds = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
+    assert speeds.of([DEVICE]) == (replace(DEVICE, speed=2.144),)
+    assert not speeds.knows(DEVICE)
+    assert speeds.learn(DEVICE, DeviceSpeed(float32=1.0))
+    assert not speeds.learn(DEVICE, DeviceSpeed(float32=1.2))
+    assert not speeds.knows(DEVICE)
+    assert speeds.learn(DEVICE, DeviceSpeed(float32=1.2, bfloat16=0.5))
+    assert speeds.knows(DEVICE)
+    assert speeds.of([DEVICE]) == (replace(DEVICE, speed=1.0, bfloat16_speed=stepped(0.5)),)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 4090 has the float32 of an H100 and a quarter of its bfloat16: most layers are where the job runs faster."""
+    monkeypatch.setattr(device_speeds, "PERIOD_S", 0.0)
+    measured = {
+        "NVIDIA GeForce RTX 4090": DeviceSpeed(float32=1.9, bfloat16=0.5),
+        "NVIDIA H100": DeviceSpeed(float32=1.4, bfloat16=2.0),
+    }
+    nodes = []
+    for name, (model, measure) in zip("ab", measured.items(), strict=True):
+        device = Device(kind="cuda", model=model)
+        speeds = DeviceSpeeds(tmp_path, arithmetic_class=name)
+        beat = Heartbeat(device_speed=measure.float32, device_bfloat16_speed=measure.bfloat16)
+        told: list[tuple[Device, ...]] = []
+        asyncio.run(_told_once(speeds, device, beat, told))
+        nodes.append(replace(node(name), devices=told[0]))
+    found = as_fast_as_their_like(nodes).values()
+    plan = planned(job(num_blocks=24, dtype=dtype, sequence_length=512), found)
+    layers = {stage.node: len(stage.layers) for stage in plan.stages}
+    assert (layers.get("a", 0) > layers.get("b", 0)) is (dtype == "float32")
+
+
+async def _told_once(speeds: DeviceSpeeds, device: Device, beat: Heartbeat, told: list[tuple[Device, ...]]) -> None:
+    await asyncio.wait_for(speeds.follow([device], lambda: {0: beat}, told.append), timeout=30)
 
 
 def test_a_damaged_file_is_measured_anew(tmp_path: Path) -> None:
@@ -60,18 +142,14 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path) -> None:
 
 
 def test_devices_of_one_model_are_as_fast_as_the_fastest_of_them() -> None:
-    def node(name: str, model: str, speed: float) -> NodeRecord:
-        return NodeRecord(
-            name=name,
-            incarnation="",
-            address="",
-            host="",
-            site="",
-            devices=(Device(kind="cpu", model=model, speed=speed),),
-            memory_bytes=0,
-            arithmetic_class="",
-        )
+    """In each dtype; a model that does not name itself is like no other."""
 
-    nodes = [node("a", "x", 1.0), node("b", "x", 1.1), node("c", "y", 0.5), node("d", "", 0.7), node("e", "", 2.0)]
-    speeds = {name: found.devices[0].speed for name, found in as_fast_as_their_like(nodes).items()}
-    assert speeds == {"a": 1.1, "b": 1.1, "c": 0.5, "d": 0.7, "e": 2.0}
+    def of(name: str, model: str, speed: float, bfloat16_speed: float) -> NodeRecord:
+        device = Device(kind="cpu", model=model, speed=speed, bfloat16_speed=bfloat16_speed)
+        return replace(node(name), devices=(device,))
+
+    nodes = [of("a", "x", 1.0, 2.0), of("b", "x", 1.1, 0.0), of("c", "y", 0.5, 0.0), of("d", "", 0.7, 0.1)]
+    nodes.append(of("e", "", 2.0, 3.0))
+    found = {name: each.devices[0] for name, each in as_fast_as_their_like(nodes).items()}
+    speeds = {name: (device.speed, device.bfloat16_speed) for name, device in found.items()}
+    assert speeds == {"a": (1.1, 2.0), "b": (1.1, 2.0), "c": (0.5, 0.0), "d": (0.7, 0.1), "e": (2.0, 3.0)}

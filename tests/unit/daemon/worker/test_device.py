@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker import device as module
 from headway.daemon.worker.device import WorkerDevice
 
@@ -10,13 +11,13 @@ from headway.daemon.worker.device import WorkerDevice
 def test_a_device_that_has_no_memory_left_to_be_measured_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's process fills it just now: the speed is unknown, nothing fails, and it is not tried again."""
 
-    def fail(_: torch.device) -> float:
+    def fail(_: torch.device) -> DeviceSpeed:
         raise torch.OutOfMemoryError("out of memory\nadvice")
 
     monkeypatch.setattr(module, "measure_speed", fail)
     device = WorkerDevice("cpu", is_to_be_measured=True)
     device.measure()
-    assert (device.speed, device.is_to_be_measured) == (0.0, False)
+    assert (device.speed, device.is_to_be_measured) == (DeviceSpeed(), False)
 
 
 @pytest.mark.parametrize(("num_sharers", "told"), [(1, []), (4, [0.25])])
