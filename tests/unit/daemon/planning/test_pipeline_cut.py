@@ -95,8 +95,8 @@ def test_along_one_order_nothing_is_faster(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(5))
 def test_over_all_orders_nothing_is_faster(block: int) -> None:
-    """No set of nodes in any order that keeps sites together has a faster stage by more than an unneeded worker is
-    worth, nor, along any order, the best cut a faster batch once its distance is counted."""
+    """No set of nodes in any order has a faster stage by more than an unneeded worker is worth, nor, along any order,
+    the best cut a faster batch once its distance is counted."""
     for seed in range(1000 + 12 * block, 1000 + 12 * (block + 1)):
         case, profiles = instance(seed, most_nodes=4)
         plan = make_plan(case.spec, case.nodes, links=case.links, profiles=profiles)
