@@ -1,22 +1,26 @@
 """Searches the orders of devices: every order of a few, good orders of many. Pure.
 
 With few devices, each order that keeps sites together gets the exact best pipeline along it. With many, good orders of
-all usable devices are tried, along which devices may stay unused.
+all usable devices are tried, along which devices may stay unused. Where not all orders are tried, one more comes from
+any_order.py: it has room if any order has.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 from typing import Final
 
 from headway.daemon.costs.device_order import DeviceSlot, Kinds, long_orders, natural, orders
 from headway.daemon.costs.stage_costs import StageCosts
+from headway.daemon.planning.any_order import AnyOrder
 from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
 from headway.daemon.planning.plan_assembly import depths_within_memory, place
 from headway.daemon.planning.predicted_time import PredictedTime
 from headway.daemon.records.records import StagePlan
 
+ALL_ORDERS_SEATS: Final = 5
+"""Maximum number of seats of which all orders are tried, whatever they are."""
 WORTH_A_STAGE: Final = 1.01
 """One more worker must make a batch at least this many times faster."""
 TIE: Final = 1e-9
@@ -87,20 +91,31 @@ class OrderSearch:
         if sum(shape) > FEW_ALIKE_SEATS:
             return self._best_of(self._long_orders(sum(shape), is_short=True))
         if shape:
-            return self._best_of(self._orders((sum(shape),)))
+            return self._best_of(chain(self._orders((sum(shape),)), self._any_order()))
         are_alike = len(set(map(self._kinds.of, self._slots))) == 1
         if len(self._slots) <= (FEW_ALIKE_SEATS if are_alike else FEW_SEATS):
-            return self._best_of(self._orders(range(1, self._most_workers + 1)))
+            return self._best_of(chain(self._orders(range(1, self._most_workers + 1)), self._any_order()))
+        all_slots = self._slots
         self._keep_most_nodes()
         found = self._best_of_long_orders()
         if found is None:
-            return None
+            self._slots = all_slots
+            return self._best_of(self._any_order())
         if self._has_wanted_nodes(found.slots):
             return self._balanced(found)
         return self._as_many_as_demanded()
 
     def _orders(self, lengths: Iterable[int]) -> Iterator[tuple[DeviceSlot, ...]]:
         return orders(self._slots, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk)
+
+    def _any_order(self) -> Iterator[tuple[DeviceSlot, ...]]:
+        """Yield an order of devices with room for the job, where not all orders are tried; nothing if none has."""
+        if len(self._slots) > ALL_ORDERS_SEATS:
+            staying = {(stage.node, stage.device_index) for stage in self._previous}
+            slots = sorted(self._slots, key=lambda slot: (slot.node, slot.device.index) not in staying)
+            found = AnyOrder(self._costs, slots, self._kinds, self._has_wanted_nodes).best()
+            if found is not None:
+                yield found
 
     def _long_orders(self, length: int, *, is_short: bool) -> Iterator[tuple[DeviceSlot, ...]]:
         return long_orders(self._slots, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk)
