@@ -1,12 +1,13 @@
 """Shares out this machine's cards among the nodes of a local cluster."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from headway.daemon.errors import ConfigError
 from headway.daemon.records.records import Device
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -46,6 +47,21 @@ def share_cards(cards: Sequence[str], num_nodes: int) -> tuple[CardShare, ...]:
         CardShare(cards=(card,), num_sharers=count)
         for card, count in zip(cards, counts, strict=True)
         for _ in range(count)
+    )
+
+
+def free_share(shares: Sequence[CardShare], taken: Container[int]) -> int:
+    """Return the number of the first share that no node has. taken: numbers of shares that nodes have.
+
+    Raises ConfigError when each has a node: another node would plan with memory that was promised already.
+    """
+    for number in range(len(shares)):
+        if number not in taken:
+            return number
+    raise ConfigError(
+        f"this machine's cards are dealt out to {len(shares)} nodes; start the cluster for more nodes, "
+        "or give the new one devices = cpu",
+        "add_node",
     )
 
 

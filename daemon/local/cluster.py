@@ -30,7 +30,7 @@ from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.local.cards import CardShare, machine_cards, share_cards, sharing
+from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
@@ -110,6 +110,8 @@ class LocalCluster:
         """Sentence on nodes that share a card, once it has started; empty: none do."""
         self._most_nodes = max(num_nodes, most_nodes)
         self._shares: tuple[CardShare, ...] = ()
+        self._share_of: dict[str, int] = {}
+        """Node name to the number of its share."""
 
     @property
     def address(self) -> ClusterAddress:
@@ -181,9 +183,14 @@ class LocalCluster:
         self._shares = () if self._node_settings.get("devices") == "cpu" else share_cards(cards, self._most_nodes)
         self.card_sharing = sharing(self._shares)
 
-    def _cards_of(self, number: int) -> CardShare | None:
-        """Return the share of the node of a number, from 1; nodes beyond the expected ones begin again at the first."""
-        return self._shares[(number - 1) % len(self._shares)] if self._shares else None
+    def _take_cards(self, name: str) -> CardShare | None:
+        """Return the first share of the cards that no present node has; None: no cards. Raises ConfigError."""
+        if not self._shares:
+            return None
+        present = {node.name for node in self.nodes}
+        self._share_of = {other: number for other, number in self._share_of.items() if other in present}
+        self._share_of[name] = free_share(self._shares, self._share_of.values())
+        return self._shares[self._share_of[name]]
 
     async def _start_etcd(self, config: EtcdServerConfig) -> EtcdServer:
         """Start the etcd that is watched over."""
@@ -192,9 +199,9 @@ class LocalCluster:
     async def add_node(
         self, *, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
     ) -> str:
-        """Add one node; return its name when it is registered. settings: in addition to those of all nodes. Raises
-        UnavailableError.
+        """Add one node; return its name when it is registered. settings: in addition to those of all nodes.
 
+        Raises UnavailableError; ConfigError when every card's memory is promised to other nodes.
         """
         node = self._spawn(environment, settings)
         await self._registered([node])
@@ -375,7 +382,8 @@ class LocalCluster:
         name = f"node-{self._num_named}"
         state_dir = self.state_dir / "nodes" / name
         state_dir.mkdir(parents=True, exist_ok=True)
-        share = self._cards_of(self._num_named)
+        on_cpu = (settings or {}).get("devices") == "cpu"
+        share = None if on_cpu else self._take_cards(name)
         seen = share.environment if share is not None else {}
         flags = self._metrics_of(name) | {
             "etcd": ",".join(self.etcd_endpoints),

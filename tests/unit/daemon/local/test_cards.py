@@ -2,13 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from headway.daemon.errors import ConfigError
 from headway.daemon.local import cards as module
 from headway.daemon.local.cards import machine_cards, share_cards, sharing
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.local.node_process import NodeProcess
 
 
 @pytest.mark.parametrize("num_cards", range(1, 10))
@@ -53,6 +57,14 @@ def test_the_machines_cards_are_those_that_this_process_may_see(
     assert machine_cards({"CUDA_VISIBLE_DEVICES": "3, GPU-ab"}) == ("3", "GPU-ab")
 
 
+def seat(cluster: LocalCluster, name: str) -> str:
+    """The cards that a new node sees."""
+    share = cluster._take_cards(name)
+    assert share is not None
+    cluster.nodes.append(cast(NodeProcess, SimpleNamespace(name=name)))
+    return share.environment["CUDA_VISIBLE_DEVICES"]
+
+
 async def test_each_daemon_of_a_local_cluster_sees_its_own_cards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,9 +72,22 @@ async def test_each_daemon_of_a_local_cluster_sees_its_own_cards(
     monkeypatch.setattr("headway.daemon.local.cluster.machine_cards", lambda _: ("0", "1", "2", "3"))
     cluster = LocalCluster(tmp_path, num_nodes=3, most_nodes=4)
     await cluster._share_cards()
-    seen = [share.environment for number in range(1, 5) if (share := cluster._cards_of(number)) is not None]
-    assert seen == [{"CUDA_VISIBLE_DEVICES": str(index)} for index in range(4)]
+    assert [seat(cluster, f"node-{number}") for number in range(1, 5)] == ["0", "1", "2", "3"]
     assert cluster.card_sharing == ""
     on_cpus = LocalCluster(tmp_path, num_nodes=3, node_settings={"devices": "cpu"})
     await on_cpus._share_cards()
-    assert on_cpus._cards_of(1) is None
+    assert on_cpus._take_cards("node-1") is None
+
+
+async def test_a_node_takes_the_cards_of_one_that_left_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cards for two nodes: a third would plan with memory that is promised to another, until that one is gone."""
+    monkeypatch.setattr("headway.daemon.local.cluster.machine_cards", lambda _: ("0", "1"))
+    cluster = LocalCluster(tmp_path, num_nodes=2)
+    await cluster._share_cards()
+    assert [seat(cluster, f"node-{number}") for number in (1, 2)] == ["0", "1"]
+    with pytest.raises(ConfigError, match="cards are dealt out to 2 nodes"):
+        seat(cluster, "node-3")
+    cluster.nodes = [node for node in cluster.nodes if node.name != "node-1"]
+    assert seat(cluster, "node-4") == "0"

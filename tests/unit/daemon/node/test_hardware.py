@@ -52,6 +52,30 @@ def test_nodes_that_share_a_card_share_its_memory(cards: list[str]) -> None:
     assert (whole.memory_bytes, whole.num_sharers) == (80 * GIB, 1)
 
 
+@pytest.mark.parametrize(
+    ("num_sharers", "reserve_gib", "reserved"),
+    [
+        (1, None, GIB + round(0.04 * 80 * GIB)),
+        (4, None, GIB + round(0.04 * 20 * GIB)),
+        (1, 6.5, round(6.5 * GIB)),
+        (4, 6.5, round(6.5 * GIB)),
+        (1, 0.0, 0),
+        (1, 100.0, 80 * GIB - 1),
+    ],
+)
+def test_a_card_keeps_its_reserve(cards: list[str], num_sharers: int, reserve_gib: float | None, reserved: int) -> None:
+    """1 GiB and 4 % of what the node has of the card, or as the settings say, and never all of it."""
+    for device in find_devices("cuda", 0, num_sharers=num_sharers, reserve_gib=reserve_gib):
+        assert device.reserve_bytes == reserved
+        assert device.usable_bytes == 80 * GIB // num_sharers - reserved
+
+
+def test_a_cpu_keeps_no_reserve() -> None:
+    """Its memory is the machine's, and the setting is about cards."""
+    (device,) = find_devices("cpu", 1, reserve_gib=6.5)
+    assert (device.reserve_bytes, device.usable_bytes) == (0, device.memory_bytes)
+
+
 def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
     """Each has its part of the machine's memory."""
     one, other = find_devices("cpu", 2)
