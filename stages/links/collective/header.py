@@ -1,7 +1,8 @@
 """The header before each payload of a collective link: sixteen integers. No socket, no thread, no clock here.
 
 A header names kind, generation, batch, microbatch, number and codec of a frame, and the first dimension of each of its
-tensors. Everything else about the payload is in the contract that both ends derive from the job.
+tensors. Everything else about the payload is in the contract that both ends derive from the job. A small frame's header
+also says whether another frame follows in the same message.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from headway.stages.links.link import Frame, FrameKind
 HEADER_LENGTH = 16
 MAGIC = 0x68656164776179
 CODEC = HEADER_LENGTH - 1
-MAX_TENSORS = CODEC - 8
+FOLLOWED = HEADER_LENGTH - 2
+MAX_TENSORS = FOLLOWED - 8
 
 
 INLINE_BYTES = 1 << 20
@@ -41,7 +43,7 @@ class Route(IntEnum):
 
     HOST = 0
     DEVICE = 1  # from accelerator to accelerator
-    INLINE = 2  # after the header, in one transfer
+    INLINE = 2  # after the header, in one transfer, perhaps with other frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,16 @@ class Announcement:
     route: Route
     tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     codec: Codec = Codec.NONE
+    is_followed: bool = False
+    """True if another frame follows in the same message."""
 
     def frame(self, tensors: tuple[Tensor, ...]) -> Frame:
         """Return the frame with the values."""
         return Frame(self.kind, self.generation, self.batch, self.microbatch, tensors, self.codec)
 
 
-def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
-    """Return a frame's header, int64 [HEADER_LENGTH]."""
+def announce(frame: Frame, *, sequence: int, route: Route) -> list[int]:
+    """Return the words of a frame's header."""
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in frame.tensors]
     assert len(sizes) <= MAX_TENSORS
     header = _header(frame.kind, frame.generation, sequence, frame.batch, frame.microbatch, route, *sizes)
@@ -70,8 +74,8 @@ def announce(frame: Frame, *, sequence: int, route: Route) -> Tensor:
     return header
 
 
-def signal(kind: Signal, generation: Generation, *, sequence: int) -> Tensor:
-    """Return a header that stands alone."""
+def signal(kind: Signal, generation: Generation, *, sequence: int) -> list[int]:
+    """Return the words of a header that stands alone."""
     return _header(kind, generation, sequence)
 
 
@@ -89,9 +93,9 @@ class HeaderReader:
         self._kinds = {int(kind): kind for kind in kinds}
         self._next_sequence = 0
 
-    def read(self, header: Tensor) -> Announcement | None:
+    def read(self, header: Sequence[int]) -> Announcement | None:
         """Return the next announcement; None when nothing follows this header. Raises ProtocolError."""
-        magic, kind, generation, sequence, batch, microbatch, route, num_tensors, *sizes, codec = header.tolist()
+        magic, kind, generation, sequence, batch, microbatch, route, num_tensors, *sizes, followed, codec = header
         if magic != MAGIC:
             raise self._error("something that is no header")
         if generation != self._generation:
@@ -123,8 +127,10 @@ class HeaderReader:
             raise self._error(violation)
         if route != Route.DEVICE and (route == Route.INLINE) != is_inline(forms):
             raise self._error(f"{known.name} by way of {Route(route).name}")
+        if followed and (followed != 1 or route != Route.INLINE):
+            raise self._error(f"{known.name} by way of {Route(route).name}, followed by {followed}")
         place = Batch(batch), Microbatch(microbatch)
-        return Announcement(known, self._generation, *place, Route(route), tensors, Codec(codec))
+        return Announcement(known, self._generation, *place, Route(route), tensors, Codec(codec), bool(followed))
 
     def _error(self, reason: str) -> ProtocolError:
         return ProtocolError(self.peer, reason)
@@ -135,10 +141,10 @@ def is_inline(forms: Sequence[TensorForm]) -> bool:
     return sum(aligned(form.num_bytes) for form in forms) <= INLINE_BYTES
 
 
-def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> Tensor:
+def _header(kind: int, generation: int, sequence: int, batch: int = 0, microbatch: int = 0, *rest: int) -> list[int]:
     route, sizes = (rest[0], rest[1:]) if rest else (0, ())
     fields = [MAGIC, kind, generation, sequence, batch, microbatch, route, len(sizes), *sizes]
-    return torch.tensor(fields + [0] * (HEADER_LENGTH - len(fields)), dtype=torch.int64)
+    return fields + [0] * (HEADER_LENGTH - len(fields))
 
 
 def _of_form(form: TensorForm, size: int) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -11,23 +11,18 @@ is aborted. If even that does not end it, `on_stuck` is called, which decides ab
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 
-import torch
-from torch import Tensor
-
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.links.collective.group import GroupOfTwo, Transfer
-from headway.stages.links.collective.header import HeaderReader, Route, Signal, announce, is_inline, signal
-from headway.stages.links.collective.message import max_message_bytes, pack
-from headway.stages.links.collective.receiver import FrameReceiver, payload_patience
+from headway.stages.links.collective.group import GroupOfTwo
+from headway.stages.links.collective.header import HeaderReader, Signal
+from headway.stages.links.collective.receiver import FrameReceiver
+from headway.stages.links.collective.sender import FrameSender
 from headway.stages.links.held_frames import HeldFrames
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.links.receive_buffers import empty_tensor
 
 HEARTBEAT_EVERY = timedelta(seconds=1)
 """A side that sent nothing for this time, or for a quarter of the silence, sends a heartbeat."""
@@ -40,20 +35,6 @@ ABORT_GRACE = timedelta(seconds=5)
 
 FORM_GRACE = timedelta(seconds=90)
 """Time for the forming of a group; each of its steps has its own, shorter, deadline."""
-
-MAX_UNDER_WAY = 4
-"""Frames that are handed to the group at once, so that the next header does not wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """The data that the group is sending; it must not be freed before."""
-
-    transfers: tuple[Transfer, ...]
-    tensors: tuple[Tensor, ...]
-    buffer: Tensor
-    """Buffer of the message; free afterwards."""
-    num_bytes: int
 
 
 class CollectiveLink:
@@ -74,9 +55,6 @@ class CollectiveLink:
         self._silence = terms.silence
         self._heartbeat_s = min(HEARTBEAT_EVERY, terms.silence / 4).total_seconds()
         self._on_stuck = on_stuck
-        # Only the sending thread:
-        self._message_bytes = max_message_bytes(contract)
-        self._buffers: list[Tensor] = []
         # All threads, under the condition's lock:
         self._changed = threading.Condition()
         self._is_open = True
@@ -240,68 +218,40 @@ class CollectiveLink:
                 self._inbox.put(frame)
 
     def _send_all(self, group: GroupOfTwo) -> None:
-        under_way: deque[_UnderWay] = deque()
-        sequence = 0
+        sender = FrameSender(group, self._contract, generation=self._generation, silence=self._silence)
         try:
-            while True:
-                item = self._next_item(is_idle=not under_way)
-                if isinstance(item, Frame):
-                    under_way.append(self._begin(group, item, sequence))
-                    sequence += 1
+            is_ended = False
+            while not (is_ended and sender.is_idle):
+                item = None if is_ended else self._next_item(sender)
+                if isinstance(item, Signal):
+                    sender.signal(item)
+                    is_ended = item is Signal.GOODBYE
                 elif item is not None:
-                    header = signal(item, self._generation, sequence=sequence)
-                    under_way.append(self._begin_message(group, header))
-                if item is None or len(under_way) == MAX_UNDER_WAY:
-                    self._finish(under_way.popleft())
-                if item is Signal.GOODBYE:
-                    break
-            while under_way:
-                self._finish(under_way.popleft())
+                    sender.send(item)
+                if item is None or sender.is_full:
+                    self._finish(sender)
         except RuntimeError as error:
             self._break(group, _plain(error, silent=f"took nothing for {self._silence.total_seconds():g} s"))
         finally:
             self._leave()
 
-    def _next_item(self, *, is_idle: bool) -> Frame | Signal | None:
+    def _next_item(self, sender: FrameSender) -> list[Frame] | Signal | None:
         """Return what to send next; None when only other work is left to finish. Raises RuntimeError."""
         with self._changed:
-            if is_idle and not self._queue and self._is_open and not self._is_broken:
+            if sender.is_idle and not self._queue and self._is_open and not self._is_broken:
                 self._changed.wait(self._heartbeat_s)
             if self._is_broken:
                 raise RuntimeError("the group was aborted")
             if self._queue:
-                return self._queue.popleft()
+                return [self._queue.popleft() for _ in range(sender.num_together(self._queue))]
             if not self._is_open:
                 return Signal.GOODBYE
-            return Signal.HEARTBEAT if is_idle else None
+            return Signal.HEARTBEAT if sender.is_idle else None
 
-    def _begin(self, group: GroupOfTwo, frame: Frame, sequence: int) -> _UnderWay:
-        tensors = [tensor.detach().contiguous() for tensor in frame.tensors]
-        if all(group.goes_by_device(tensor) for tensor in tensors):
-            route = Route.DEVICE
-        else:
-            route = Route.INLINE if is_inline(self._sent_forms[frame.kind]) else Route.HOST
-        header, num_bytes = announce(frame, sequence=sequence, route=route), _num_bytes(frame)
-        if route is Route.INLINE:
-            return self._begin_message(group, header, tensors, num_bytes)
-        begun = self._begin_message(group, header)
-        is_on_device = route is Route.DEVICE
-        transfers = [group.send(tensor, is_on_device=is_on_device) for tensor in tensors if tensor.numel()]
-        return _UnderWay((*begun.transfers, *transfers), tuple(tensors), begun.buffer, num_bytes)
-
-    def _begin_message(
-        self, group: GroupOfTwo, header: Tensor, tensors: Sequence[Tensor] = (), num_bytes: int = 0
-    ) -> _UnderWay:
-        buffer = self._buffers.pop() if self._buffers else empty_tensor(torch.uint8, (self._message_bytes,))
-        return _UnderWay((group.send_message(pack(buffer, header, tensors)),), (), buffer, num_bytes)
-
-    def _finish(self, sent: _UnderWay) -> None:
-        patience = payload_patience(self._silence, sent.num_bytes)
-        for transfer in sent.transfers:
-            transfer.wait(patience)
-        self._buffers.append(sent.buffer)
+    def _finish(self, sender: FrameSender) -> None:
+        num_bytes = sender.finish()
         with self._changed:
-            self._num_bytes -= sent.num_bytes
+            self._num_bytes -= num_bytes
 
     def _leave(self) -> None:
         """Leave; the last of the two threads frees the group."""
@@ -312,7 +262,7 @@ class CollectiveLink:
 
 
 def _num_bytes(frame: Frame) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in frame.tensors)
+    return sum([tensor.nbytes for tensor in frame.tensors])
 
 
 def _plain(error: Exception, *, silent: str = "") -> str:

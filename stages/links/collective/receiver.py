@@ -11,17 +11,16 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.stages.errors import ProtocolError
 from headway.stages.links.collective.group import GroupOfTwo, Transfer
 from headway.stages.links.collective.header import Announcement, HeaderReader, Route
-from headway.stages.links.collective.message import header_of, max_message_bytes, unpack
+from headway.stages.links.collective.message import Message, frame_bytes, max_message_bytes, sizes_of
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame
-from headway.stages.links.receive_buffers import empty_tensor
 
 NUM_MESSAGES = 4
 """Number of messages that are awaited at any time."""
@@ -31,21 +30,6 @@ NUM_AHEAD = 1
 
 LEAST_BYTES_PER_S = 10e6
 """Minimum rate of a payload, beyond the silence: a large frame on a slow network is no silence."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """A message on its way."""
-
-    buffer: Tensor
-    words: Any
-    """Header of the message, a numpy array of its memory."""
-    transfer: Transfer
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether any part has arrived: gloo's transfer does not tell without waiting."""
-        return bool(self.words[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +50,7 @@ class FrameReceiver:
         self._reader = reader
         self._silence = silence
         self._message_bytes = max_message_bytes(contract)
-        self._messages = deque(self._await_message() for _ in range(NUM_MESSAGES))
+        self._messages = deque(self._await_message(Message(self._message_bytes)) for _ in range(NUM_MESSAGES))
         self._arriving: deque[_Arriving] = deque()
 
     @property
@@ -82,12 +66,13 @@ class FrameReceiver:
             self._read_message()
         if not self._arriving:
             return None
-        while self._may_look_ahead() and self._messages[0].has_begun:
+        while self._may_look_ahead() and self._messages[0][0].has_begun:
             self._read_message()
         frame = self._arriving.popleft()
-        patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in frame.tensors))
-        for transfer in frame.transfers:
-            transfer.wait(patience)
+        if frame.transfers:
+            patience = payload_patience(self._silence, sum(tensor.nbytes for tensor in frame.tensors))
+            for transfer in frame.transfers:
+                transfer.wait(patience)
         return frame.announcement.frame(frame.tensors)
 
     def _may_look_ahead(self) -> bool:
@@ -95,23 +80,42 @@ class FrameReceiver:
         return bool(self._arriving[0].transfers) and len(self._arriving) <= NUM_AHEAD and not self._reader.is_ended
 
     def _read_message(self) -> None:
-        """Wait for the next message, and begin to receive the frame that it announces."""
-        message = self._messages.popleft()
-        message.transfer.wait(self._silence)
-        announcement, is_part = self._reader.read(header_of(message.buffer)), False
-        if announcement is not None and announcement.route is Route.INLINE:
-            tensors, is_part = unpack(message.buffer, announcement.tensors)
-            self._arriving.append(_Arriving(announcement, tensors))
-        elif announcement is not None:
-            self._arriving.append(self._await_payload(announcement))
-        self._messages.append(self._await_message(None if is_part else message.buffer))
+        """Wait for the next message, and begin to receive the frames that it announces."""
+        message, transfer = self._messages.popleft()
+        transfer.wait(self._silence)
+        inline, is_part = self._announced(message), False
+        if inline:
+            frames, is_part = message.read([announcement.tensors for announcement in inline])
+            self._arriving += [_Arriving(*pair) for pair in zip(inline, frames, strict=True)]
+        self._messages.append(self._await_message(Message(self._message_bytes) if is_part else message))
 
-    def _await_message(self, buffer: Tensor | None = None) -> _Message:
-        if buffer is None:
-            buffer = empty_tensor(torch.uint8, (self._message_bytes,))
-        words = header_of(buffer).numpy()
-        words[0] = 0
-        return _Message(buffer, words, self._group.receive_message(buffer))
+    def _announced(self, message: Message) -> list[Announcement]:
+        """Return the frames that are in the message, or begin to receive the one that is not. Raises ProtocolError."""
+        inline: list[Announcement] = []
+        offset = 0
+        while True:
+            announcement = self._reader.read(message.header(offset))
+            if announcement is None or announcement.route is not Route.INLINE:
+                if inline:
+                    raise self._error("something else among the frames of a message")
+                if announcement is not None:
+                    self._arriving.append(self._await_payload(announcement))
+                return []
+            sizes = sizes_of(announcement.tensors)
+            has_room = message.has_room(offset, sizes)
+            offset += frame_bytes(sizes)
+            if not has_room or (announcement.is_followed and not message.has_room(offset)):
+                raise self._error("frames that exceed their message")
+            inline.append(announcement)
+            if not announcement.is_followed:
+                return inline
+
+    def _error(self, reason: str) -> ProtocolError:
+        return ProtocolError(self._reader.peer, reason)
+
+    def _await_message(self, message: Message) -> tuple[Message, Transfer]:
+        message.clear()
+        return message, self._group.receive_message(message.tensor)
 
     def _await_payload(self, announcement: Announcement) -> _Arriving:
         tensors, transfers = [], []

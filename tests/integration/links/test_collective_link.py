@@ -27,7 +27,8 @@ from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
 from headway.stages.links.collective.header import INLINE_BYTES, Route, Signal, announce
 from headway.stages.links.collective.header import signal as make_signal
-from headway.stages.links.collective.link import MAX_UNDER_WAY, CollectiveLink
+from headway.stages.links.collective.link import CollectiveLink
+from headway.stages.links.collective.sender import MAX_UNDER_WAY
 from headway.stages.links.frame_contract import ALIGNMENT_BYTES, FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
@@ -284,7 +285,7 @@ def test_a_link_that_is_cut_is_lost_on_both_sides(ends: Ends) -> None:
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (torch.full((16,), -1), "something that is no header"),
+        ([-1] * 16, "something that is no header"),
         (announce(total(Generation(3)), sequence=0, route=Route.INLINE), "a frame of generation 3 on a link of 7"),
         (announce(total(), sequence=1, route=Route.INLINE), "frame 1 where 0 was due"),
         (announce(gradient(), sequence=0, route=Route.INLINE), "a frame of kind 2 in this direction"),
@@ -294,7 +295,7 @@ def test_a_link_that_is_cut_is_lost_on_both_sides(ends: Ends) -> None:
     ],
     ids=["noise", "generation", "gap", "direction", "device", "way", "heartbeat"],
 )
-def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) -> None:
+def test_a_hostile_peer_is_named(ends: Ends, header: list[int], reason: str) -> None:
     """Whoever has got into the group says something impossible: the link is lost with the reason, nothing is taken."""
     store, soon = HashStore(), timedelta(seconds=DEADLINE_S)
     groups: list[GroupOfTwo] = []
@@ -308,7 +309,7 @@ def test_a_hostile_peer_is_named(ends: Ends, header: torch.Tensor, reason: str) 
     link = CollectiveLink(ends.workers.grpc[0], terms, ends.workers.stuck.peers.append)
     link.meet(lambda: GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", DIALLER), CPU, timeout=soon))
     acceptor.join()
-    groups[0].send_message(header).wait(timedelta(seconds=DEADLINE_S))
+    groups[0].send_message(torch.tensor(header).view(torch.uint8)).wait(timedelta(seconds=DEADLINE_S))
     told = lost(ends.lower)
     assert told.peer == "stage 0 at 10.0.0.1:1"
     assert reason in told.reason

@@ -10,6 +10,7 @@ from headway.stages.ids import Batch, Generation, Microbatch
 from headway.stages.links.codec import Codec
 from headway.stages.links.collective.header import (
     CODEC,
+    FOLLOWED,
     HEADER_LENGTH,
     Announcement,
     HeaderReader,
@@ -56,7 +57,7 @@ def test_what_is_announced_is_read() -> None:
     for sequence, sent in enumerate(frames):
         assert reads.read(signal(Signal.HEARTBEAT, GENERATION, sequence=sequence)) is None
         header = announce(sent, sequence=sequence, route=Route.INLINE if sequence else Route.DEVICE)
-        assert (header.dtype, tuple(header.shape)) == (torch.int64, (HEADER_LENGTH,))
+        assert len(header) == HEADER_LENGTH
         announced = reads.read(header)
         assert isinstance(announced, Announcement)
         assert announced.route is (Route.INLINE if sequence else Route.DEVICE)
@@ -78,6 +79,7 @@ def test_what_is_announced_is_read() -> None:
         (8, 7, r"NORM_SQUARES tensor 0 is torch.float64 \[7\]"),
         (8, 1 << 60, "NORM_SQUARES tensor 0"),
         (8, -1, "NORM_SQUARES tensor 0"),
+        (FOLLOWED, 2, "NORM_SQUARES by way of INLINE, followed by 2"),
     ],
 )
 def test_a_header_that_says_more_than_the_contract_is_refused(field: int, value: int, reason: str) -> None:
@@ -109,6 +111,15 @@ def test_a_coded_frame_is_read_as_it_was_announced() -> None:
     assert announced is not None
     assert announced.frame(coded.tensors) == coded
     assert [dtype for dtype, _ in announced.tensors] == [torch.int8, torch.float32]
+
+
+def test_only_small_frames_are_followed_by_others_in_their_message() -> None:
+    """A payload that travels alone is announced alone."""
+    sent = frame(FrameKind.ACTIVATION, torch.ones(2, 3), torch.ones(2, dtype=torch.int64))
+    header = announce(sent, sequence=0, route=Route.DEVICE)
+    header[FOLLOWED] = 1
+    with pytest.raises(ProtocolError, match="ACTIVATION by way of DEVICE, followed by 1"):
+        reader().read(header)
 
 
 def test_nothing_follows_a_goodbye() -> None:
