@@ -1,0 +1,1 @@
+"""The seam between a stage and the device that computes it."""

@@ -1,0 +1,197 @@
+"""A device with streams: which copy waits for what, and what must live until it is done.
+
+A copy to the host waits, in its own stream, for the computation launched before it. A copy to the device waits for
+nothing: its target is fresh memory of its stream. The compute stream waits for it where the tensors are first used.
+The host waits for nothing.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+
+import torch
+from torch import Tensor
+
+from headway.stages.device.completions import Completions
+from headway.stages.device.device import DeviceLateError, Mark, Moment
+from headway.stages.device.streams import Event, Stream, Streams
+
+POLL_S = 0.0005
+"""Pause between two questions of a wait with a deadline. Only rare waits ask; threads of the device block."""
+
+
+class StreamMark:
+    """A `Mark`: a timed event of the compute stream."""
+
+    __slots__ = ("_device", "event")
+
+    def __init__(self, event: Event, device: str) -> None:
+        self.event = event
+        self._device = device
+
+    @property
+    def is_done(self) -> bool:
+        """See `Mark`."""
+        return self.event.is_passed
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """See `Mark`."""
+        assert isinstance(earlier, StreamMark)
+        return earlier.event.seconds_until(self.event)
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Mark`."""
+        _wait(self.event, timeout_s, device=self._device, what="computation")
+
+
+class CopyToHost:
+    """A `HostCopy`: its tensors are complete once its event is passed."""
+
+    __slots__ = ("_device", "_targets", "event")
+
+    def __init__(self, targets: tuple[Tensor, ...], event: Event, device: str) -> None:
+        self._targets = targets
+        self.event = event
+        self._device = device
+
+    @property
+    def is_done(self) -> bool:
+        """See `HostCopy`."""
+        return self.event.is_passed
+
+    def wait(self, timeout_s: float) -> tuple[Tensor, ...]:
+        """See `HostCopy`."""
+        _wait(self.event, timeout_s, device=self._device, what="a copy to the host")
+        return self._targets
+
+
+class CopyToDevice:
+    """A `DeviceCopy`: the compute stream waits for its event when the tensors are taken."""
+
+    __slots__ = ("_streams", "_targets", "event")
+
+    def __init__(self, targets: tuple[Tensor, ...], event: Event, streams: Streams) -> None:
+        self._targets = targets
+        self.event = event
+        self._streams = streams
+
+    @property
+    def is_done(self) -> bool:
+        """See `DeviceCopy`."""
+        return self.event.is_passed
+
+    def take(self) -> tuple[Tensor, ...]:
+        """See `DeviceCopy`."""
+        self._streams.wait(Stream.COMPUTE, self.event)
+        for tensor in self._targets:
+            # The memory is the copying stream's: it would use it again while the computation still reads it.
+            self._streams.used_by(Stream.COMPUTE, tensor)
+        return self._targets
+
+
+class StreamedDevice:
+    """A `StageDevice` with streams."""
+
+    is_immediate = False
+
+    def __init__(self, streams: Streams, *, on_failure: Callable[[BaseException], None]) -> None:
+        """on_failure: is called in a thread of the device, and must not block."""
+        self._streams = streams
+        self._copies = Completions(f"{streams.name} copies", on_failure)
+        self._marks = Completions(f"{streams.name} marks", on_failure)
+        self._lock = threading.Lock()
+        self._held: dict[Stream, deque[tuple[Event, tuple[Tensor, ...]]]] = {stream: deque() for stream in Stream}
+        """What the copies of each stream still read, in their order."""
+
+    @property
+    def name(self) -> str:
+        """See `StageDevice`."""
+        return self._streams.name
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See `StageDevice`."""
+        return self._streams.torch_device
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `StageDevice`."""
+        return self._streams.peak_bytes
+
+    def begin_peak(self) -> None:
+        """See `StageDevice`."""
+        self._streams.begin_peak()
+
+    def copy_out(
+        self, tensors: Sequence[Tensor], *, into: Sequence[Tensor] | None = None, is_bulk: bool = False
+    ) -> CopyToHost:
+        """See `StageDevice`."""
+        streams, stream = self._streams, Stream.BULK if is_bulk else Stream.OUT
+        sources = tuple(tensor.detach().contiguous() for tensor in tensors)
+        targets = tuple(streams.host_buffer(t.dtype, t.shape) for t in sources) if into is None else tuple(into)
+        with self._lock:
+            streams.wait(stream, streams.record(Stream.COMPUTE))
+            event = self._copy(stream, targets, sources)
+        return CopyToHost(targets, event, self.name)
+
+    def copy_in(self, tensors: Sequence[Tensor]) -> CopyToDevice:
+        """See `StageDevice`. Tensors that are on the device already stay where they are."""
+        streams = self._streams
+        sources = tuple(self._pinned(tensor) for tensor in tensors)
+        with self._lock:
+            targets = tuple(
+                streams.device_buffer(Stream.IN, t.dtype, t.shape) if streams.is_on_host(t) else t for t in sources
+            )
+            event = self._copy(Stream.IN, targets, sources)
+        return CopyToDevice(targets, event, streams)
+
+    def mark(self) -> StreamMark:
+        """See `StageDevice`."""
+        return StreamMark(self._streams.record(Stream.COMPUTE, is_timed=True), self.name)
+
+    def after(self, moment: Moment, act: Callable[[], None]) -> None:
+        """See `StageDevice`."""
+        assert isinstance(moment, StreamMark | CopyToHost)
+        line = self._marks if isinstance(moment, StreamMark) else self._copies
+        line.add(moment.event, act)
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        """See `StageDevice`."""
+        return self._streams.is_on_host(tensor)
+
+    def host_buffer(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """See `StageDevice`."""
+        return self._streams.host_buffer(dtype, shape)
+
+    def close(self) -> None:
+        """See `StageDevice`."""
+        self._copies.close()
+        self._marks.close()
+
+    def _copy(self, stream: Stream, targets: Sequence[Tensor], sources: tuple[Tensor, ...]) -> Event:
+        """Copy, and hold the sources until that is done."""
+        for target, source in zip(targets, sources, strict=True):
+            if target is not source:
+                self._streams.copy(stream, target, source)
+        event = self._streams.record(stream)
+        held = self._held[stream]
+        while held and held[0][0].is_passed:
+            held.popleft()
+        held.append((event, sources))
+        return event
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """Return what a copy to the device reads: from pageable memory the call would wait for the copy."""
+        if not self._streams.is_on_host(tensor) or self._streams.is_host_buffer(tensor):
+            return tensor
+        pinned = self._streams.host_buffer(tensor.dtype, tensor.shape)
+        return pinned.copy_(tensor)
+
+
+def _wait(event: Event, timeout_s: float, *, device: str, what: str) -> None:
+    until = monotonic() + timeout_s
+    while not event.is_passed:
+        if monotonic() >= until:
+            raise DeviceLateError(device, what, timeout_s)
+        sleep(POLL_S)
