@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture  # type: ignore[no-redef]  # replaces the imported one
 def device() -> Iterator[StageDevice]:
     """The first card; no error in its threads goes unheard."""
     failures: list[BaseException] = []
