@@ -48,6 +48,8 @@ class TrainSpec:
     recompute: Literal["none", "block"] = "none"
     compile: bool = False
     allow_tf32: bool = False
+    loss_chunk: int = 0
+    """Tokens of a microbatch whose logits exist at once; 0: all."""
     attention_backend: Literal["auto", "math", "flash", "efficient"] = "auto"
     """Resolved once, when the job is submitted; never by a node."""
     link: Literal["auto", "grpc", "collective"] = "auto"

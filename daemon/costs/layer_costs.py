@@ -146,6 +146,7 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
         parts=((num_matrix, group), (num_rest, spec.optim.rest)),
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
+        is_recomputed=train.recompute == "block",
         activation_bytes=kept,
         passing_bytes=passing + whole - kept,
     )
@@ -168,19 +169,25 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     """Return the cost of norm, product with the vocabulary, and the loss.
 
     The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
-    bytes a logit in all, in either dtype. Its forward needs less.
+    bytes a logit in all, in either dtype. Its forward needs less. In chunks it keeps none: each chunk is computed a
+    second time, beside the fp32 sum of its weight's gradients and the chunk's own.
     """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
     logits = _tokens(train) * model.vocab_size
+    kept, passing = FP32_BYTES * logits, 2 * FP32_BYTES * logits
+    if train.loss_chunk:
+        rows = min(train.loss_chunk, _tokens(train))
+        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + (FP32_BYTES + element_bytes(train)) * num_matrix
     return _cost(
         spec,
         "head",
         parts=((num_matrix + model.hidden_size, spec.optim.rest),),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
-        activation_bytes=2 * hidden_bytes(spec) + FP32_BYTES * logits,
-        passing_bytes=2 * FP32_BYTES * logits,
+        is_recomputed=train.loss_chunk > 0,
+        activation_bytes=2 * hidden_bytes(spec) + kept,
+        passing_bytes=passing,
     )
 
 
@@ -219,11 +226,11 @@ def _cost(
     update_flops: float,
     activation_bytes: int,
     passing_bytes: int = 0,
+    is_recomputed: bool = False,
 ) -> LayerCost:
+    """is_recomputed: the forward is computed again as the first part of the backward."""
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
-    # a block that keeps only its input recomputes its forward as the first part of its backward
-    is_recomputed = train.recompute == "block" and kind_of_layer(name) == "block"
     backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
     slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
     if spec.optim.error_feedback * train.delay > 0:

@@ -21,8 +21,9 @@ from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec, codec_between
 from headway.stages.links.compression import Feedback, decode, encode
+from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_ahead, compile_layer
-from headway.stages.model.decoder import build_layer, token_loss
+from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import weight_version
@@ -91,8 +92,12 @@ def reference(
             )
             hidden = inputs.to(device)
             for name, layer in models[version].items():
-                hidden = layer(hidden if name not in cuts else cuts[name].carry(hidden, i))
-            loss = token_loss(hidden, targets.to(device))
+                if name in cuts:
+                    hidden = cuts[name].carry(hidden, i)
+                if name != "head":
+                    hidden = layer(hidden)
+            head = models[version]["head"]
+            loss = microbatch_loss(head, hidden, targets.to(device), chunk=train.loss_chunk)
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
-from headway.stages.model.decoder import build_layer, token_loss
+from headway.stages.model.decoder import build_layer
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
@@ -62,6 +63,7 @@ class StageGraph:
         self._layers = tuple(layers)
         self._is_first = is_first
         self._is_last = is_last
+        self._loss_chunk = train.loss_chunk
         self._times = times
         self._modules = tuple(
             tuple(
@@ -146,26 +148,29 @@ class StageGraph:
     def _compute(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
         """Return a piece's output, or the loss, with its graph. A second call does identical operations."""
         output = leaf
-        for module in self._modules[held.version % 2][piece.first : piece.end]:
-            output = module(output)
-        if self._is_last and piece.end == len(self._layers):
-            output = token_loss(output, held.targets)
+        for layer in range(piece.first, piece.end):
+            output = self._layer_output(layer, output, held)
         return output
 
     def _compute_timed(self, piece: _Piece, leaf: Tensor, held: _InFlight) -> Tensor:
         """Compute a piece with a mark after each layer, in the forward and in the coming backward."""
         sample = held.sample
         assert sample is not None
-        modules = self._modules[held.version % 2]
         output = leaf
         sample.begin()
         for layer in range(piece.first, piece.end):
             if layer > piece.first:
                 sample.ends_backward(layer, output)
-            output = modules[layer](output)
-            if self._is_last and layer == len(self._layers) - 1:
-                output = token_loss(output, held.targets)
+            output = self._layer_output(layer, output, held)
             sample.ended("forward", layer)
+        return output
+
+    def _layer_output(self, layer: int, hidden: Tensor, held: _InFlight) -> Tensor:
+        """Return the hidden states that a layer makes, or the loss if it is the model's last."""
+        module = self._modules[held.version % 2][layer]
+        if self._is_last and layer == len(self._layers) - 1:
+            return microbatch_loss(module, hidden, held.targets, chunk=self._loss_chunk)
+        output: Tensor = module(hidden)
         return output
 
     def _check_live(self, version: int) -> None:

@@ -18,18 +18,14 @@ Carry = Callable[[str, Tensor], Tensor]
 """From a layer's name and its input as it was sent to the input as it arrives."""
 
 
-def loss(
-    model: Model, weights: Weights, inputs: Tensor, targets: Tensor, *, attention_backend: str, carry: Carry
-) -> Tensor:
-    """Mean cross entropy over all tokens of a microbatch, in float32."""
+def normed_output(model: Model, weights: Weights, inputs: Tensor, *, attention_backend: str, carry: Carry) -> Tensor:
+    """What the vocabulary is multiplied with: the last hidden states after the head's norm."""
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
         hidden = block(model, weights[name], carry(name, hidden), attention_backend=attention_backend)
     hidden = carry("head", hidden)
-    normed = functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
-    logits = functional.linear(normed, weights["head"]["lm_head.weight"])
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
 
 
 def block(model: Model, parameters: Parameters, hidden: Tensor, *, attention_backend: str) -> Tensor:

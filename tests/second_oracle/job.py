@@ -40,6 +40,7 @@ class Train:
     clip_norm: float
     threads: int
     reduction_groups: int
+    loss_chunk: int
     attention_backend: str
     wire: str
     wire_feedback: bool

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.second_oracle.clipping import clipped
-from tests.second_oracle.decoder import loss
+from tests.second_oracle.decoder import normed_output
 from tests.second_oracle.gradient_sums import mean_gradient
 from tests.second_oracle.initial_weights import Weights, initial_weights
 from tests.second_oracle.job import Job
+from tests.second_oracle.token_loss import differentiated_loss
 from tests.second_oracle.token_windows import Stream, microbatch
 from tests.second_oracle.update import Update
 from tests.second_oracle.wire import Wire
@@ -56,17 +57,12 @@ def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: in
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
-    value = loss(
-        job.model,
-        leaves,
-        inputs,
-        targets,
-        attention_backend=job.train.attention_backend,
-        carry=partial(wire.carry, i=i),
+    normed = normed_output(
+        job.model, leaves, inputs, attention_backend=job.train.attention_backend, carry=partial(wire.carry, i=i)
     )
-    value.backward()  # type: ignore[no-untyped-call]
+    value = differentiated_loss(normed, leaves["head"]["lm_head.weight"], targets, chunk=job.train.loss_chunk)
     gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}
-    return value.item(), gradients
+    return value, gradients
 
 
 def _gradient(leaf: Tensor) -> Tensor:

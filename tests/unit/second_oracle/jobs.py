@@ -83,6 +83,8 @@ JOBS = {
     "everything in bfloat16": job_file(
         'dtype = "bfloat16"', f'matrices = {NARROW_LION}\nrest = {NARROW_SGD}\nerror_feedback_dtype = "bfloat16"'
     ),
+    "loss in chunks": job_file("loss_chunk = 7"),
+    "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
 }
 SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
@@ -107,6 +109,7 @@ clip_norm = {draw.choice([0.0, 0.1, 1.0, 100.0])}
 wire = "{draw.choice(["none", "none", "bf16", "int8"])}"
 wire_feedback = {draw.choice(["true", "false"])}
 recompute = "{draw.choice(["none", "block"])}"
+loss_chunk = {draw.choice([0, 0, 1, 8, 200])}
 attention_backend = "{draw.choice(["auto", "math", "flash"])}"
 """
     optim = f"""

@@ -36,12 +36,16 @@ def weight_decay_without_the_rate(patch: pytest.MonkeyPatch) -> None:
 
 def feedback_of_the_other_sign(patch: pytest.MonkeyPatch) -> None:
     init = ErrorFeedback.__init__
-    patch.setattr(ErrorFeedback, "__init__", lambda self, alpha, *, delay: init(self, -alpha, delay=delay))
+    patch.setattr(ErrorFeedback, "__init__", lambda self, alpha, **settings: init(self, -alpha, **settings))
 
 
 def feedback_for_a_delay_of_two(patch: pytest.MonkeyPatch) -> None:
     init = ErrorFeedback.__init__
-    patch.setattr(ErrorFeedback, "__init__", lambda self, alpha, *, delay: init(self, alpha, delay=2 * delay))
+    patch.setattr(
+        ErrorFeedback,
+        "__init__",
+        lambda self, alpha, *, delay, **settings: init(self, alpha, delay=2 * delay, **settings),
+    )
 
 
 def rate_of_the_batch_before(patch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,15 @@ def test_the_loss_takes_twelve_bytes_a_logit(dtype: str) -> None:
     assert 12 * LOGITS <= head.activation_bytes + head.passing_bytes <= 12.5 * LOGITS
 
 
+def test_a_loss_in_chunks_keeps_no_logits() -> None:
+    """512 rows at a time → 12 bytes for their logits, 6 for the gradients of the matrix, and one more product."""
+    head, plain = costs(loss_chunk=512)["head"], costs()["head"]
+    matrix = 128_256 * 4096
+    assert head.passing_bytes == 12 * 512 * 128_256 + 6 * matrix
+    assert head.activation_bytes == 2 * S * 4096 * 2
+    assert head.backward_flops == 1.5 * plain.backward_flops
+
+
 def test_the_update_has_the_rate_of_newton_schulz() -> None:
     """A block's five steps in fp32 take ten times those in bf16 on a card, in a job of either dtype."""
     card = Device(kind="cuda")

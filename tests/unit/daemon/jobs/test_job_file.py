@@ -59,6 +59,10 @@ REFUSED = {
         NAMED + '[optim]\nrest = { name = "sgd", momentum = 0.0, nesterov = false, momentum_dtype = "bfloat16" }',
         "optim.rest.momentum_dtype: sgd has no momentum here; leave it out",
     ),
+    "compiled head in chunks": (
+        NAMED + "[train]\nloss_chunk = 64\ncompile = true",
+        "train.loss_chunk: a compiled head has all logits at once; set it to 0",
+    ),
     "negative error feedback": (NAMED + "[optim]\nerror_feedback = -1.0", "optim.error_feedback: must be at least 0"),
     "heads that do not divide": (
         NAMED + "[model]\nnum_attention_heads = 7",

@@ -55,6 +55,7 @@ JOBS = {
     "2bw, AdamW, clip, 3 groups": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.05), ADAMW),
     "2bw, bfloat16": make_job(with_train(dtype="bfloat16"), EF),
     "2bw, narrow optimizer, bfloat16": make_job(with_train(dtype="bfloat16"), NARROW),
+    "2bw, loss in chunks, recomputation": make_job(with_train(loss_chunk=5, recompute="block"), EF),
     "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
     "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
     "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),

@@ -1,0 +1,81 @@
+"""The loss with a few rows' logits at a time: the same loss within rounding, and bounded memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.stages.model.chunked_loss import microbatch_loss
+from headway.stages.model.decoder import Head
+from headway.stages.spec import ModelSpec
+from tests.unit.optim.test_update_memory import NewMemory
+
+WIDTH, VOCABULARY, ROWS = 8, 512, 64
+SPEC = ModelSpec(num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=1, vocab_size=VOCABULARY)
+
+
+def make_head(dtype: torch.dtype) -> Head:
+    generator = torch.Generator().manual_seed(1)
+    head = Head(SPEC)
+    weights = {
+        "norm.weight": torch.ones(WIDTH, dtype=dtype),
+        "lm_head.weight": torch.randn(VOCABULARY, WIDTH, generator=generator).to(dtype),
+    }
+    head.load_state_dict(weights, assign=True)
+    return head
+
+
+def draw(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(2, ROWS // 2, WIDTH, generator=generator).to(dtype)
+    return hidden, torch.randint(VOCABULARY, (2, ROWS // 2), generator=generator)
+
+
+def computed(dtype: torch.dtype, *, chunk: int) -> tuple[Tensor, ...]:
+    """The loss, and the gradients of the hidden states, of the norm and of the vocabulary's matrix."""
+    head, (hidden, targets) = make_head(dtype), draw(dtype)
+    leaf = hidden.requires_grad_()
+    loss = microbatch_loss(head, leaf, targets, chunk=chunk)
+    return loss.detach(), *torch.autograd.grad(loss, [leaf, head.norm.weight, head.lm_head.weight])
+
+
+@pytest.mark.parametrize("chunk", [ROWS, ROWS + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_chunk_has_the_bits_of_all_rows_at_once(dtype: torch.dtype, chunk: int) -> None:
+    """A chunk that holds the whole microbatch is the plain loss."""
+    for found, expected in zip(computed(dtype, chunk=chunk), computed(dtype, chunk=0), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_change_the_rounding_alone(dtype: torch.dtype, chunk: int) -> None:
+    """Any chunk, also one that does not divide the rows → the loss and the gradients within rounding of the dtype."""
+    for found, expected in zip(computed(dtype, chunk=chunk), computed(dtype, chunk=0), strict=True):
+        tolerance = 1e-6 if dtype == torch.float32 or not found.ndim else 1e-2
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def test_the_gradient_of_the_loss_above_it_counts() -> None:
+    """A loss that is multiplied by 3 → gradients three times as large: a power of two away from exact."""
+    head, (hidden, targets) = make_head(torch.float32), draw(torch.float32)
+    weight = head.lm_head.weight
+    once, thrice = (
+        torch.autograd.grad(scale * microbatch_loss(head, hidden, targets, chunk=16), [weight])[0] for scale in (1, 3)
+    )
+    torch.testing.assert_close(thrice, 3 * once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_bound_the_memory_of_the_logits(dtype: torch.dtype) -> None:
+    """Forward and backward of 64 rows by 8 → 12 bytes for each of a chunk's logits, and the weight's gradients."""
+    head, (hidden, targets) = make_head(dtype), draw(dtype)
+    by = [hidden.requires_grad_(), head.lm_head.weight]
+    peaks = {}
+    for chunk in (0, 8):
+        with NewMemory([*head.parameters(), hidden, targets]) as memory:
+            torch.autograd.grad(microbatch_loss(head, hidden, targets, chunk=chunk), by)
+        peaks[chunk] = memory.peak
+    assert peaks[0] >= 12 * ROWS * VOCABULARY
+    weights = VOCABULARY * WIDTH * (4 + dtype.itemsize)
+    assert peaks[8] <= 12 * 8 * VOCABULARY + weights + 8 * hidden.nbytes
