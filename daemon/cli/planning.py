@@ -56,6 +56,10 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also print the arithmetic: the parts of each worker's memory and seconds."),
+    ] = False,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -79,7 +83,6 @@ def plan(
     from headway.daemon.jobs.job_file import read_job
     from headway.daemon.preview.preview import equal_nodes, preview
     from headway.daemon.results.pipeline_picture import check_drawing
-    from headway.daemon.situation.outlook import as_fast_as_their_like
 
     if nodes and nodes_file is not None:
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
@@ -95,6 +98,7 @@ def plan(
     elif nodes:
         records = equal_nodes(nodes, memory_bytes=round(memory * (1 << 30)))
     elif _is_any_cluster(etcd, cluster):
+        from headway.daemon.situation.outlook import as_fast_as_their_like
 
         async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
             return tuple(as_fast_as_their_like((await session.view()).nodes.values()).values())
@@ -111,7 +115,7 @@ def plan(
     if as_json:
         say_json(told)
         return
-    for line in told.lines:
+    for line in [*told.lines, *(["", *told.arithmetic] if explain else [])]:
         say(line)
     for what, path in (("timeline", picture), ("trace", trace)):
         if path is not None:

@@ -39,18 +39,29 @@ class LayerCost:
     """Bytes that the elementwise part of the update moves."""
     state_bytes: int
     """Bytes of the layer's file at a boundary: live versions and optimizer state."""
-    resident_bytes: int
-    """Bytes on the device before any microbatch: tensor sets, optimizer state, gradient sets except those of the
-    groups.
-    """
+    master_bytes: int
+    """Bytes of fp32 masters on the device; 0: the versions are fp32 themselves."""
+    version_bytes: int
+    """Bytes of the weights as the forward sees them, in two versions."""
+    optimizer_bytes: int
+    """Bytes of momentum, second moments and Error Feedback."""
+    gradient_bytes: int
+    """Bytes of gradient sets, except those of the groups."""
     group_bytes: int
     """Bytes on the device for each reduction group whose gradient is summed there."""
     activation_bytes: int
     """Bytes on the device for each microbatch in flight."""
+    loss_bytes: int = 0
+    """Part of `activation_bytes` that the loss keeps for its backward."""
     passing_bytes: int = 0
     """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
     microbatch, in one layer at a time.
     """
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the bytes on the device before any microbatch, except the groups' gradient sets."""
+        return self.master_bytes + self.version_bytes + self.optimizer_bytes + self.gradient_bytes
 
 
 def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
@@ -187,6 +198,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         update_flops=0.0,
         is_recomputed=train.loss_chunk > 0,
         activation_bytes=2 * hidden_bytes(spec) + kept,
+        loss_bytes=kept,
         passing_bytes=passing,
     )
 
@@ -225,6 +237,7 @@ def _cost(
     forward_flops: float,
     update_flops: float,
     activation_bytes: int,
+    loss_bytes: int = 0,
     passing_bytes: int = 0,
     is_recomputed: bool = False,
 ) -> LayerCost:
@@ -250,8 +263,12 @@ def _cost(
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
         update_bytes=2.0 * (3 * FP32_BYTES * num_parameters + 2 * slot_bytes),
         state_bytes=live_bytes + slot_bytes,
-        resident_bytes=master_bytes + 2 * set_bytes + slot_bytes + FP32_BYTES * gradient_sets * num_parameters,
+        master_bytes=master_bytes,
+        version_bytes=2 * set_bytes,
+        optimizer_bytes=slot_bytes,
+        gradient_bytes=FP32_BYTES * gradient_sets * num_parameters,
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
+        loss_bytes=loss_bytes,
         passing_bytes=passing_bytes,
     )

@@ -231,7 +231,7 @@ class StageCosts:
     def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
         """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
         held = self.depth_of(depth, self.num_held(groups))
-        found = self._device_bytes(self._gradient_sets(len(groups), num_replicas), held)[index]
+        found = self._device_bytes(self.gradient_sets(len(groups), num_replicas), held)[index]
         return int(found) + self.feedback_bytes * len(groups)
 
     def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
@@ -239,7 +239,7 @@ class StageCosts:
         needed: Floats = self.resident_bytes + self.passing_bytes
         return needed + self.group_bytes * num_sets + self.activation_bytes * held
 
-    def _gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+    def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
         While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
@@ -265,7 +265,7 @@ class StageCosts:
             depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
             while np.any(below < above):
                 middle = (below + above + 1) // 2
-                needed = self._device_bytes(self._gradient_sets(middle, num_replicas), depths[middle])
+                needed = self._device_bytes(self.gradient_sets(middle, num_replicas), depths[middle])
                 needed = needed + self.feedback_bytes * middle
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.connections import LinkAssumptions, Links
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.attention_choice import attention_backend
 from headway.daemon.jobs.job import JobSpec
@@ -16,6 +18,13 @@ from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, Stage
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.preview.plan_simulation import Forecast, forecast
+from headway.daemon.preview.stage_arithmetic import (
+    StageArithmetic,
+    legend,
+    memory_rows,
+    seconds_rows,
+    stage_arithmetic,
+)
 from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
 
 MOST_SPARES: Final = 8
@@ -48,6 +57,8 @@ class WorkerPreview:
     host_bytes: int
     host_limit_bytes: int
     """Memory limit of the host; 0: not known, not limited."""
+    arithmetic: StageArithmetic
+    """What its memory on the device and its seconds consist of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +157,17 @@ class PlanPreview:
         kinds = link_sentences(self.link_kinds)
         return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
 
+    @property
+    def arithmetic(self) -> list[str]:
+        """Return the arithmetic of memory and seconds for people."""
+        names = [(str(worker.stage), worker.node, worker.device) for worker in self.workers]
+        told = [worker.arithmetic for worker in self.workers]
+        tables = []
+        for titles, rows in (memory_rows(told), seconds_rows(told)):
+            joined = [(*name, *row) for name, row in zip(names, rows, strict=True)]
+            tables.append(table(("stage", "node", "device", *titles), joined))
+        return ["memory on devices, GiB:", *tables[0], "", *legend(told), "", "seconds:", *tables[1]]
+
     def _more_spares(self) -> str:
         return f"and {len(self.spares) - MOST_SPARES} more"
 
@@ -200,6 +222,9 @@ def preview(
     plan = make_plan(spec, nodes, links=links, profiles=profiles)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
+    slots = [DeviceSlot.of(node, position) for node in nodes for position in range(len(node.devices))]
+    known = profiles or Profiles()
+    costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known))
     run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles) if is_simulated else None
     explanation = plan.explanation()
     found = PlanPreview(
@@ -208,7 +233,7 @@ def preview(
         predicted_batch_seconds=plan.predicted_batch_seconds,
         tokens_per_second=spec.train.tokens_per_batch / plan.predicted_batch_seconds,
         bottleneck=explanation[0],
-        workers=_workers(plan, nodes),
+        workers=_workers(plan, slots, costs),
         links=_links(plan),
         spares=plan.spares,
         exact=plan.is_exact,
@@ -278,12 +303,14 @@ def _of(num_bytes: int, limit: int) -> str:
     return f"{size(num_bytes)} of {size(limit)}" if limit else size(num_bytes)
 
 
-def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPreview, ...]:
-    devices = {(node.name, device.index): device for node in nodes for device in node.devices}
+def _workers(plan: ClusterPlan, slots: Iterable[DeviceSlot], costs: StageCosts) -> tuple[WorkerPreview, ...]:
+    slot_of = {(slot.node, slot.device.index): slot for slot in slots}
+    num_replicas = Counter(estimate.stage_index for estimate in plan.estimates)
 
     def worker(estimate: StageEstimate) -> WorkerPreview:
         stage = estimate.stage
-        device = devices[stage.node, stage.device_index]
+        slot = slot_of[stage.node, stage.device_index]
+        device = slot.device
         return WorkerPreview(
             stage=estimate.stage_index,
             node=stage.node,
@@ -298,6 +325,7 @@ def _workers(plan: ClusterPlan, nodes: Iterable[NodeRecord]) -> tuple[WorkerPrev
             device_reserve_bytes=device.reserve_bytes,
             host_bytes=estimate.host_bytes,
             host_limit_bytes=estimate.host_limit_bytes,
+            arithmetic=stage_arithmetic(costs, estimate, slot, num_replicas[estimate.stage_index]),
         )
 
     return tuple(map(worker, plan.estimates))

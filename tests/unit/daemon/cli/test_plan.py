@@ -33,6 +33,18 @@ def test_a_plan_from_a_file_says_who_does_what(headway: Headway) -> None:
     assert lines[-1].startswith("Exact: no, because the workers are of several arithmetic classes")
 
 
+def test_a_plan_explains_its_arithmetic(headway: Headway) -> None:
+    """`--explain` adds two tables behind the plan: memory by its parts, and seconds."""
+    _, short, _ = headway("plan", JOB, "--nodes-file", NODES)
+    code, out, err = headway("plan", JOB, "--nodes-file", NODES, "--explain")
+    assert (code, err) == (0, "")
+    assert out.startswith(short)
+    added = out[len(short) :].splitlines()
+    assert "memory on devices, GiB:" in added
+    assert "seconds:" in added
+    assert sum("cuda:" in line for line in added) == 2 * sum("cuda:" in line for line in short.splitlines()[:8])
+
+
 def test_a_plan_as_json_has_every_figure(headway: Headway) -> None:
     """`--json` has the tables' figures as numbers, and every layer once per replica of its stage."""
     code, out, _ = headway("plan", JOB, "--nodes-file", NODES, "--simulate", "/dev/null", "--json")

@@ -76,7 +76,7 @@ def test_it_fits_on_cards_of_80_gb_with_reserve(nodes: str, length: int) -> None
     assert any("3.98 GiB in reserve" in line for line in plan.lines)
 
 
-@pytest.mark.parametrize(("length", "schedule"), [(2048, "2bw"), (8192, "1f1b")])
+@pytest.mark.parametrize(("length", "schedule"), [(2048, "2bw"), (8192, "2bw"), (8192, "1f1b")])
 def test_it_fits_on_unlike_cards_with_reserve(length: int, schedule: Literal["2bw", "1f1b"]) -> None:
     """2 · 80 + 4 · 24 + 2 · 48 GB: each card has what its memory allows, beside its own reserve."""
     spec = example(length)
