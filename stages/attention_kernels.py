@@ -28,6 +28,12 @@ class KernelDevice(Protocol):
         """Return the compute capability of a CUDA device, such as `9.0`; empty: not known."""
 
 
+def computes_bfloat16(device: KernelDevice) -> bool:
+    """Return whether a device is a card with products in bfloat16. One that does not say its capability may be none."""
+    compute = _numbers(device.capability)
+    return device.kind == "cuda" and compute is not None and compute >= _AMPERE
+
+
 def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: str, capability: str = "") -> str:
     """Return why a device has no such kernel for a job; empty: it has one.
 

@@ -80,7 +80,7 @@ def plan(
     headway plan my-job.toml --nodes-file nodes.toml --simulate timeline.png --trace timeline.json
     """
     from headway.daemon.errors import ConfigError
-    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.preview.preview import equal_nodes, preview
     from headway.daemon.results.pipeline_picture import check_drawing
 
@@ -88,7 +88,7 @@ def plan(
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
     if memory and not nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
-    spec = read_job(job)
+    spec, named = read_job_file(job)
     if picture is not None:
         check_drawing()
     links: LinkAssumptions | None = None
@@ -109,7 +109,7 @@ def plan(
         sys.stderr.write(
             "headway: no cluster runs here, so the plan is for this machine alone; --nodes N plans for more\n"
         )
-    told, run = preview(spec, records, links=links, is_simulated=picture is not None or trace is not None)
+    told, run = preview(spec, records, named=named, links=links, is_simulated=picture is not None or trace is not None)
     if run is not None:
         _write(told, run, picture, trace)
     if as_json:

@@ -55,26 +55,30 @@ def submit(
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.errors import ConfigError
-    from headway.daemon.jobs.job_file import read_job
+    from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
+    from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
     from headway.daemon.reports.safety_report import why_unprotected
 
     if job is None and origin is None:
         raise ConfigError("name a job file, or a checkpoint with --from", "submit")
     manifest = checkpoint_folder.read_checkpoint(origin) if origin is not None else None
+    named: frozenset[str] | None = None
     if job is not None:
-        spec, source = read_job(job), job
+        (spec, named), source = read_job_file(job), job
     else:
         assert manifest is not None
         spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
+        if named is not None:
+            spec, named = with_those_of(spec, manifest.spec, named=named), None
         checkpoint_folder.check_fits(spec, manifest, str(source))
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
         devices = [device for node in view.nodes.values() for device in node.devices]
-        resolved = resolve_job(spec, job_file=source, devices=devices, cache_dir=default_cache_dir())
+        resolved = resolve_job(spec, job_file=source, devices=devices, cache_dir=default_cache_dir(), named=named)
         are_nodes_asked = session.identity is not None
         root = session.address.state_dir
         check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
@@ -95,6 +99,8 @@ def submit(
             return
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
+        if filled_in := what_was_filled_in(spec, resolved):
+            sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         if warning:
             sys.stderr.write(f"headway: {name} is unprotected: {warning}\n")
         for line in access.warnings:

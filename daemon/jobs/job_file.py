@@ -17,14 +17,25 @@ from headway.optim.spec import USED_SETTINGS, GroupSpec
 
 def read_job(path: Path) -> JobSpec:
     """Return the job of a file. Raises ConfigError, one line, for an unreadable file or an impossible job."""
-    return parse_job(read_text(path, "job file"), str(path))
+    return read_job_file(path)[0]
 
 
-def parse_job(text: str, source: str = "job") -> JobSpec:
-    """Return the job of TOML text; `source` names it in errors. Raises ConfigError at `source:section.key`."""
+def read_job_file(path: Path) -> tuple[JobSpec, frozenset[str]]:
+    """Return the job of a file, and the keys that the file names, such as `train.dtype`. Raises as `read_job`."""
+    text, named = read_text(path, "job file"), set[str]()
+    return parse_job(text, str(path), named=named), frozenset(named)
 
-    def refuse_unused(kind: type, raw: dict[str, Any], place: Place) -> None:
-        """Refuse a setting that its optimizer would ignore: it looks as if it had an effect."""
+
+def parse_job(text: str, source: str = "job", *, named: set[str] | None = None) -> JobSpec:
+    """Return the job of TOML text; `source` names it in errors. Raises ConfigError at `source:section.key`.
+
+    The keys that the text names are added to `named`.
+    """
+
+    def check_keys(kind: type, raw: dict[str, Any], place: Place) -> None:
+        """Note the keys, and refuse a setting that its optimizer would ignore: it looks as if it had an effect."""
+        if named is not None:
+            named.update(".".join((*place, key)) for key in raw)
         name = raw.get("name")
         used = USED_SETTINGS.get(name) if kind is GroupSpec and isinstance(name, str) else None
         if used is None:
@@ -36,6 +47,6 @@ def parse_job(text: str, source: str = "job") -> JobSpec:
                     where(source, (*place, key)),
                 )
 
-    spec: JobSpec = read_typed(text, JobSpec, source, check=refuse_unused)
+    spec: JobSpec = read_typed(text, JobSpec, source, check=check_keys)
     check_job(spec, source)
     return spec

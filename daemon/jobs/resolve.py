@@ -1,15 +1,15 @@
-"""Fixes the machine-dependent parts of a job at its submission: the data's hash and path, the attention backend.
+"""Fixes the machine-dependent parts of a job at its submission: the data's hash and path, what it leaves to devices.
 
 Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits depend.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.attention_choice import attention_backend
+from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
 
@@ -23,17 +23,23 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
 
 
-def resolve_job(spec: JobSpec, *, job_file: Path, devices: Iterable[KernelDevice], cache_dir: Path) -> JobSpec:
+def resolve_job(
+    spec: JobSpec,
+    *,
+    job_file: Path,
+    devices: Iterable[KernelDevice],
+    cache_dir: Path,
+    named: Collection[str] | None = None,
+) -> JobSpec:
     """Return the job with everything fixed. devices: those that may compute it.
+
+    named: the keys of its file, so that the devices may decide some others; None: the job leaves none open.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
     other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has.
     """
-    return replace(
-        spec,
-        data=_resolve_data(spec, job_file, cache_dir),
-        train=replace(spec.train, attention_backend=attention_backend(spec, devices, str(job_file))),
-    )
+    data = _resolve_data(spec, job_file, cache_dir)
+    return replace(for_devices(spec, devices, source=str(job_file), named=named), data=data)
 
 
 def data_folder(source: str, cache_dir: Path) -> Path:

@@ -14,8 +14,9 @@ from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import check_finished, follow_job
 from headway.daemon.client.journal_copy import JournalCopy
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.device_defaults import what_was_filled_in
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
@@ -76,8 +77,12 @@ async def run_job(
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
     """
-    spec = read_job(job_file).with_link(link)
-    spec = resolve_job(spec, job_file=job_file, devices=local_devices(), cache_dir=default_cache_dir())
+    given, named = read_job_file(job_file)
+    spec = resolve_job(
+        given.with_link(link), job_file=job_file, devices=local_devices(), cache_dir=default_cache_dir(), named=named
+    )
+    if filled_in := what_was_filled_in(given, spec):
+        sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
     folder = RunFolder(out=out)
     try:
         out.mkdir(parents=True, exist_ok=True)

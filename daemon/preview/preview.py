@@ -1,8 +1,8 @@
 """Previews the plan of a job on some nodes: the dry run of `headway plan`. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -12,7 +12,7 @@ from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planne
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.attention_choice import attention_backend
+from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
@@ -209,16 +209,19 @@ def preview(
     spec: JobSpec,
     nodes: Sequence[NodeRecord],
     *,
+    named: Collection[str] | None = None,
     links: LinkAssumptions | None = None,
     profiles: Profiles | None = None,
     is_simulated: bool = False,
 ) -> tuple[PlanPreview, Forecast | None]:
     """Return the plan of a job that has all nodes to itself, and its simulation if requested.
 
+    named: as for `resolve_job`.
+
     Raises ConfigError with the planner's reason for refusing.
     """
-    backend = attention_backend(spec, [device for node in nodes for device in node.devices], f"job {spec.job.name}")
-    spec = replace(spec, train=replace(spec.train, attention_backend=backend))
+    devices = [device for node in nodes for device in node.devices]
+    spec = for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
     plan = make_plan(spec, nodes, links=links, profiles=profiles)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")

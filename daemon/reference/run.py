@@ -11,7 +11,7 @@ from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.data.data_tokenizer import tokenizer_of
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.node.hardware import find_devices, memory_bytes
 from headway.daemon.planning.cluster_plan import size
@@ -44,7 +44,8 @@ def run_reference(
     chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
     cache_dir = default_cache_dir()
     devices = find_devices(chosen, 0)
-    spec = resolve_job(read_job(job_file), job_file=job_file, devices=devices, cache_dir=cache_dir)
+    given, named = read_job_file(job_file)
+    spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
     shards = data_folder(spec.data.source, cache_dir)

@@ -1,0 +1,100 @@
+"""What a job file leaves open is decided once, by the devices of the cluster: cards compute in bfloat16."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in, with_device_defaults, with_those_of
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import parse_job, read_job_file
+from headway.daemon.jobs.resolve import resolve_job
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.records import Device
+from headway.stages.data.stdlib_corpus import builtin_corpus
+
+CPU = Device(kind="cpu")
+T4, A100, H100 = (Device(kind="cuda", capability=capability) for capability in ("7.5", "8.0", "9.0"))
+UNKNOWN = Device(kind="cuda")
+NAMED = "[job]\nname = 'j'\n"
+LARGE = "[model]\nvocab_size = 128256\n[train]\nmicrobatch_size = 1\nsequence_length = 8192\n"
+
+
+def filled_in(text: str, devices: list[Device]) -> JobSpec:
+    """What a job file becomes in a cluster."""
+    named = set[str]()
+    spec = parse_job(NAMED + text, named=named)
+    return for_devices(spec, devices, source="job.toml", named=named)
+
+
+def test_on_cards_an_open_job_computes_in_bfloat16() -> None:
+    """Neither dtype nor Newton–Schulz nor attention nor chunks are named → bfloat16, its kernel, logits by parts."""
+    job = filled_in(LARGE, [A100, H100])
+    assert job.train.dtype == job.optim.matrices.newton_schulz_dtype == "bfloat16"
+    assert job.train.attention_backend == "flash"
+    assert job.train.loss_chunk == 512
+    assert job.train.loss_chunk * 128_256 <= 1 << 26
+    assert (job.optim.matrices.momentum_dtype, job.optim.error_feedback_dtype) == ("float32", "float32")
+    assert not job.train.allow_tf32
+
+
+@pytest.mark.parametrize("devices", [[CPU], [CPU, H100], [T4], [H100, UNKNOWN], []])
+def test_elsewhere_a_job_keeps_its_bits(devices: list[Device]) -> None:
+    """A CPU, an older card, or one that does not say what it is, among the devices → the job of before."""
+    job = filled_in(LARGE, devices)
+    assert replace(job, train=replace(job.train, attention_backend="auto")) == parse_job(NAMED + LARGE)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "newton_schulz", "chunk"),
+    [
+        ('dtype = "float32"', "float32", "bfloat16", 512),
+        ("loss_chunk = 0", "bfloat16", "bfloat16", 0),
+        ("compile = true", "bfloat16", "bfloat16", 0),
+        ('[optim]\nmatrices = { name = "muon", newton_schulz_dtype = "float32" }', "bfloat16", "float32", 512),
+        ('[optim]\nmatrices = { name = "lion" }', "bfloat16", "float32", 512),
+    ],
+)
+def test_a_key_that_is_named_stays(text: str, dtype: str, newton_schulz: str, chunk: int) -> None:
+    """Each key counts by itself, also where it names what a CPU would get."""
+    job = filled_in(LARGE + text, [H100])
+    found = job.train.dtype, job.optim.matrices.newton_schulz_dtype, job.train.loss_chunk
+    assert found == (dtype, newton_schulz, chunk)
+
+
+def test_few_logits_need_no_chunks() -> None:
+    """A vocabulary of bytes → all rows at once; the largest vocabulary → still as many rows as a product needs."""
+    assert filled_in("", [H100]).train.loss_chunk == 0
+    assert filled_in(LARGE.replace("128256", str(1 << 20)), [H100]).train.loss_chunk == 128
+
+
+def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
+    """The record has the values, and nobody who reads it decides again; a spec without a file is left alone."""
+    file = tmp_path / "job.toml"
+    file.write_text(NAMED)
+    given, named = read_job_file(file)
+    builtin_corpus(tmp_path)
+    resolved = resolve_job(given, job_file=file, devices=[H100], cache_dir=tmp_path, named=named)
+    assert decode(encode(resolved), JobSpec) == resolved
+    assert what_was_filled_in(given, resolved) == (
+        "train.dtype = bfloat16, optim.matrices.newton_schulz_dtype = bfloat16"
+    )
+    again = resolve_job(resolved, job_file=file, devices=[CPU], cache_dir=tmp_path)
+    assert what_was_filled_in(resolved, again) == ""
+
+
+def test_a_job_from_a_checkpoint_takes_what_it_leaves_open_from_there() -> None:
+    """A checkpoint of cards, a new job file that names nothing → bfloat16 everywhere; what it names stays."""
+    origin = filled_in(LARGE, [H100])
+    for text, chunk in (("", 512), ("[train]\nloss_chunk = 64", 64)):
+        named = set[str]()
+        spec = with_those_of(parse_job(NAMED + text, named=named), origin, named=named)
+        assert spec.train.dtype == spec.optim.matrices.newton_schulz_dtype == "bfloat16"
+        assert spec.train.loss_chunk == chunk
+
+
+def test_keys_are_named_by_their_section() -> None:
+    """A key of another section with the same name does not count."""
+    spec = parse_job(NAMED + LARGE)
+    assert with_device_defaults(spec, [H100], named={"dtype", "model.dtype"}).train.dtype == "bfloat16"
+    assert with_device_defaults(spec, [H100], named={"train.dtype"}).train.dtype == "float32"
