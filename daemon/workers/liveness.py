@@ -26,6 +26,8 @@ IDLE_SILENCE_S: Final = 30.0
 MIN_STANDSTILL_S: Final = 5.0
 STANDSTILL_FACTOR: Final = 20.0
 """Multiple of the typical seconds of an operation that one operation may take."""
+LAUNCHED_FACTOR: Final = 4.0
+"""Multiple of the seconds of all launched work that one operation may take on a device that works later."""
 PREPARING_STANDSTILL_S: Final = 20.0
 """The limit while it also owes an answer to Prepare, which it handles between two operations."""
 FIRST_OPERATION_S: Final = 120.0
@@ -61,6 +63,10 @@ class Beat:
     """Mean seconds of operations of the running kind; 0: none of the kind was done."""
     num_steps: int = 0
     """Number of update parts that the process has done: an advancing update does not stand still."""
+    launched_s: float | None = None
+    """Seconds of work that its device may have before it, as launched_work.py counts; 0: its layers are not timed yet.
+    None: the device computes at once.
+    """
 
     @property
     def progress(self) -> tuple[JobGeneration, int, int]:
@@ -159,13 +165,22 @@ class Liveness:
     def _overdue(self, limit_s: float, now: float, what: str) -> str:
         return f"{what} {limit_s:g} s" if now - self._heard_at >= limit_s else ""
 
+    def _standstill_limit(self, beat: Beat, least_s: float) -> float:
+        """Return the most seconds without progress.
+
+        Times of launches do not limit a device that works later: all that was launched does, once it was timed.
+        """
+        if not beat.expected_s or beat.launched_s == 0.0:
+            return self._first_operation_s
+        usual_s = max(beat.typical_s, beat.expected_s)
+        return max(least_s, STANDSTILL_FACTOR * usual_s, LAUNCHED_FACTOR * (beat.launched_s or 0.0))
+
     def _stands_still(self, status: WorkerStatus, least_s: float) -> str:
         """Return whether heartbeats show a standstill; missing heartbeats prove nothing."""
         beat = self.beat
         if beat is None or beat.run_key != status.started or not beat.is_runnable:
             return ""
-        usual_s = max(beat.typical_s, beat.expected_s)
-        limit_s = max(least_s, STANDSTILL_FACTOR * usual_s) if beat.expected_s else self._first_operation_s
+        limit_s = self._standstill_limit(beat, least_s)
         if self._felt_at - self._moved_at < limit_s:
             return ""
         return (

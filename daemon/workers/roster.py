@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.records.records import Device
+from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import Liveness
 from headway.daemon.workers.priority import lower_priority, restore_priority
 from headway.daemon.workers.process import WorkerProcess
@@ -76,6 +77,8 @@ class WorkerHandle:
         self.process: WorkerProcess | None = None
         self.stream: WorkerStream | None = None
         self.liveness = Liveness(0.0)
+        self.launched: LaunchedWork | None = None
+        """What the stage of its last Start may launch ahead of its device; None: the device computes at once."""
         self.heartbeat = control_pb2.Heartbeat()
         """The newest heartbeat of this process."""
         self.last_words = control_pb2.Refused()

@@ -14,6 +14,7 @@ from headway.daemon.addresses import join_address
 from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.workers.process import WorkerProcess, last_lines
 from headway.daemon.workers.recent_operations import RecentOperationsDesk
@@ -203,6 +204,7 @@ class Supervisor:
             stage = order.start.stage
             leads = not stage.groups or stage.groups[0] == 0
             has_journal = leads and stage.index + 1 == stage.num_stages
+            handle.launched = LaunchedWork.of(stage) if handle.device.kind == "cuda" else None
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
         handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s)
         handle.stream.send(order)
@@ -283,7 +285,7 @@ class Supervisor:
                 self._listener.worker_progressed(report.progress)
             case "heartbeat":
                 handle.heartbeat = report.heartbeat
-                handle.liveness.on_heartbeat(_beat(report.heartbeat), _now())
+                handle.liveness.on_heartbeat(_beat(report.heartbeat, handle.launched), _now())
             case "snapshot_missed":
                 self._listener.worker_missed_snapshot(report.snapshot_missed)
             case "recent_operations":
@@ -412,7 +414,7 @@ class Supervisor:
         self._listener.worker_changed()
 
 
-def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
+def _beat(heartbeat: control_pb2.Heartbeat, launched: LaunchedWork | None) -> Beat:
     return Beat(
         run_key=JobGeneration(heartbeat.job, heartbeat.generation),
         num_operations=heartbeat.operations,
@@ -420,6 +422,7 @@ def _beat(heartbeat: control_pb2.Heartbeat) -> Beat:
         typical_s=heartbeat.typical_s,
         expected_s=heartbeat.expected_s,
         num_steps=heartbeat.steps,
+        launched_s=None if launched is None else launched.seconds(heartbeat.layers),
         batch=heartbeat.batch,
     )
 

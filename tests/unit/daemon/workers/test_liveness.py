@@ -7,8 +7,12 @@ from typing import cast
 import pytest
 
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job_file import read_job
+from headway.daemon.preview.nodes_file import parse_nodes
+from headway.daemon.preview.preview import WorkerPreview, preview
 from headway.daemon.records.records import PlanRecord, StagePlan
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import (
     ANSWER_TIMEOUT_S,
     BUSY_SILENCE_S,
@@ -27,8 +31,11 @@ from headway.daemon.workers.liveness import (
 from headway.daemon.workers.order_messages import loading_s, order_message
 from headway.daemon.workers.orders import OrderPrepare
 from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
+from headway.daemon.workers.supervisor import _beat
+from headway.proto.control_pb2 import Heartbeat, LayerSeconds, StageAssignment
 from headway.stages.spec import ModelSpec, TrainSpec
 
+EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
 OF = JobGeneration("j", 3)
 IDLE = WorkerStatus(device_index=0, incarnation="w", pid=7, address="a:1")
 PREPARED = IDLE.ordered(OrderKind.PREPARE, OF).did_prepare(OF)
@@ -43,6 +50,7 @@ def beat(
     typical_s: float = 0.1,
     expected_s: float | None = None,
     num_steps: int = 0,
+    launched_s: float | None = None,
 ) -> Beat:
     """A heartbeat in batch 12. expected_s: as any operation if None."""
     return Beat(
@@ -53,6 +61,7 @@ def beat(
         batch=12,
         expected_s=typical_s if expected_s is None else expected_s,
         num_steps=num_steps,
+        launched_s=launched_s,
     )
 
 
@@ -116,6 +125,65 @@ def test_the_first_update_may_take_as_long_as_the_first_operation() -> None:
     first, second = beat(40, typical_s=0.01, expected_s=0.0), beat(80, typical_s=0.01, expected_s=2.0)
     assert first_complaint(Liveness(0.0), RUNNING, beats=first, until_s=200) == FIRST_OPERATION_S
     assert first_complaint(Liveness(0.0), RUNNING, beats=second, until_s=200) == 40.0
+
+
+CARDS = [
+    ("8b-8k", "8xh100"),
+    ("8b-8k", "mixed-cards"),
+    ("8b-2k", "mixed-cards"),
+    ("large", "8xh100"),
+    ("large", "nodes"),
+]
+
+
+@pytest.mark.parametrize("newton_schulz_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("job", "nodes"), CARDS)
+def test_a_wait_for_all_that_was_launched_is_no_standstill(job: str, nodes: str, newton_schulz_dtype: str) -> None:
+    """Launches take milliseconds; then one operation waits for every microbatch in flight and the update before it.
+
+    With the predicted times of the examples' plans that are up to 7 s, and twice as much is allowed for. A card that
+    hangs is noticed all the same.
+    """
+    for worker, stage in _predicted(job, nodes, newton_schulz_dtype):
+        seconds = worker.arithmetic.seconds
+        launched_s = worker.depth * seconds.microbatch_s + seconds.update_s
+        work = LaunchedWork.of(stage)
+        part = 1 / len(work.kinds)
+        layer = LayerSeconds(forward_s=part * seconds.microbatch_s, update_s=part * seconds.update_s)
+        assert work.seconds(dict.fromkeys(work.kinds, layer)) == pytest.approx(launched_s)
+        stands = beat(40, typical_s=0.01, launched_s=launched_s)
+        found = first_complaint(Liveness(0.0), RUNNING, beats=stands, until_s=200)
+        assert found >= 2.0 * launched_s
+        assert found <= MIN_STANDSTILL_S + 4.0 * launched_s + 1.0
+
+
+def test_until_a_cards_layers_are_timed_its_launches_tell_nothing() -> None:
+    """The first batches allocate, choose kernels, and run an update that nobody has timed; a CPU's own times count."""
+    untimed = LaunchedWork(("block", "head"), 4).seconds({"block": LayerSeconds(forward_s=0.1)})
+    stands = beat(40, typical_s=0.01, launched_s=untimed)
+    assert first_complaint(Liveness(0.0), RUNNING, beats=stands, until_s=200) == FIRST_OPERATION_S
+    assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
+
+
+def test_a_heartbeat_says_how_much_its_card_has_before_it() -> None:
+    """Its times of layers, for the stage of its Start; on a CPU nothing is launched."""
+    times = LayerSeconds(forward_s=0.25, backward_s=0.5, update_s=2.0)
+    heartbeat = Heartbeat(layers={"block": times, "head": times})
+    work = LaunchedWork.of(StageAssignment(layers=["block.6", "block.7", "head"], depth=4))
+    assert _beat(heartbeat, work).launched_s == 3 * (4 * 0.75 + 2.0)
+    assert _beat(Heartbeat(), work).launched_s == 0.0
+    assert _beat(heartbeat, None).launched_s is None
+
+
+def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[WorkerPreview, StageAssignment]]:
+    """The workers of an example's plan, with their stages."""
+    spec = read_job(EXAMPLES / f"{job}.toml")
+    matrices = replace(spec.optim.matrices, newton_schulz_dtype=newton_schulz_dtype)  # type: ignore[arg-type]
+    spec = replace(spec, optim=replace(spec.optim, matrices=matrices))
+    found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
+    plan = preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
+    stages = [StageAssignment(layers=stage.layers, depth=stage.depth) for stage in plan.stages]
+    return list(zip(plan.workers, stages, strict=True))
 
 
 def test_the_first_operation_of_a_slow_plan_has_longer() -> None:

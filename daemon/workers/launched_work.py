@@ -1,0 +1,33 @@
+"""Knows how long a device may need for work that its worker has launched. Pure.
+
+Operations on a CUDA device are launched and run later. A worker may launch all its microbatches in flight and an update
+in a moment. The next operation that waits for the device, if only for one frame, then takes as long as all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.daemon.costs.layer_costs import kind_of_layer
+from headway.proto.control_pb2 import LayerSeconds, StageAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWork:
+    """The most that a worker of a stage may have launched."""
+
+    kinds: tuple[str, ...]
+    """Kind of each of its layers."""
+    depth: int
+    """Microbatches in flight."""
+
+    @classmethod
+    def of(cls, stage: StageAssignment) -> "LaunchedWork":
+        """Return the work of a stage that is about to start."""
+        return cls(tuple(map(kind_of_layer, stage.layers)), stage.depth)
+
+    def seconds(self, timed: Mapping[str, LayerSeconds]) -> float:
+        """Return its seconds, from the measured times of each kind of layer; 0: one is not timed yet."""
+        if any(kind not in timed for kind in self.kinds):
+            return 0.0
+        layers = [timed[kind] for kind in self.kinds]
+        return sum(self.depth * (layer.forward_s + layer.backward_s) + layer.update_s for layer in layers)
