@@ -7,6 +7,7 @@ from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
 from headway.daemon.records.ailments import job_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
+from headway.daemon.reports.arithmetic_settings import arithmetic_settings
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
 from headway.daemon.reports.link_waits import link_waits
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
@@ -97,6 +98,8 @@ class JobReport:
     queue_position: int | None = None
     """Position among the jobs that wait for devices, from 1; None: the job does not wait."""
     queue_length: int = 0
+    arithmetic: str = ""
+    """Dtypes, kernels and what is deterministic, in a sentence."""
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -129,6 +132,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,
         exact_reason=exact_reason,
+        arithmetic=arithmetic_settings(spec),
         plan_reason=told.reason if told else "",
         layers=spec.layers,
         stages=_stages(job, plan),
