@@ -445,7 +445,7 @@ class RecentOperations(_message.Message):
     def __init__(self, request: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., worker: _Optional[int] = ..., launched: _Optional[bool] = ..., kinds: _Optional[bytes] = ..., batches: _Optional[_Iterable[int]] = ..., microbatches: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., started_s: _Optional[_Iterable[float]] = ..., ended_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch", "lost_peer", "unreached")
+    __slots__ = ("job", "generation", "reason", "fault", "hopeless", "damaged_path", "batch", "lost_peer", "unreached", "shortage")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +455,7 @@ class Refused(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     LOST_PEER_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    SHORTAGE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     reason: str
@@ -464,7 +465,18 @@ class Refused(_message.Message):
     batch: int
     lost_peer: int
     unreached: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ..., lost_peer: _Optional[int] = ..., unreached: _Optional[bool] = ...) -> None: ...
+    shortage: OutOfMemory
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., fault: _Optional[str] = ..., hopeless: _Optional[bool] = ..., damaged_path: _Optional[str] = ..., batch: _Optional[int] = ..., lost_peer: _Optional[int] = ..., unreached: _Optional[bool] = ..., shortage: _Optional[_Union[OutOfMemory, _Mapping]] = ...) -> None: ...
+
+class OutOfMemory(_message.Message):
+    __slots__ = ("wanted_bytes", "allocated_bytes", "allowed_bytes")
+    WANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    wanted_bytes: int
+    allocated_bytes: int
+    allowed_bytes: int
+    def __init__(self, wanted_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., allowed_bytes: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots", "tell_operations")

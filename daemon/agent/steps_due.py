@@ -298,6 +298,7 @@ def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -
         was_moved=failure.was_moved,
         proven=proven,
         proven_workers=proven_workers,
+        shortage=failure.shortage,
     )
 
 

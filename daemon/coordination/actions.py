@@ -32,10 +32,10 @@ def retire(situation: JobSituation, to: Phase) -> Command:
 
 
 def requeue(situation: JobSituation, to: Phase) -> Command:
-    """the phase only; the failure count returns to 0"""
+    """the phase only; the failure count returns to 0, and shortages of memory are forgotten"""
     origin = situation.origin
     start = f"batch {origin.boundary}" if origin.source != "initial" else "the beginning"
-    return move(situation, to, f"resume requested: continues from {start}", failures=FailureCount())
+    return move(situation, to, f"resume requested: continues from {start}", failures=FailureCount(), shortages=())
 
 
 def explain_wait(situation: JobSituation, to: Phase) -> Command:
@@ -86,7 +86,7 @@ def offer_change(situation: JobSituation, to: Phase) -> Command:
 
 
 def recover(situation: JobSituation, to: Phase) -> Command:
-    """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count failures, if any"""
+    """delete `stop`; `next` on the surviving nodes if a plan exists, else delete `next`; count losses"""
     cause, plan = why_recovering(situation), situation.plans.recovery
     error = situation.lost.first_error or situation.job.phase.error
     leased = held_against_nodes(situation, situation.lost.found)

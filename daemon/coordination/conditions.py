@@ -76,9 +76,11 @@ def next_worker_failed(situation: JobSituation) -> bool:
 
 
 def next_worker_reported_error(situation: JobSituation) -> bool:
-    """The error did not come from outside, so another attempt would repeat it."""
+    """The error did not come from outside, so another attempt would repeat it. One that ran out of memory gets less to
+    do in the next plan.
+    """
     failed = situation.next.failed_worker
-    return failed is not None and not was_killed(failed[1])
+    return failed is not None and not was_killed(failed[1]) and failed[1].shortage is None
 
 
 def next_workers_late(situation: JobSituation) -> bool:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.planning.cluster_plan import size
 from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
 from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
 from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.late_workers import STARTED
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
@@ -194,6 +196,8 @@ def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
     if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
         return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"
     if loss.worker is not None:
+        if loss.is_out_of_memory and loss.worker.shortage is not None:
+            return f"{who} ran out of memory{_of_what(loss.worker.shortage)}"
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
     if loss.storage_trouble:
         return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
@@ -220,6 +224,14 @@ def _which_link(worker: WorkerRecord, peer: str) -> str:
     """Return `did not reach stage 1 on b (… the connection was refused)`."""
     what = "did not reach" if worker.was_unreached else "lost its link to"
     return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
+
+
+def _of_what(shortage: MemoryShortage) -> str:
+    """Return ` (it wanted 2 GiB beside 70 GiB, of 79 GiB)`, as far as it is known."""
+    parts = [f"it wanted {size(shortage.wanted_bytes)}"] if shortage.wanted_bytes else []
+    parts += [f"beside {size(shortage.allocated_bytes)}"] if parts and shortage.allocated_bytes else []
+    told = " ".join(parts) + (f", of {size(shortage.allowed_bytes)}" if parts and shortage.allowed_bytes else "")
+    return f" ({told})" if told else ""
 
 
 def _not_ready(situation: JobSituation) -> str:

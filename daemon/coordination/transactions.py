@@ -8,6 +8,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
+from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.origin import Origin
 from headway.daemon.situation.situation import JobSituation
@@ -40,10 +41,12 @@ def move(
     outlook: str = "",
     planning_since: float = 0.0,
     leased: dict[str, tuple[bytes, int]] | None = None,
+    shortages: tuple[DeviceShortage, ...] | None = None,
 ) -> Transaction:
     """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
 
-    A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything.
+    A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything. shortages:
+    instead of all that are known.
     """
     job, before = situation.job, situation.job.phase
     number = generation or before.generation
@@ -69,6 +72,7 @@ def move(
         outlook=outlook,
         planning_since=planning_since,
         since=situation.written_at if to is not before.phase else before.since,
+        shortages=situation.shortages if shortages is None else shortages,
     )
     written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
     written[Keys.of(job.name, "phase")] = encode(record)

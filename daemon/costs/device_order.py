@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Final
 
+from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
 from headway.daemon.records.records import Device, NodeRecord, StagePlan
 
 MAX_ORDERS: Final = 120
@@ -38,23 +39,36 @@ class DeviceSlot:
     arithmetic_class: str
     is_only_one: bool
     """True if the node has no other device."""
+    limit_bytes: int = 0
+    """Memory that plans may fill: the device's, or less after it ran out; 0: not limited."""
+    demand: float = 1.0
+    """Factor on the predicted bytes of a stage here, as far as the job's measured peaks exceed them."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the most predicted bytes, before the factor, that fit; 0: not limited."""
+        return max(int(self.limit_bytes / self.demand), 1) if self.limit_bytes else 0
 
     @classmethod
-    def of(cls, node: NodeRecord, position: int) -> "DeviceSlot":
-        """Return the node's device at a position of its list."""
+    def of(cls, node: NodeRecord, position: int, memory: MemoryLessons = NOTHING_LEARNED) -> "DeviceSlot":
+        """Return the node's device at a position of its list. memory: what the job has learned of its memory."""
+        device = node.devices[position]
+        limits = (device.usable_bytes, memory.room(node.name, node.incarnation, device.index))
         return cls(
             node=node.name,
             incarnation=node.incarnation,
             site=node.site,
-            device=node.devices[position],
+            device=device,
             host_memory_bytes=node.memory_bytes // len(node.devices),
-            arithmetic_class=node.devices[position].arithmetic_class or node.arithmetic_class,
+            arithmetic_class=device.arithmetic_class or node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
+            limit_bytes=min(filter(None, limits), default=0),
+            demand=memory.demand(device),
         )
 
 
 Kind = tuple[str, str, str, float, int, int, str, tuple[float, ...]]
-"""(site, node if it is one of its kind, device kind, speed, device bytes, host bytes, arithmetic class, measured)"""
+"""(site, node if it is one of its kind, device kind, speed, room, host bytes, arithmetic class, measured)"""
 
 
 class Kinds:
@@ -87,7 +101,7 @@ class Kinds:
             self._blocked.get(slot.node, "") if is_alike else slot.node,
             device.kind,
             self.speed(slot),
-            device.usable_bytes,
+            slot.room_bytes,
             slot.host_memory_bytes,
             slot.arithmetic_class,
             self._pace_of(slot) if self._pace_of else (),
@@ -194,7 +208,7 @@ def _good_orders(slots: tuple[DeviceSlot, ...], length: int, kinds: Kinds) -> li
                 key=lambda slot, by_memory=by_memory: (  # type: ignore[misc]
                     -totals[slot.site],
                     slot.site,
-                    -(slot.device.usable_bytes if by_memory else kinds.speed(slot)),
+                    -(slot.room_bytes if by_memory else kinds.speed(slot)),
                     kinds.of(slot),
                 ),
             )
@@ -258,7 +272,7 @@ def _fast_with_slow(group: list[DeviceSlot]) -> list[DeviceSlot]:
 
 def _most_memory_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the seats by memory, because the first stages hold most microbatches in flight."""
-    return sorted(group, key=lambda slot: -slot.device.usable_bytes)
+    return sorted(group, key=lambda slot: -slot.room_bytes)
 
 
 def _every_third(group: list[DeviceSlot]) -> list[DeviceSlot]:

@@ -55,7 +55,7 @@ class StageCosts:
         self._run_seconds: dict[object, Floats] = {}
         self._widest: dict[frozenset[str], float] = {}
         self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
-        self.is_limited = any(slot.device.memory_bytes for slot in slots)
+        self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
@@ -132,7 +132,7 @@ class StageCosts:
 
         num_stages: this stage and those after it. [first, end], each of num_layers + 1
         """
-        workers = [(self.pace_of(slot), slot.device.usable_bytes, slot.host_memory_bytes) for slot in run]
+        workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
         key = (
@@ -254,7 +254,7 @@ class StageCosts:
 
     def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
-        limit = slot.device.usable_bytes
+        limit = slot.room_bytes
         key = (limit, slot.host_memory_bytes, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]

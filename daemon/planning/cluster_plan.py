@@ -24,6 +24,8 @@ class StageEstimate:
     stage_index: int = 0
     share: float = 1.0
     """Share of the batch's microbatches."""
+    demand: float = 1.0
+    """Factor in `device_bytes` by which the job's measured peaks exceed the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,8 @@ class ClusterPlan:
         share = f", {estimate.share:.0%} of the microbatches ({group_names(groups)})" if groups else ""
         return (
             f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
-            f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}."
+            f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}"
+            f"{f' ({estimate.demand:.2f} times the estimate, as measured)' if estimate.demand > 1 else ''}."
         )
 
 

@@ -90,7 +90,7 @@ def _all_fit(costs: StageCosts, stage: PlacedStage, depth: int) -> bool:
 
 
 def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:
-    limit = worker.slot.device.usable_bytes
+    limit = worker.slot.room_bytes
     return not limit or _device_bytes(costs, stage, worker, depth) <= limit
 
 
@@ -107,6 +107,7 @@ def _estimate(
     position: int,
 ) -> StageEstimate:
     stage, worker = placed[index], placed[index].workers[position]
+    device_bytes = _device_bytes(costs, stage, worker, depths[index])
     is_alone = len(stage.workers) == 1
     return StageEstimate(
         stage=StagePlan(
@@ -116,10 +117,12 @@ def _estimate(
             layers=costs.names[stage.span[0] : stage.span[1]],
             depth=costs.depth_of(depths[index], costs.num_held(worker.groups)),
             groups=() if is_alone else worker.groups,
+            device_bytes=device_bytes,
         ),
         batch_seconds=times.worker_seconds[index][position],
-        device_bytes=_device_bytes(costs, stage, worker, depths[index]),
-        device_limit_bytes=worker.slot.device.usable_bytes,
+        device_bytes=round(device_bytes * worker.slot.demand),
+        device_limit_bytes=worker.slot.limit_bytes,
+        demand=worker.slot.demand,
         host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
         host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,

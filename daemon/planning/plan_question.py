@@ -11,6 +11,7 @@ from typing import Final, TypedDict, Unpack
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot, natural
+from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.attention_choice import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
@@ -56,6 +57,7 @@ class Conditions(TypedDict, total=False):
     quarantined: frozenset[str]
     held: Mapping[str, Iterable[str]] | None
     blocked: BlockedWays
+    memory: MemoryLessons
 
 
 def ask(
@@ -68,7 +70,7 @@ def ask(
     """Return the question for the best plan of a job; arguments as for `make_plan`."""
     quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
     busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
-    nodes = tuple(nodes)
+    memory, nodes = conditions.get("memory", NOTHING_LEARNED), tuple(nodes)
     wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
     out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
@@ -77,7 +79,7 @@ def ask(
     return PlanQuestion(
         spec=spec,
         slots=tuple(
-            DeviceSlot.of(node, index)
+            DeviceSlot.of(node, index, memory)
             for node in wanted
             if node.name not in quarantined
             for index, device in enumerate(node.devices)

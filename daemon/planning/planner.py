@@ -21,7 +21,10 @@ from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, OrderSea
 from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import Conditions, PlanQuestion, ask
 from headway.daemon.records.records import NodeRecord
+from headway.stages.spec import TrainSpec
 
+MOST_NAMED: Final = 4
+"""Maximum number of devices named in one sentence."""
 FEW_WITH_BLOCKED: Final = 5
 """With more devices than this, if some cannot talk, sets that can all talk are tried too: not every order is tried."""
 
@@ -154,7 +157,7 @@ class _Planner:
         costs = self._costs
         largest = max(range(costs.num_layers), key=lambda layer: (self._alone(layer, layer + 1), -layer))
         whole = self._alone(0, costs.num_layers)
-        limits = [slot.device.usable_bytes for slot in self._slots if slot.device.usable_bytes]
+        limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
         kept = int(costs.host_bytes[costs.slice_of[0, costs.num_layers]])
         if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):
@@ -174,8 +177,18 @@ class _Planner:
             f"({costs.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
-            f"{self._reserve()}"
+            f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
         )
+
+    def _shortage(self) -> str:
+        """Return which devices have less room than their own since memory ran out there; empty: none has."""
+        short = [
+            f"{slot.node}:{slot.device.index} at most {size(slot.limit_bytes)}"
+            for slot in self._slots
+            if slot.limit_bytes and slot.limit_bytes != slot.device.usable_bytes
+        ]
+        more = f" and {len(short) - MOST_NAMED} more" if len(short) > MOST_NAMED else ""
+        return f"; out of memory there before, plans give {', '.join(short[:MOST_NAMED])}{more}" if short else ""
 
     def _reserve(self) -> str:
         kept = sum(slot.device.reserve_bytes for slot in self._slots)
@@ -186,7 +199,15 @@ class _Planner:
 
     def _alone(self, first: int, end: int) -> int:
         """Return the bytes of layers on one device, at one microbatch in flight."""
-        return self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
+        estimate = self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
+        return round(estimate * max(slot.demand for slot in self._slots))
+
+
+def remedy(train: TrainSpec) -> str:
+    """Return what would make a job need less memory, or give it more."""
+    ways = ['recompute = "block"'] if train.recompute == "none" else []
+    ways += ["a smaller microbatch_size"] if train.microbatch_size > 1 else []
+    return f"{', '.join([*ways, 'more devices'])} or devices with more memory would help"
 
 
 def all_talking(slots: tuple[DeviceSlot, ...], pairs: frozenset[Pair]) -> tuple[DeviceSlot, ...]:

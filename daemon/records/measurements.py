@@ -87,6 +87,13 @@ class ProfileRecord:
     """Number of timed microbatches."""
     replan_s: float = 0.0
     """Seconds that the last planned change cost this worker; 0: none yet."""
+    predicted_bytes: int = 0
+    """The plan's estimate of `peak_bytes`; 0: not known."""
+    demand: float = 1.0
+    """Largest factor by which a peak of the job exceeded its estimate on this device, for the plans to come."""
+    device_kind: str = ""
+    device_model: str = ""
+    """Kind and model of the device: `demand` counts for all devices of this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
 
@@ -237,6 +238,8 @@ class PhaseRecord:
     planning_since: float = 0.0
     """Time since which the job waits for a plan to be computed, if the wait is long; 0: it does not wait."""
     since: float = 0.0
+    shortages: tuple[DeviceShortage, ...] = ()
+    """What plans respect since workers of the job ran out of memory, until a user resumes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +257,8 @@ class StagePlan:
     depth: int
     groups: tuple[int, ...] = ()
     """Reduction groups whose microbatches it computes, rising; empty: all, because it is the stage's only worker."""
+    device_bytes: int = field(default=0, compare=False)
+    """Predicted memory on the device, before any measurement; 0: an older leader planned it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +409,8 @@ class WorkerRecord:
     """
     proven_workers: tuple[str, ...] = ()
     """Processes that answered, one for each of `proven`. Empty: an earlier version, which does not report them."""
+    shortage: MemoryShortage | None = None
+    """The refused allocation, if it failed because its device had no memory left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,14 @@ class LostWorker:
 
     @property
     def is_nobodys(self) -> bool:
-        """Return whether the loss counts against no node and no job: its machine was moved, or storage is away."""
-        return self.was_moved or bool(self.storage_trouble)
+        """Return whether it counts against no node and no job: the machine moved, storage is away, memory ran out."""
+        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Return whether its device had no memory left, and the next plan will ask less of that device."""
+        shortage = self.worker.shortage if self.worker is not None else None
+        return shortage is not None and bool(self.stage.device_bytes or shortage.needed_bytes)
 
     @property
     def explains_others(self) -> bool:

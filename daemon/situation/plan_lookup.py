@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
+from headway.daemon.costs.memory_lessons import MemoryLessons
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase
+from headway.daemon.situation.memory import lessons
 from headway.daemon.situation.outlook import as_fast_as_their_like, measured, on_probation, outlook
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
 from headway.daemon.view.quarantine import charged_by, left_out
@@ -88,6 +90,7 @@ class PlanLookup:
             "history": self.history,
             "was_rounded": self.was_rounded,
             "quarantined": self.quarantined,
+            "memory": self.memory,
         }
         return self.inquiry.plan(purpose, self._situation.spec, tuple(nodes), profiles=self.profiles, **conditions)
 
@@ -129,6 +132,11 @@ class PlanLookup:
     def profiles(self) -> Profiles:
         """Return the measurements."""
         return measured(self._situation.job, self._situation.view)
+
+    @cached_property
+    def memory(self) -> MemoryLessons:
+        """Return what the job has learned of its memory, the present shortage included."""
+        return lessons(self._situation.job, self._situation.shortages)
 
     @cached_property
     def on_probation(self) -> dict[str, float]:

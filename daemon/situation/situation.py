@@ -10,8 +10,10 @@ from typing import Final
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import is_moving
 from headway.daemon.records.records import DeviceKey, Phase, PlanRecord
+from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
 from headway.daemon.situation.lost_workers import LostWorkers
+from headway.daemon.situation.memory import shortages_now
 from headway.daemon.situation.origin import Origin, find_origin
 from headway.daemon.situation.plan_cache import Plans, PlansAtOnce
 from headway.daemon.situation.plan_health import PlanHealth
@@ -72,6 +74,11 @@ class JobSituation:
     def lost(self) -> LostWorkers:
         """Return the workers that its plan has lost."""
         return LostWorkers(self)
+
+    @cached_property
+    def shortages(self) -> tuple[DeviceShortage, ...]:
+        """Return what plans respect because memory ran out, before or now."""
+        return shortages_now(self.job, self.view, (self.current, self.next))
 
     @cached_property
     def plans(self) -> PlanLookup:

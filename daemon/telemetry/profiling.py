@@ -3,16 +3,19 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
+from headway.daemon.costs.memory_lessons import measured_demand
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LayerTime, ProfileRecord
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.situation.outlook import LEAST_SAMPLES
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto import control_pb2
@@ -63,7 +66,28 @@ def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
         )
         if any(_differs(one, other) and abs(one - other) > NEGLIGIBLE * whole_s for one, other in pairs):
             return True
-    return _differs(before.peak_bytes, after.peak_bytes)
+    return _differs(before.peak_bytes, after.peak_bytes) or _differs(before.demand, after.demand)
+
+
+def with_demand(record: ProfileRecord, job: JobView, node: NodeRecord | None, index: int) -> ProfileRecord:
+    """Return a profile with the plan's estimate of its peak, and the largest factor between them on this device.
+
+    What an earlier plan has shown stays, because the next plan may have its cut again.
+    """
+    if node is None or index >= len(node.devices):
+        return record
+    device, before = node.devices[index], job.profiles.get((node.name, index))
+    plan = job.plan if job.plan is not None and job.plan.generation == record.generation else None
+    mine = [each for each in (plan.stages if plan else ()) if (each.node, each.device_index) == (node.name, index)]
+    predicted = mine[0].device_bytes if mine else 0
+    demand = measured_demand(record.peak_bytes, predicted, usable_bytes=device.usable_bytes)
+    return replace(
+        record,
+        predicted_bytes=predicted,
+        demand=max(demand, before.demand if before is not None else 1.0),
+        device_kind=device.kind,
+        device_model=device.model,
+    )
 
 
 class ProfileReports:
@@ -85,7 +109,8 @@ class ProfileReports:
             for index, beat in heartbeats().items():
                 job = self._view.jobs.get(beat.job)
                 if job is not None and job.submission is not None and beat.layers:
-                    await self._write(job, index, profile_of(beat), now)
+                    record = with_demand(profile_of(beat), job, self._view.nodes.get(self._node), index)
+                    await self._write(job, index, record, now)
 
     async def _write(self, job: JobView, index: int, record: ProfileRecord, now: float) -> None:
         """Write the profiles; a record that etcd does not take now is retried after the pause."""

@@ -35,6 +35,7 @@ from headway.daemon.records.records import (
     UsageRecord,
     WorkerRecord,
 )
+from headway.daemon.records.shortages import is_possible
 from headway.daemon.view.usage import why_no_shares, why_no_usage
 
 MAX_REASON: Final = 300
@@ -165,8 +166,11 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
     elif isinstance(record, ProfileRecord):
         seconds = [value for times in record.layers.values() for value in (times.forward_s, times.backward_s)]
         seconds += [*(times.update_s for times in record.layers.values()), record.replan_s, float(record.peak_bytes)]
+        seconds.append(record.demand - 1)
         if not all(math.isfinite(value) and value >= 0 for value in seconds):
             raise ValueError("its times are impossible")
+    elif isinstance(record, PhaseRecord) and not all(map(is_possible, record.shortages)):
+        raise ValueError("its shortages are impossible")
     return record
 
 

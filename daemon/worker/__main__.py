@@ -62,6 +62,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.control import WorkerControl
     from headway.daemon.worker.device import WorkerDevice
     from headway.daemon.worker.inbox import WorkerInbox
+    from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
@@ -136,6 +137,7 @@ def work(options: argparse.Namespace) -> None:
         collective.cut()
 
     register_action("cut_links", cut_links)
+    register_action(CUDA_FAULT, refuse_memory)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
     records = StageRecords(

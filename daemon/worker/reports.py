@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from headway.daemon.records.shortages import MemoryShortage
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, JournalEntry, Refused, Report, SnapshotMissed, Wrote
 from headway.stages.errors import NonFiniteLossError, UnreachedError
@@ -55,11 +56,19 @@ def add_layer_times(beat: Heartbeat, layers: Mapping[str, LayerSeconds]) -> None
 
 
 def generation_failed(
-    job: str, generation: int, error: Exception, *, batch: int, fault: str = "", lost_peer: int = -1
+    job: str,
+    generation: int,
+    error: Exception,
+    *,
+    batch: int,
+    fault: str = "",
+    lost_peer: int = -1,
+    shortage: MemoryShortage | None = None,
 ) -> Report:
     """Report that a worker cannot continue with a generation. fault: one line that is equal for equal errors.
 
-    lost_peer: the position of the neighbour whose link is lost, if that is the reason.
+    lost_peer: the position of the neighbour whose link is lost, if that is the reason. shortage: the refused
+    allocation, if the device had no memory left.
     """
     is_hopeless = isinstance(error, NonFiniteLossError)
     refused = Refused(
@@ -72,4 +81,9 @@ def generation_failed(
         lost_peer=lost_peer + 1,
         unreached=isinstance(error, UnreachedError),
     )
+    if shortage is not None:
+        refused.shortage.wanted_bytes = shortage.wanted_bytes
+        refused.shortage.allocated_bytes = shortage.allocated_bytes
+        refused.shortage.allowed_bytes = shortage.allowed_bytes
+        refused.shortage.SetInParent()
     return Report(refused=refused)

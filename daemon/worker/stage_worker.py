@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import structlog
+import torch
 
 from headway.daemon.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.jobs.job import JobSpec
@@ -22,6 +23,7 @@ from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.inbox import WorkerInbox, WorkerItem
 from headway.daemon.worker.neighbours import Neighbours
+from headway.daemon.worker.out_of_memory import shortage_of
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.paced_graph import PacedGraph
 from headway.daemon.worker.reports import add_layer_times, generation_failed, journal_entry
@@ -207,6 +209,9 @@ class StageWorker:
                     self._release(order)
                 case "space_snapshots":
                     self._space_snapshots(order.space_snapshots)
+        except torch.OutOfMemoryError as error:
+            # Nothing has changed yet: what was being built goes with the error, and the next plan asks for less.
+            self._ran_out_of_memory(about.job_name, generation, error, batch=-1)
         except _BAD_ORDERS as error:
             reason = " ".join(str(error).split())
             log.warning("order_refused", order=kind, job=about.job_name, generation=generation, reason=reason)
@@ -370,6 +375,9 @@ class StageWorker:
             # The daemon must know which neighbour it was: the neighbour's own error is the cause, if it has one.
             lost_peer = self._neighbours.position_of(error.peer)
             self._report(self._failed(error, lost_peer=lost_peer))
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition("\n")[0]
+            self._ran_out_of_memory(session.job, session.generation, error, batch=run.executor.batch)
         except NonFiniteLossError as error:
             reason = str(error)
             log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
@@ -387,6 +395,19 @@ class StageWorker:
         self._records.event("stopped", boundary=boundary)
         log.info("boundary_reached", job=session.job, generation=session.generation, boundary=boundary)
         self._report_at_boundary(boundary)
+
+    def _ran_out_of_memory(self, job: str, generation: int, error: torch.OutOfMemoryError, *, batch: int) -> None:
+        """Report it with its sizes. The process lives on: freed memory goes back before it loads anything again."""
+        shortage = shortage_of(error)
+        log.error(
+            "device_out_of_memory",
+            job=job,
+            generation=generation,
+            wanted_bytes=shortage.wanted_bytes,
+            allocated_bytes=shortage.allocated_bytes,
+            allowed_bytes=shortage.allowed_bytes,
+        )
+        self._report(generation_failed(job, generation, error, batch=batch, shortage=shortage))
 
     def _drop_all_but(self, live: Sequence[LayerName]) -> None:
         """Free the last run's tensors before anything else is loaded: a device may lack room for both."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from headway.daemon.records.shortages import MemoryShortage
+
 SPARE_INDEX: Final = 2**32 - 1
 """Device index of a worker that has no device yet, also in its hello."""
 
@@ -50,6 +52,7 @@ class Failure:
     lost_peer: int = -1
     was_unreached: bool = False
     was_moved: bool = False
+    shortage: MemoryShortage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

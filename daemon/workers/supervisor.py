@@ -13,6 +13,7 @@ import structlog
 from headway.daemon.addresses import join_address
 from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
+from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import TICK_S, Beat, StallWatch
@@ -356,7 +357,15 @@ class Supervisor:
         text = f"{handle.name}: {refused.reason}"
         is_unanswered_release = (OrderKind.RELEASE, run_key) in handle.status.pending
         lost_peer = refused.lost_peer - 1
-        failure = Failure(text, batch, refused.fault, refused.hopeless, lost_peer, refused.unreached)
+        failure = Failure(
+            text,
+            batch,
+            refused.fault,
+            refused.hopeless,
+            lost_peer,
+            refused.unreached,
+            shortage=_shortage(refused.shortage) if refused.HasField("shortage") else None,
+        )
         handle.status = handle.status.failed(failure, run_key=run_key)
         if is_unanswered_release:
             self._condemn(handle, f"refused to be released: {refused.reason}")
@@ -430,6 +439,12 @@ def _beat(heartbeat: control_pb2.Heartbeat, launched: LaunchedWork | None) -> Be
 def _last_batch(handle: WorkerHandle, run_key: JobGeneration) -> int:
     beat = handle.liveness.beat
     return beat.batch if beat is not None and beat.run_key == run_key else -1
+
+
+def _shortage(told: control_pb2.OutOfMemory) -> MemoryShortage:
+    return MemoryShortage(
+        wanted_bytes=told.wanted_bytes, allocated_bytes=told.allocated_bytes, allowed_bytes=told.allowed_bytes
+    )
 
 
 def _now() -> float:

@@ -383,6 +383,7 @@ class SimulatedAgents(ABC):
             error=error,
             fault=fault,
             lost_peer=lost_peer,
+            shortage=worker.shortage if state is WorkerState.FAILED else None,
             proven=proven,
             proven_workers=tuple(told[other].incarnation for other in proven or ()),
         )

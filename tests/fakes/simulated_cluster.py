@@ -28,6 +28,7 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
+from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -86,7 +87,10 @@ class SimulatedCluster(SimulatedInvariants):
 
     # --- What people and machines do ----------------------------------------------------------------------------------
 
-    def add_node(self, name: str, *, num_devices: int = 1, speed: float = 1.0, site: str = "here") -> Node:
+    def add_node(
+        self, name: str, *, num_devices: int = 1, speed: float = 1.0, site: str = "here", memory_bytes: int = 0
+    ) -> Node:
+        """memory_bytes: of each device; 0: not limited."""
         self.num_incarnations += 1
         incarnation = f"{name}-{self.num_incarnations}"
         record = NodeRecord(
@@ -95,7 +99,9 @@ class SimulatedCluster(SimulatedInvariants):
             address=f"{name}:1",
             host=name,
             site=site,
-            devices=tuple(Device(kind="cpu", index=index, speed=speed) for index in range(num_devices)),
+            devices=tuple(
+                Device(kind="cpu", index=index, speed=speed, memory_bytes=memory_bytes) for index in range(num_devices)
+            ),
             memory_bytes=0,
             arithmetic_class="one",
         )
@@ -169,6 +175,12 @@ class SimulatedCluster(SimulatedInvariants):
         if generation:
             node.workers[0].failure, node.workers[0].fault = (generation, error), fault
             node.workers[0].failed_job = worker.job
+
+    def run_out_of_memory(self, name: str, shortage: MemoryShortage) -> None:
+        """Its worker reports it and lives on, without its layers."""
+        worker = self.nodes[name].workers[0]
+        worker.failure, worker.fault = (worker.started, "CUDA out of memory"), ""
+        worker.failed_job, worker.shortage = worker.job, shortage
 
     def replace_worker(self, name: str) -> None:
         """The process for a device that was without one is up."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.view.cluster_view import ClusterView
 
 
@@ -40,6 +41,8 @@ class Worker:
     failed_job: str = ""
     """Job of that generation; empty: any job's."""
     fault: str = ""
+    shortage: MemoryShortage | None = None
+    """The refused allocation, if it failed for want of memory."""
     lost_peer: int = -1
     """Position of the neighbour whose link it has lost."""
     is_down: bool = False

@@ -7,6 +7,7 @@ import pytest
 
 from headway.daemon.client.job_requests import resume
 from headway.daemon.records.records import Phase
+from headway.daemon.worker.out_of_memory import CUDA_FAULT
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
@@ -50,6 +51,22 @@ async def test_worker_raises(harness: FaultHarness, oracle: Oracle, do: str) -> 
     """Once: the same batch goes well the second time."""
     outcome = await harness.train(faulty_job(f"once-{do.replace('_', '-')}"), at_operation(2, 10, do=do))
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
+
+
+async def test_a_device_out_of_memory(harness: FaultHarness, oracle: Oracle) -> None:
+    """The process lives on, the next plan asks less of that device, and neither node nor job has failed."""
+    spec = faulty_job("short")
+    outcome = await harness.train(spec, at_operation(1, 10, do=CUDA_FAULT))
+    outcome.assert_exact(oracle)
+    (struck,) = outcome.struck
+    (shortage,) = outcome.job.phase.shortages
+    assert shortage.node == struck["node"]
+    assert outcome.job.phase.failures.num_deaths == 0
+    assert outcome.num_rollbacks == 1
+    assert any(
+        "ran out of memory (it wanted 2 MiB beside 6.5 MiB, of 8 MiB)" in event.text
+        for event in outcome.job.events.values()
+    )
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ GOLDEN = {
         arithmetic_classes=("cpu",),
     ),
     b'{"format":1,"generation":2,"layers":{"block":{"forward_s":0.1,"backward_s":0.2,"update_s":0.3,"spread":0.05}},'
-    b'"peak_bytes":0,"num_samples":9,"replan_s":0.0}': ProfileRecord(
+    b'"peak_bytes":0,"num_samples":9,"replan_s":0.0,'
+    b'"predicted_bytes":0,"demand":1.0,"device_kind":"","device_model":""}': ProfileRecord(
         generation=2,
         layers={"block": LayerTime(forward_s=0.1, backward_s=0.2, update_s=0.3, spread=0.05)},
         num_samples=9,

@@ -1,0 +1,42 @@
+"""Reads a device's refusal of memory: which errors are one, and what torch says about it."""
+
+import re
+from typing import Final
+
+import torch
+
+from headway.daemon.records.shortages import MemoryShortage
+
+UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+CUDA_FAULT: Final = "out_of_cuda_memory"
+"""The action of a fault that refuses memory as a CUDA device does, on any device."""
+_SIZE: Final = r"([0-9.]+) (bytes|KiB|MiB|GiB)"
+_WANTED: Final = re.compile(f"Tried to allocate {_SIZE}")
+_ALLOCATED: Final = re.compile(f"{_SIZE} is allocated by PyTorch")
+_ALLOWED: Final = re.compile(f"{_SIZE} allowed")
+_CAPACITY: Final = re.compile(f"total capacity of {_SIZE}")
+
+
+def shortage_of(error: torch.OutOfMemoryError) -> MemoryShortage:
+    """Return what the error says, as far as this version of torch says it."""
+    text = str(error)
+    return MemoryShortage(
+        wanted_bytes=_size(_WANTED, text),
+        allocated_bytes=_size(_ALLOCATED, text),
+        # The limit of a share of the card, if it has one.
+        allowed_bytes=_size(_ALLOWED, text) or _size(_CAPACITY, text),
+    )
+
+
+def refuse_memory(_seconds: float) -> None:
+    """Raise the error of a card with 8 MiB, of which 7 are in use. For tests of workers without a card."""
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 8.00 MiB of which 1.00 MiB is "
+        "free. Including non-PyTorch memory, this process has 7.00 MiB memory in use. Of the allocated memory 6.50 MiB "
+        "is allocated by PyTorch, and 512.00 KiB is reserved by PyTorch but unallocated."
+    )
+
+
+def _size(pattern: re.Pattern[str], text: str) -> int:
+    found = pattern.search(text)
+    return round(float(found[1]) * UNITS[found[2]]) if found is not None else 0

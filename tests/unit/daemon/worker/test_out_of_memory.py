@@ -1,0 +1,46 @@
+"""What a worker reports when its device has no memory left."""
+
+import pytest
+import torch
+
+from headway.daemon.records.shortages import MemoryShortage
+from headway.daemon.worker.out_of_memory import refuse_memory, shortage_of
+from headway.daemon.worker.reports import generation_failed
+
+GIB = 1 << 30
+SHARED = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 MiB is "
+    "free. Process 12 has 79.09 GiB memory in use. 39.50 GiB allowed; Of the allocated memory 38.00 GiB is "
+    "allocated by PyTorch, with 1.00 GiB allocated in private pools (e.g., CUDA Graphs), and 512 bytes is "
+    "reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SHARED, MemoryShortage(wanted_bytes=20 << 20, allocated_bytes=38 * GIB, allowed_bytes=79 * GIB // 2)),
+        (
+            SHARED.replace("39.50 GiB allowed; ", "").replace("79.10", "80.00"),
+            MemoryShortage(wanted_bytes=20 << 20, allocated_bytes=38 * GIB, allowed_bytes=80 * GIB),
+        ),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", MemoryShortage(wanted_bytes=512)),
+        ("Allocation on device", MemoryShortage()),
+    ],
+)
+def test_sizes_are_read_from_the_error(text: str, expected: MemoryShortage) -> None:
+    """A node's part of a shared card is its limit; what torch does not say is 0."""
+    assert shortage_of(torch.OutOfMemoryError(text)) == expected
+
+
+def test_a_report_has_the_sizes_and_no_fault() -> None:
+    """A fault would count against the job; without one the report names the shortage, even one of unknown size."""
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        refuse_memory(0.0)
+    report = generation_failed("demo", 3, caught.value, batch=7, shortage=shortage_of(caught.value))
+    assert (report.refused.fault, report.refused.hopeless, report.refused.batch) == ("", False, 7)
+    assert report.refused.shortage.wanted_bytes == 2 << 20
+    assert report.refused.shortage.allowed_bytes == 8 << 20
+    unknown = generation_failed("demo", 3, caught.value, batch=7, shortage=MemoryShortage())
+    assert unknown.refused.HasField("shortage")
+    assert not generation_failed("demo", 3, caught.value, batch=7).refused.HasField("shortage")
