@@ -1,11 +1,15 @@
 """The device of a worker: named on the command line, or by the first Prepare of a spare."""
 
+from collections.abc import Callable
+
 import structlog
 import torch
 
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.session import OrderRefusedError
+from headway.stages.device.device import StageDevice
+from headway.stages.device.opening import open_device
 from headway.stages.stage.allocator import release_freed_memory
 
 log = structlog.get_logger()
@@ -24,6 +28,7 @@ class WorkerDevice:
         """Relative speeds, once they were measured."""
         self._index: int | None = None
         self._device = torch.device("cpu")
+        self._opened: StageDevice | None = None
 
     @property
     def device(self) -> torch.device:
@@ -46,6 +51,12 @@ class WorkerDevice:
         elif index != self._index and self._kind == "cuda":
             raise OrderRefusedError(f"this worker computes on device {self._index}, not on {index}")
         return self._device
+
+    def open(self, *, on_failure: Callable[[BaseException], None]) -> StageDevice:
+        """Return the claimed device for stages; it is opened once. on_failure: hears of errors in its threads."""
+        if self._opened is None:
+            self._opened = open_device(self._device, on_failure=on_failure)
+        return self._opened
 
     def measure(self) -> None:
         """Measure its speed in less than a second, once. If that fails, the speed stays unknown."""

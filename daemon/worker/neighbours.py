@@ -7,9 +7,11 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.inbox import WorkerInbox
 from headway.daemon.worker.start_order import by_group, groups_of, name_of
 from headway.proto.control_pb2 import Peer, Start
+from headway.stages.device.device import StageDevice
 from headway.stages.ids import StageIndex
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.device_links import over_device, over_host
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
@@ -36,7 +38,7 @@ class Neighbours:
         self._positions: dict[str, int] = {}
         """Peer name of each link to the peer's position in the plan."""
 
-    def open(self, start: Start, spec: JobSpec, context: StageContext) -> StageLinks:
+    def open(self, start: Start, spec: JobSpec, context: StageContext, device: StageDevice) -> StageLinks:
         """Open the links of this generation. The previous generation's links are closed first.
 
         There is one link to each neighbour for all groups. Raises OrderRefusedError when a group has no neighbour.
@@ -96,6 +98,9 @@ class Neighbours:
         self._positions = {link.peer: worker for worker, link in links.items()}
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
+        for peer in (*accepted, *dialled):
+            link = links[peer.worker]
+            links[peer.worker] = over_device(link, device) if peer.collective else over_host(link, device)
         for worker, codec in codecs.items():
             # Last, because positions and `broken` need the bare links; only the executor sees coded tensors.
             if codec:

@@ -36,6 +36,7 @@ from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.data.tokens import TokenShards
+from headway.stages.device.run_events import DeviceDone
 from headway.stages.errors import (
     AbortedError,
     CompilationError,
@@ -167,12 +168,14 @@ class StageWorker:
         run = self._run
         match item:
             # The executor decides about frames of a run; without a run they are late frames of the last one.
-            case Frame() | LinkLost() if run is not None:
+            case Frame() | LinkLost() | DeviceDone() if run is not None:
                 run.executor.accept(item)
             case Frame():
                 log.warning("idle_frame_dropped", kind=item.kind.name, generation=item.generation)
             case LinkLost():
                 log.info("idle_link_lost", peer=item.peer, reason=item.reason)
+            case DeviceDone():
+                pass  # the last run was aborted before it heard of this
             case SnapshotEnded():
                 if run is not None:
                     run.executor.snapshot_ended(item)
@@ -339,9 +342,18 @@ class StageWorker:
         snapshots = self._snapshots.open(start, spec, context, live)
         content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
         # Links open after the layers are loaded; until then a neighbour that dials is told to come again.
-        links = self._neighbours.open(start, spec, context)
+        device = self._device.open(on_failure=self._inbox.put)
+        links = self._neighbours.open(start, spec, context, device)
         observer = self._records.observer(self._goodput, self._on_batch)
-        executor = Executor(context, content, links, observer=observer, make_graph=self._graph_maker())
+        executor = Executor(
+            context,
+            content,
+            links,
+            observer=observer,
+            make_graph=self._graph_maker(),
+            device=device,
+            inbox=self._inbox,
+        )
         run = _Run(executor, StageLoop(executor, self._inbox, self._take), observer)
         log.info(
             "stage_started",

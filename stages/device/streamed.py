@@ -69,12 +69,12 @@ class CopyToHost:
 class CopyToDevice:
     """A `DeviceCopy`: the compute stream waits for its event when the tensors are taken."""
 
-    __slots__ = ("_streams", "_targets", "event")
+    __slots__ = ("_targets", "event", "streams")
 
     def __init__(self, targets: tuple[Tensor, ...], event: Event, streams: Streams) -> None:
         self._targets = targets
         self.event = event
-        self._streams = streams
+        self.streams = streams
 
     @property
     def is_done(self) -> bool:
@@ -83,10 +83,10 @@ class CopyToDevice:
 
     def take(self) -> tuple[Tensor, ...]:
         """See `DeviceCopy`."""
-        self._streams.wait(Stream.COMPUTE, self.event)
+        self.streams.wait(Stream.COMPUTE, self.event)
         for tensor in self._targets:
             # The memory is the copying stream's: it would use it again while the computation still reads it.
-            self._streams.used_by(Stream.COMPUTE, tensor)
+            self.streams.used_by(Stream.COMPUTE, tensor)
         return self._targets
 
 
@@ -97,7 +97,7 @@ class StreamedDevice:
 
     def __init__(self, streams: Streams, *, on_failure: Callable[[BaseException], None]) -> None:
         """on_failure: is called in a thread of the device, and must not block."""
-        self._streams = streams
+        self.streams = streams
         self._copies = Completions(f"{streams.name} copies", on_failure)
         self._marks = Completions(f"{streams.name} marks", on_failure)
         self._lock = threading.Lock()
@@ -107,27 +107,27 @@ class StreamedDevice:
     @property
     def name(self) -> str:
         """See `StageDevice`."""
-        return self._streams.name
+        return self.streams.name
 
     @property
     def torch_device(self) -> torch.device:
         """See `StageDevice`."""
-        return self._streams.torch_device
+        return self.streams.torch_device
 
     @property
     def peak_bytes(self) -> int:
         """See `StageDevice`."""
-        return self._streams.peak_bytes
+        return self.streams.peak_bytes
 
     def begin_peak(self) -> None:
         """See `StageDevice`."""
-        self._streams.begin_peak()
+        self.streams.begin_peak()
 
     def copy_out(
         self, tensors: Sequence[Tensor], *, into: Sequence[Tensor] | None = None, is_bulk: bool = False
     ) -> CopyToHost:
         """See `StageDevice`."""
-        streams, stream = self._streams, Stream.BULK if is_bulk else Stream.OUT
+        streams, stream = self.streams, Stream.BULK if is_bulk else Stream.OUT
         sources = tuple(tensor.detach().contiguous() for tensor in tensors)
         targets = tuple(streams.host_buffer(t.dtype, t.shape) for t in sources) if into is None else tuple(into)
         with self._lock:
@@ -137,7 +137,7 @@ class StreamedDevice:
 
     def copy_in(self, tensors: Sequence[Tensor]) -> CopyToDevice:
         """See `StageDevice`. Tensors that are on the device already stay where they are."""
-        streams = self._streams
+        streams = self.streams
         sources = tuple(self._pinned(tensor) for tensor in tensors)
         with self._lock:
             targets = tuple(
@@ -148,7 +148,7 @@ class StreamedDevice:
 
     def mark(self) -> StreamMark:
         """See `StageDevice`."""
-        return StreamMark(self._streams.record(Stream.COMPUTE, is_timed=True), self.name)
+        return StreamMark(self.streams.record(Stream.COMPUTE, is_timed=True), self.name)
 
     def after(self, moment: Moment, act: Callable[[], None]) -> None:
         """See `StageDevice`."""
@@ -158,11 +158,11 @@ class StreamedDevice:
 
     def is_on_host(self, tensor: Tensor) -> bool:
         """See `StageDevice`."""
-        return self._streams.is_on_host(tensor)
+        return self.streams.is_on_host(tensor)
 
     def host_buffer(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """See `StageDevice`."""
-        return self._streams.host_buffer(dtype, shape)
+        return self.streams.host_buffer(dtype, shape)
 
     def close(self) -> None:
         """See `StageDevice`."""
@@ -173,8 +173,8 @@ class StreamedDevice:
         """Copy, and hold the sources until that is done."""
         for target, source in zip(targets, sources, strict=True):
             if target is not source:
-                self._streams.copy(stream, target, source)
-        event = self._streams.record(stream)
+                self.streams.copy(stream, target, source)
+        event = self.streams.record(stream)
         held = self._held[stream]
         while held and held[0][0].is_passed:
             held.popleft()
@@ -183,9 +183,9 @@ class StreamedDevice:
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         """Return what a copy to the device reads: from pageable memory the call would wait for the copy."""
-        if not self._streams.is_on_host(tensor) or self._streams.is_host_buffer(tensor):
+        if not self.streams.is_on_host(tensor) or self.streams.is_host_buffer(tensor):
             return tensor
-        pinned = self._streams.host_buffer(tensor.dtype, tensor.shape)
+        pinned = self.streams.host_buffer(tensor.dtype, tensor.shape)
         return pinned.copy_(tensor)
 
 

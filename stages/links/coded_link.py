@@ -1,13 +1,11 @@
-"""A link that codes hidden states and gradients: `send` encodes them, and the thread that takes a frame from the inbox
-decodes it.
+"""A link that codes hidden states and gradients: `send` encodes them. The thread that computes decodes a frame when it
+uses it.
 """
 
 from dataclasses import replace
 
-import torch
-
 from headway.stages.links.codec import Codec
-from headway.stages.links.compression import Feedback, decode, encode
+from headway.stages.links.compression import Feedback, encode
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.spec import TrainSpec
 
@@ -43,11 +41,3 @@ class CodedLink:
     def close(self) -> None:
         """Close the link, see `Link`."""
         self._link.close()
-
-
-def decoded(frame: Frame, *, dtype: str, device: torch.device) -> Frame:
-    """Decode a frame of the contract's form, on the stage's device."""
-    tensors = [tensor.to(device, non_blocking=True) for tensor in frame.tensors]
-    coded, rest = (tensors[:-1], tensors[-1:]) if frame.kind is FrameKind.ACTIVATION else (tensors, [])
-    hidden = decode(coded, frame.codec, getattr(torch, dtype))
-    return replace(frame, tensors=(hidden, *rest), codec=Codec.NONE)

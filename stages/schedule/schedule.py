@@ -67,6 +67,7 @@ class Awaited(Enum):
     GRADIENT = "gradient"  # from downstream
     REDUCTION = "reduction"  # of the groups that other replicas hold
     SNAPSHOT = "snapshot"  # the writer that still reads what the next update would change
+    LOSSES = "losses"  # of the own last stage, from its device
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
 
 
@@ -232,12 +233,14 @@ class ScheduleState:
 
     __slots__ = (
         "_held",
+        "awaits_losses",
         "backwards",
         "forwards",
         "gradients",
         "in_flight",
         "inputs",
         "is_forwards_turn",
+        "losses_below",
         "reduced_below",
         "schedule",
         "stop",
@@ -269,6 +272,10 @@ class ScheduleState:
         """Batches below this have the sums of all groups."""
         self.totals_below = schedule.first_batch
         """Batches below this have known clip totals."""
+        self.losses_below = schedule.first_batch
+        """Batches below this have known losses."""
+        self.awaits_losses = False
+        """Whether an update waits for the losses of its batch: where the journal is written."""
         self.updates_held = False
         """True while a reader needs the boundary's content: no update may run, all else may."""
 
@@ -300,6 +307,7 @@ class ScheduleState:
             and batch < self.backwards.batch
             and batch < self.reduced_below
             and (batch < self.totals_below or not self.schedule.has_clip)
+            and (batch < self.losses_below or not self.awaits_losses)
         )
 
     def expects_input(self, batch: int, microbatch: int) -> bool:
@@ -366,6 +374,11 @@ class ScheduleState:
         """Note that the squares of the whole model's gradient are added up."""
         assert self.expects_clip_total(batch), f"clip total of batch {batch} out of order"
         self.totals_below = batch + 1
+
+    def losses_known(self, batch: int) -> None:
+        """Note that the host has this worker's losses of a batch."""
+        assert batch == self.losses_below < self.backwards.batch, f"losses of batch {batch} out of order"
+        self.losses_below = batch + 1
 
     def expects_clip_total(self, batch: int) -> bool:
         """Return whether a total is the next one, and this stage has contributed to it.
@@ -457,7 +470,9 @@ def awaited(state: ScheduleState) -> Awaited:
     if state.in_flight:
         return Awaited.GRADIENT
     if state.version < state.backwards.batch:
-        return Awaited.REDUCTION if state.reduced_below <= state.version else Awaited.CLIP_TOTAL
+        if state.reduced_below <= state.version:
+            return Awaited.REDUCTION
+        return Awaited.CLIP_TOTAL if state.schedule.has_clip and state.totals_below <= state.version else Awaited.LOSSES
     return Awaited.INPUT
 
 

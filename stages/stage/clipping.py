@@ -5,7 +5,8 @@ squares from the last layer to the first. All sums are in float64.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,10 +17,15 @@ EPSILON = 1e-6
 
 
 @torch.no_grad()
-def layer_square(gradients: Mapping[str, Tensor]) -> float:
-    """Return the sum of squares of a layer's gradient."""
-    of_parameters = [gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)]
-    return fold(torch.stack(of_parameters).tolist())
+def parameter_squares(gradients: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of squares of each of a layer's gradients, float64 [parameters], in name order."""
+    return torch.stack([gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)])
+
+
+def layer_squares(of_parameters: Sequence[float], num_parameters: Sequence[int]) -> list[float]:
+    """Return the layers' squares from those of their parameters, one layer after the other."""
+    numbers = iter(of_parameters)
+    return [fold(list(islice(numbers, count))) for count in num_parameters]
 
 
 def clip_coefficient(total_square: float, clip_norm: float) -> float:

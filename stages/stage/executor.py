@@ -4,21 +4,26 @@
 """
 
 from collections.abc import Callable
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from headway.stages.device.cpu import CpuDevice
+from headway.stages.device.device import StageDevice
+from headway.stages.device.host_values import numbers_of
+from headway.stages.device.run_events import DeviceDone, Inbox, RunEvents
 from headway.stages.ids import Batch, Boundary
-from headway.stages.links.link import FrameKind
+from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Backward, Forward, Op, ScheduleState, StageSchedule, Update
 from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
+from headway.stages.stage.drawn_tokens import DrawnTokens
 from headway.stages.stage.frame_reception import FrameReception
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
+from headway.stages.stage.launched_ops import LaunchedOps
 from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.replicas import Siblings
@@ -38,8 +43,13 @@ class Executor:
         *,
         observer: StageObserver,
         make_graph: Callable[..., StageGraph] = StageGraph,
+        device: StageDevice | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
+        """device: None: the CPU. inbox: hears what another device has done, and hands it to `accept`."""
         _check_fit(context, content, links)
+        device = device or CpuDevice()
+        assert device.torch_device == context.device
         train, layers, journal = context.train, content.layers, content.journal
         self.context = context
         self.observer = observer
@@ -55,7 +65,14 @@ class Executor:
             )
         )
         self._content = content
-        self._tokens = content.tokens
+        self.device = device
+        self.events = RunEvents(device, inbox)
+        self.ops = LaunchedOps(device, self.events, observer)
+        self._is_settling = False
+        self._tokens: DrawnTokens | None = None
+        if content.tokens is not None:
+            held = self.state.schedule.held_microbatches
+            self._tokens = DrawnTokens(content.tokens, context, device, microbatches=held)
         self._is_last = context.is_last
         num_microbatches, num_groups = train.microbatches, train.reduction_groups
         self._upstream = by_microbatch(links.upstream, num_microbatches=num_microbatches, num_groups=num_groups)
@@ -66,7 +83,10 @@ class Executor:
             self._siblings = Siblings(context, links.siblings, shapes)
         self._losses = BatchLosses()
         self._rows = JournalWriter(journal, context, self.observer.batch_done) if journal is not None else None
-        self._norm = NormRelay(context, layers, state=self.state, links=links, siblings=self._siblings)
+        self.state.awaits_losses = self._rows is not None
+        self._norm = NormRelay(
+            context, layers, state=self.state, links=links, siblings=self._siblings, events=self.events
+        )
         self._gradients = BatchGradients(self.state, self._siblings, self._norm)
         self._reception = FrameReception(
             context,
@@ -76,11 +96,10 @@ class Executor:
             gradients=self._gradients,
             norm=self._norm,
             rows=self._rows,
+            device=device,
         )
-        self.accept = self._reception.accept
-        """Takes what a link has put into the inbox."""
         self.awaited_peer = self._reception.awaited_peer
-        self.layer_times = LayerTimes(context.layers, context.device)
+        self.layer_times = LayerTimes(context.layers, device)
         self._graph = make_graph(
             layers, context.model, train, is_first=context.is_first, is_last=context.is_last, times=self.layer_times
         )
@@ -102,6 +121,25 @@ class Executor:
 
     # --- Between operations ---
 
+    def accept(self, item: Frame | LinkLost | DeviceDone) -> None:
+        """Take what a link or the device has put into the inbox."""
+        if isinstance(item, DeviceDone):
+            self.events.heard(item)
+        else:
+            self._reception.accept(item)
+
+    def settle(self) -> bool:
+        """Return whether the device has done everything, and the links have every frame. Call it at the boundary."""
+        if not self._is_settling and not self.device.is_immediate:
+            self._is_settling = True
+            self.events.when_copied((), lambda _: None)  # in line after the frames that leave
+        return self.events.num_pending == 0
+
+    def close(self) -> None:
+        """End what runs beside the stage's thread."""
+        if self._tokens is not None:
+            self._tokens.close()
+
     def begin(self) -> None:
         """The run begins: the journal is cut at the boundary, and a first snapshot may be due."""
         if self._rows is not None:
@@ -118,6 +156,7 @@ class Executor:
             "graphs": not self._graph.is_empty,
             "gradient sums": not self._gradients.is_empty,
             "squares": not self._norm.is_empty,
+            "work of the device": self.events.num_pending > 0,
             "losses": not self._losses.is_empty or not (self._rows is None or self._rows.is_empty),
         }
         assert not any(left.values()), f"left over at boundary {self.boundary}: {[k for k, v in left.items() if v]}"
@@ -149,8 +188,8 @@ class Executor:
     def execute(self, op: Op) -> None:
         """Do one operation that the schedule allows now."""
         num_versions_live = self.state.num_versions_live
-        started = perf_counter()
-        self.observer.begins(op, started)
+        self._is_settling = False
+        self.ops.begins(op)
         match op:
             case Forward(batch, microbatch):
                 version = self._forward(batch, microbatch)
@@ -158,14 +197,12 @@ class Executor:
                 version = self._backward(batch, microbatch)
             case Update(batch):
                 version = self._update(batch)
-        self.observer.ended(
-            op, version=version, num_versions_live=num_versions_live, started=started, ended=perf_counter()
-        )
+        self.ops.launched(op, version=version, num_versions_live=num_versions_live)
 
     def _forward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
         version = weight_version(batch, self.state.schedule.delay)
-        inputs, targets = self._reception.inputs.pop(key) if self._tokens is None else self._drawn(batch, microbatch)
+        inputs, targets = self._input(batch, microbatch)
         output = self._graph.forward(key, inputs, targets, version=version)
         self.state.forwarded(batch, microbatch)
         link = self._downstream[microbatch]
@@ -175,21 +212,19 @@ class Executor:
             self._losses.add(batch, microbatch, output)
         return version
 
-    def _drawn(self, batch: int, microbatch: int) -> tuple[Tensor, Tensor]:
-        assert self._tokens is not None
-        train, device = self.context.train, self.context.device
-        inputs, targets = self._tokens.microbatch(
-            seed=self.context.seed,
-            batch=batch,
-            microbatch=microbatch,
-            size=train.microbatch_size,
-            length=train.sequence_length,
-        )
-        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+    def _input(self, batch: int, microbatch: int) -> tuple[Tensor, Tensor]:
+        """Return the tokens or hidden states, and the targets: on the device if this stage reads them."""
+        if self._tokens is None:
+            hidden, (targets,) = self._reception.inputs.pop((batch, microbatch)).taken(self.context.train.dtype)
+            return hidden, targets
+        copy, targets = self._tokens.take(batch, microbatch)
+        inputs, *more = copy.take()
+        return inputs, more[0] if more else targets
 
     def _backward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
-        output_gradient = self._reception.output_gradients.pop(key, None)
+        arrived = self._reception.output_gradients.pop(key, None)
+        output_gradient = None if arrived is None else arrived.taken(self.context.train.dtype)[0]
         version = self._graph.version_of(key)
         gradients, input_gradient = self._graph.backward(key, output_gradient)
         link = self._upstream[microbatch]
@@ -207,8 +242,14 @@ class Executor:
     def _tell_losses(self, batch: int) -> None:
         """Into the journal, or to the lead, who has it."""
         microbatches, losses = self._losses.take(batch)
-        if self._rows is not None:
-            self._rows.add(batch, microbatches, losses)
+        rows = self._rows
+        if rows is not None:
+
+            def known(copied: tuple[Tensor, ...]) -> None:
+                rows.add(batch, microbatches, numbers_of(copied[0]))
+                self.state.losses_known(batch)
+
+            self.events.when_copied((losses,), known)
         elif self._siblings is not None:
             self._siblings.send_losses(batch, losses)
 

@@ -1,13 +1,20 @@
-"""Takes each frame that arrives at a stage: checks it, decodes it, and puts it where an operation waits for it.
+"""Takes each frame that arrives at a stage: checks it, begins its copy to the device, and puts it where an operation
+waits for it.
 
 A frame of another generation is dropped. One that breaks the contract or the schedule is an error that names its
 sender.
 """
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
+from headway.stages.device.device import DeviceCopy, StageDevice
+from headway.stages.device.host_values import numbers_of
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
-from headway.stages.links.coded_link import decoded
+from headway.stages.links.codec import Codec
+from headway.stages.links.compression import decode
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Awaited, ScheduleState
@@ -19,6 +26,23 @@ from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks
 
 _REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.STOP})
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedValues:
+    """Hidden states, or their gradient, on their way to the device."""
+
+    copy: DeviceCopy
+    codec: Codec
+    passing: tuple[Tensor, ...] = ()
+    """Targets that only pass through this stage: they stay where they arrived."""
+
+    def taken(self, dtype: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the values, decoded, and the targets, if some belong to them."""
+        tensors = self.copy.take()
+        num_coded = 2 if self.codec is Codec.INT8 else 1
+        coded, targets = tensors[:num_coded], tensors[num_coded:]
+        return decode(coded, self.codec, getattr(torch, dtype)), targets or self.passing
 
 
 class FrameReception:
@@ -34,7 +58,9 @@ class FrameReception:
         gradients: BatchGradients,
         norm: NormRelay,
         rows: JournalWriter | None,
+        device: StageDevice,
     ) -> None:
+        self._device = device
         self._context = context
         self._contract = context.contract
         self._links = links
@@ -44,9 +70,9 @@ class FrameReception:
         self._gradients = gradients
         self._norm = norm
         self._rows = rows
-        self.inputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.inputs: dict[tuple[int, int], ArrivedValues] = {}
         """(batch, microbatch) to the hidden states and targets that have arrived."""
-        self.output_gradients: dict[tuple[int, int], Tensor] = {}
+        self.output_gradients: dict[tuple[int, int], ArrivedValues] = {}
         """(batch, microbatch) to the gradient that has arrived."""
         self.num_stale_frames = 0
 
@@ -64,25 +90,24 @@ class FrameReception:
             self.num_stale_frames += 1
             return
         self._check_form(frame)
-        if frame.codec:
-            frame = decoded(frame, dtype=self._context.train.dtype, device=self._context.device)
         batch, microbatch, state = frame.batch, frame.microbatch, self._state
         match frame.kind:
             case FrameKind.ACTIVATION:
                 self._require(frame, state.expects_input(batch, microbatch))
-                hidden, targets = frame.tensors
-                self.inputs[batch, microbatch] = (self._received(hidden), self._received(targets))
+                self.inputs[batch, microbatch] = self._arrived_input(frame)
                 state.input_arrived(batch, microbatch)
             case FrameKind.GRADIENT:
                 self._require(frame, state.expects_gradient(batch, microbatch))
-                self.output_gradients[batch, microbatch] = self._received(frame.tensors[0])
+                self.output_gradients[batch, microbatch] = ArrivedValues(
+                    self._device.copy_in(frame.tensors), frame.codec
+                )
                 state.gradient_arrived(batch, microbatch)
             case FrameKind.NORM_SQUARES:
                 self._require(frame, self._norm.expects_squares(batch))
-                self._norm.squares_arrived(batch, frame.tensors[0].tolist())
+                self._norm.squares_arrived(batch, numbers_of(frame.tensors[0]))
             case FrameKind.NORM_TOTAL:
                 self._require(frame, self._norm.expects_total(batch))
-                self._norm.total_arrived(batch, frame.tensors[0].item())
+                self._norm.total_arrived(batch, *numbers_of(frame.tensors[0]))
             case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES | FrameKind.STOP:
                 self._accept_from_sibling(frame)
 
@@ -98,6 +123,8 @@ class FrameReception:
                 link = self._links.downstream.get(state.backwards.lowest_next % num_groups)
             case Awaited.REDUCTION if siblings is not None:
                 return siblings.awaited(state.version) or "this stage"
+            case Awaited.LOSSES:
+                return self._device.name
             case Awaited.CLIP_TOTAL if siblings is not None and not self._schedule.is_lead:
                 return siblings.lead
             case Awaited.CLIP_TOTAL:
@@ -111,12 +138,12 @@ class FrameReception:
         self._require(frame, siblings.expects(frame, newest_batch=newest_batch))
         if frame.kind is FrameKind.STOP:
             try:
-                self._state.stop_at(int(frame.tensors[0].item()))
+                self._state.stop_at(int(*numbers_of(frame.tensors[0])))
             except ValueError as error:
                 raise ProtocolError(self._sender(frame), str(error)) from error
         elif frame.kind is FrameKind.LOSSES:
             assert self._rows is not None
-            self._rows.add(frame.batch, siblings.received_losses(frame), frame.tensors[0])
+            self._rows.add(frame.batch, siblings.received_losses(frame), numbers_of(frame.tensors[0]))
         else:
             self._gradients.arrived(frame, self._received(frame.tensors[0]))
 
@@ -141,5 +168,12 @@ class FrameReception:
         link = links.get(frame.microbatch % self._schedule.num_groups)
         return link.peer if link is not None else "an unknown peer"
 
+    def _arrived_input(self, frame: Frame) -> ArrivedValues:
+        """Only the last stage reads the targets, so they go to no other device."""
+        *coded, targets = frame.tensors
+        if self._context.is_last:
+            return ArrivedValues(self._device.copy_in(frame.tensors), frame.codec)
+        return ArrivedValues(self._device.copy_in(coded), frame.codec, (targets,))
+
     def _received(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._context.device, non_blocking=True)
+        return self._device.copy_in((tensor,)).take()[0]

@@ -14,7 +14,7 @@ from headway.stages.state.journal import Journal, JournalRow
 
 
 class BatchLosses:
-    """The own losses of the batches under way, on the device; no code has waited for them yet."""
+    """The own losses of the batches under way, on the device."""
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[int, Tensor]] = {}
@@ -57,13 +57,13 @@ class JournalWriter:
         self._journal.truncate(self._context.boundary)
         self._batch_ended = perf_counter()
 
-    def add(self, batch: int, microbatches: Sequence[int], losses: Tensor) -> None:
-        """Add losses of a batch, in order of these microbatches. Waits for the device.
+    def add(self, batch: int, microbatches: Sequence[int], losses: Sequence[float]) -> None:
+        """Add losses of a batch, in order of these microbatches.
 
         Raises NonFiniteLossError for the first loss of the batch that is not finite, if the job requires it.
         """
         known = self._known.setdefault(batch, {})
-        known.update(zip(microbatches, losses.tolist(), strict=True))
+        known.update(zip(microbatches, losses, strict=True))
         of_next = self._known.get(self._next_batch, {})
         if len(of_next) < self._context.train.microbatches:
             return

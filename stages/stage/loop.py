@@ -1,7 +1,8 @@
 """Takes a stage from its boundary to the next stop: whatever has arrived first, then the next operation, else a wait.
 
-One inbox has everything that arrives: frames, orders, ends of snapshots. `take` gets each item, in the thread of `run`
-and between two operations. It hands the executor what is for the stage; the loop knows nothing of the rest.
+One inbox has everything that arrives: frames, orders, ends of snapshots, work that the device has done. `take` gets
+each item, in the thread of `run` and between two operations. It hands the executor what is for the stage; the loop
+knows nothing of the rest.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Generic, TypeVar
 
+from headway.stages.device.device import DeviceLateError
 from headway.stages.errors import UnavailableError
 from headway.stages.ids import Boundary
 from headway.stages.schedule.schedule import WAIT, Awaited, Op, ScheduleState, Wait, awaited, next_op
@@ -44,8 +46,8 @@ class StageLoop(Generic[ItemT]):
     def run(self) -> Boundary:
         """Compute until the stop boundary, which is the job's last one unless somebody says otherwise. Returns it.
 
-        Raises UnavailableError when a neighbour is gone, ProtocolError when it breaks the rules, NonFiniteLossError,
-        and whatever `take`, the observer and the layers raise.
+        Raises UnavailableError when a neighbour is gone, ProtocolError when it breaks the rules, DeviceLateError when
+        the own device has stopped, NonFiniteLossError, and whatever `take`, the observer and the layers raise.
         """
         executor, inbox, take, choose = self.executor, self._inbox, self._take, self._choose
         state = executor.state
@@ -56,14 +58,20 @@ class StageLoop(Generic[ItemT]):
                 while not inbox.empty():
                     take(inbox.get_nowait())
                 if state.is_done:
-                    break
-                op = choose(state)
-                if op is WAIT:
-                    self._wait()
-                else:
+                    if executor.settle():
+                        break
+                    self._wait_for_device()
+                    continue
+                op = WAIT if executor.ops.is_full else choose(state)
+                if op is not WAIT:
                     executor.execute(op)
+                elif executor.events.num_pending:
+                    self._wait_for_device()
+                else:
+                    self._wait()
         finally:
             self.is_runnable = False
+            executor.close()
         return executor.end()
 
     def _wait(self) -> None:
@@ -81,6 +89,16 @@ class StageLoop(Generic[ItemT]):
             item = self._next_item(peer, patience_s)
         except Empty:
             raise UnavailableError(peer, f"no {what.value} arrived for {patience_s:g} s") from None
+        self._take(item)
+
+    def _wait_for_device(self) -> None:
+        """The device is at work, so the stage does not wait for its neighbours. A frame may come first."""
+        executor = self.executor
+        patience_s = executor.context.patience_s
+        try:
+            item = self._inbox.get(timeout=patience_s)
+        except Empty:
+            raise DeviceLateError(executor.device.name, "what was launched", patience_s) from None
         self._take(item)
 
     def _wait_for_snapshot(self) -> None:

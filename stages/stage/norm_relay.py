@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headway.stages.device.host_values import numbers_of
+from headway.stages.device.run_events import RunEvents
 from headway.stages.errors import ProtocolError
 from headway.stages.links.link import FrameKind
 from headway.stages.schedule.schedule import ScheduleState
 from headway.stages.spec import layer_names
-from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks
@@ -31,7 +33,9 @@ class NormRelay:
         state: ScheduleState,
         links: StageLinks,
         siblings: Siblings | None,
+        events: RunEvents,
     ) -> None:
+        self._events = events
         self._context = context
         self._layers = layers
         self._state = state
@@ -57,11 +61,17 @@ class NormRelay:
         return has_sender and self._state.expects_clip_total(batch)
 
     def reduced(self, batch: int, gradients: Sequence[Tensor]) -> None:
-        """The stage's gradient of a batch is known."""
-        if self._schedule.has_clip and self._schedule.is_lead:
-            by_layer = split_by_layer(self._layers, gradients)
-            own = [layer_square(of_layer) for of_layer in reversed(by_layer)]
+        """The stage's gradient of a batch is known. Its squares come to the host once, for all layers."""
+        if not (self._schedule.has_clip and self._schedule.is_lead):
+            return
+        by_layer = split_by_layer(self._layers, gradients)[::-1]
+        num_parameters = [len(of_layer) for of_layer in by_layer]
+
+        def known(copied: tuple[Tensor, ...]) -> None:
+            own = layer_squares(numbers_of(copied[0]), num_parameters)
             self._pass_squares(batch, self._squares.add_own(batch, own))
+
+        self._events.when_copied((torch.cat([parameter_squares(of_layer) for of_layer in by_layer]),), known)
 
     def squares_arrived(self, batch: int, squares: list[float]) -> None:
         """The squares of all stages downstream, last layer first."""

@@ -1,8 +1,8 @@
 """Times each kind of layer on this device: on few microbatches and updates, as medians of the newest.
 
 A sampled forward is marked between its layers, its backward where the gradient of the hidden state between two layers
-is done. On CUDA a mark is an event that is read once the device has passed it, so no code waits for the device. A
-microbatch without sample costs one call, and nothing per layer.
+is done. A mark of the device is read once it is done, so no code waits for the device. A microbatch without sample
+costs one call, and nothing per layer.
 """
 
 from collections import deque
@@ -13,8 +13,9 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Final
 
-import torch
 from torch import Tensor
+
+from headway.stages.device.device import Mark, StageDevice
 
 MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
@@ -28,8 +29,6 @@ one-time work.
 """
 WINDOW: Final = 7
 """Samples of a median: fewer than the early ones, the first of which meet cold caches and fresh memory."""
-
-Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Measurements:
     layers: Mapping[str, LayerSeconds] = field(default_factory=dict)
     """Times by kind, `embed`, `block` or `head`, if every time of the kind is known."""
     peak_bytes: int = 0
-    """Maximum allocation on a CUDA device, since the plan began; 0: not known."""
+    """Maximum allocation on the device, since the plan began; 0: not known."""
     num_samples: int = 0
     """Number of timed microbatches."""
 
@@ -90,7 +89,7 @@ class Sample:
 class LayerTimes:
     """One stage's, for the time of one generation. Written by the thread that computes, read by any."""
 
-    def __init__(self, layers: Sequence[str], device: torch.device) -> None:
+    def __init__(self, layers: Sequence[str], device: StageDevice) -> None:
         """layers: their names."""
         self._kinds = tuple(name.partition(".")[0] for name in layers)
         self._device = device
@@ -101,14 +100,12 @@ class LayerTimes:
         self._unread: list[Sample] = []
         self._newest: dict[tuple[str, str], deque[float]] = {}
         self._layers: Mapping[str, LayerSeconds] = {}
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        device.begin_peak()
 
     @property
     def measured(self) -> Measurements:
         """Return the present knowledge."""
-        peak_bytes = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
-        return Measurements(layers=self._layers, peak_bytes=peak_bytes, num_samples=self._num_samples)
+        return Measurements(layers=self._layers, peak_bytes=self._device.peak_bytes, num_samples=self._num_samples)
 
     def microbatch(self) -> Sample | None:
         """Return where to write the times of a microbatch, and of its backward, if it is sampled. Call once per
@@ -121,7 +118,7 @@ class LayerTimes:
         now = perf_counter()
         if number % MICROBATCHES_PER_SAMPLE == 0 or number <= NUM_EARLY or now >= self._microbatch_due:
             self._microbatch_due = now + SECONDS_PER_SAMPLE
-            return Sample(self._marker()) if number else None
+            return Sample(self._device.mark) if number else None
         return None
 
     def update(self) -> Sample | None:
@@ -131,7 +128,7 @@ class LayerTimes:
         now = perf_counter()
         if number % UPDATES_PER_SAMPLE == 0 or number <= NUM_EARLY or now >= self._update_due:
             self._update_due = now + SECONDS_PER_SAMPLE
-            return Sample(self._marker()) if number else None
+            return Sample(self._device.mark) if number else None
         return None
 
     def finished(self, sample: Sample) -> None:
@@ -139,18 +136,15 @@ class LayerTimes:
         self._unread.append(sample)
         self._read()
 
-    def _marker(self) -> Callable[[], Mark]:
-        return _event if self._device.type == "cuda" else perf_counter
-
     def _read(self) -> None:
         """Read the samples whose marks have all been passed, in their order."""
-        while self._unread and _is_passed(self._unread[0].last):
+        while self._unread and self._unread[0].last.is_done:
             sample = self._unread.pop(0)
             self._num_samples += bool(sample.spans["backward"])
             for what, spans in sample.spans.items():
                 by_kind: dict[str, list[float]] = {}
                 for layer, begin, end in spans:
-                    by_kind.setdefault(self._kinds[layer], []).append(_seconds(begin, end))
+                    by_kind.setdefault(self._kinds[layer], []).append(end.seconds_since(begin))
                 for kind, seconds in by_kind.items():
                     self._newest.setdefault((kind, what), deque(maxlen=WINDOW)).append(fmean(seconds))
         medians = {key: median(seconds) for key, seconds in self._newest.items()}
@@ -176,21 +170,3 @@ def spread_of(samples: Sequence[float]) -> float:
     middle = sorted(samples)[quarter:-quarter]
     centre = median(middle) if middle else 0.0
     return (middle[-1] - middle[0]) / (2 * centre) if centre else 0.0
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _is_passed(mark: Mark) -> bool:
-    return isinstance(mark, float) or bool(mark.query())  # type: ignore[no-untyped-call]
-
-
-def _seconds(begin: Mark, end: Mark) -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        assert isinstance(begin, float)
-        assert isinstance(end, float)
-        return end - begin
-    return float(begin.elapsed_time(end)) / 1e3

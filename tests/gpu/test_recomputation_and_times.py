@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.stages.device.opening import open_device
 from headway.stages.ids import LayerName
 from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -40,7 +41,7 @@ def trained(dtype: str, recompute: str) -> tuple[list[Tensor], LayerTimes]:
         LayerState.initial(LayerName(name), MODEL, train, seed=7, device=device, optimizer_factory=factory_of(job))
         for name in layer_names(MODEL)
     ]
-    times = LayerTimes(layer_names(MODEL), device)
+    times = LayerTimes(layer_names(MODEL), open_device(device, on_failure=lambda _: None))
     graph = StageGraph(layers, MODEL, train, is_first=True, is_last=True, times=times)
     seen: list[Tensor] = []
     for batch in range(train.batches):

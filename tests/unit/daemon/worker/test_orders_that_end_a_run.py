@@ -11,6 +11,7 @@ from headway.daemon.worker.inbox import WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
 from headway.proto.control_pb2 import LayerSource, Order, Quit, Release, Report, StageAssignment, Start
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import AbortedError
 from headway.stages.spec import layer_names
 from tests.unit.stages.stage.pipeline import CountingTokens, make_job
@@ -19,7 +20,12 @@ from tests.unit.stages.stage.pipeline import CountingTokens, make_job
 def make_worker(inbox: WorkerInbox, folder: Path) -> StageWorker:
     """A worker without links and without a process of its own."""
     nothing = cast(Any, None)
-    device = SimpleNamespace(is_to_be_measured=False, release_memory=lambda: None, device=torch.device("cpu"))
+    device = SimpleNamespace(
+        is_to_be_measured=False,
+        release_memory=lambda: None,
+        device=torch.device("cpu"),
+        open=lambda **_: CpuDevice(),
+    )
     return StageWorker(
         inbox=inbox,
         endpoint=nothing,

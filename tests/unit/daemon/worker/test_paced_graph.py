@@ -10,6 +10,7 @@ from torch import Tensor
 from headway.daemon.fault_points import PACE, FaultPoints
 from headway.daemon.worker import paced_graph
 from headway.daemon.worker.paced_graph import PacedGraph
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.graph import StageGraph
 from headway.stages.telemetry.layer_times import LayerTimes
@@ -45,7 +46,7 @@ def test_a_paced_stage_computes_the_same_and_takes_its_time(
     """Equal bits. Each layer is measured at its pace, and the batch takes the sum of them."""
     job, seen = make_job(), list[tuple[str, str]]()
     train = TrainSpec(**{**{name: getattr(TRAIN, name) for name in TRAIN.__dataclass_fields__}, "recompute": recompute})
-    times = LayerTimes(job.layers, torch.device("cpu"))
+    times = LayerTimes(job.layers, CpuDevice())
 
     def on_layer(op: str, layer: str) -> None:
         seen.append((op, layer))

@@ -15,10 +15,15 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.run_observer import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.device.cpu import CpuDevice
+from headway.stages.device.device import StageDevice
+from headway.stages.device.run_events import DeviceDone
+from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
 from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.schedule.schedule import Op, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -37,6 +42,7 @@ from headway.stages.state.optimizer import OptimizerFactory
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.telemetry.goodput import Goodput
 from headway.stages.telemetry.recent_ops import RecentOps
+from tests.fakes.late_streams import LateStreams, late_device
 from tests.fakes.local_link import LocalLink
 from tests.fakes.unobserved import Unobserved
 
@@ -141,7 +147,7 @@ def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
     ]
 
 
-Item = Frame | LinkLost | SnapshotEnded | BaseException | str | int
+Item = Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException | str | int
 """What reaches a worker of a pipeline: `abort`, `choose` and a boundary to stop at stand for orders."""
 
 
@@ -190,8 +196,10 @@ class Pipeline:
         abort_after_batch: int | None = None,
         observers: Sequence[StageObserver] | None = None,
         tokens: MicrobatchSource | None = None,
+        late_seed: int | None = None,
     ) -> None:
-        """tokens: what the first stage reads; none: CountingTokens.
+        """late_seed: of devices whose copies are late; none: the CPU. tokens: what the first stage reads; none:
+        CountingTokens.
 
         replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
         lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
@@ -206,6 +214,7 @@ class Pipeline:
         self.ended: list[SnapshotEnded] = []
         """What became of the snapshots, of all stages."""
         self.inboxes: list[SimpleQueue[Item]] = [SimpleQueue() for _ in self.places]
+        self.devices = [self._device(worker, late_seed) for worker in range(len(self.places))]
         self.journal = journal
         self.stop: Boundary | None = None
         self.stop_after_batch = stop_after_batch
@@ -226,7 +235,14 @@ class Pipeline:
             observer: StageObserver = observers[worker] if observers else Unobserved()
             if has_journal:
                 observer = TellsBatches(observer, self._batch_ended)
-            executor = Executor(context, content, self._links(place), observer=observer)
+            executor = Executor(
+                context,
+                content,
+                self._links(place),
+                observer=observer,
+                device=self.devices[worker],
+                inbox=self.inboxes[worker],
+            )
             self.loops.append(StageLoop(executor, self.inboxes[worker], self._taker(worker)))
 
     def _context(
@@ -257,15 +273,21 @@ class Pipeline:
             patience_s=20.0,
         )
 
+    def _device(self, worker: int, late_seed: int | None) -> StageDevice:
+        if late_seed is None:
+            return CpuDevice()
+        return late_device(1009 * late_seed + worker, on_failure=self.inboxes[worker].put)
+
     def _links(self, place: Place) -> StageLinks:
         """To every inbox that the worker has something to say to."""
+        device = self.devices[self.places.index(place)]
 
         def to_stage(stage: int) -> dict[int, Link]:
             neighbours = [(worker, other) for worker, other in enumerate(self.places) if other.stage == stage]
             codec = self.codecs[max(stage, place.stage)]
             links: list[tuple[Link, tuple[int, ...]]] = []
             for worker, other in neighbours:
-                local: Link = LocalLink(str(other), self.inboxes[worker])
+                local = over_host(LocalLink(str(other), self.inboxes[worker]), device)
                 links.append((CodedLink(local, codec, self.job.train) if codec else local, other.groups))
             return {group: link for link, groups in links for group in groups if group in place.groups}
 
@@ -274,7 +296,7 @@ class Pipeline:
             upstream=to_stage(place.stage - 1),
             downstream=to_stage(place.stage + 1),
             siblings={
-                other.replica: LocalLink(str(other), self.inboxes[worker])
+                other.replica: over_host(LocalLink(str(other), self.inboxes[worker]), device)
                 for worker, other in siblings
                 if other != place
             },
@@ -285,6 +307,10 @@ class Pipeline:
             futures = [threads.submit(loop.run) for loop in self.loops]
             boundaries = [future.result(timeout=60) for future in futures]
         self.finish_snapshots()
+        for device in self.devices:
+            device.close()
+            if isinstance(device, StreamedDevice) and isinstance(device.streams, LateStreams):
+                assert device.streams.faults == []
         return boundaries
 
     def finish_snapshots(self) -> None:
@@ -318,7 +344,7 @@ class Pipeline:
         def take(item: Item) -> None:
             executor = self.loops[worker].executor
             match item:
-                case Frame() | LinkLost():
+                case Frame() | LinkLost() | DeviceDone():
                     executor.accept(item)
                 case SnapshotEnded():
                     executor.snapshot_ended(item)

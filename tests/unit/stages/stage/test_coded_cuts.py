@@ -11,10 +11,19 @@ from headway.stages.state.journal import Journal
 from tests.unit.stages.stage.pipeline import ADAMW, EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
 
 
-def run(job: JobSpec, *, num_stages: int, codecs: list[Codec], replicas: tuple[int, ...] = ()) -> Pipeline:
+def run(
+    job: JobSpec,
+    *,
+    num_stages: int,
+    codecs: list[Codec],
+    replicas: tuple[int, ...] = (),
+    late_seed: int | None = None,
+) -> Pipeline:
     """The pipeline after its last batch; its first copies of the layers are in `layers`."""
     layers, journal = initial_layers(job), Journal()
-    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, codecs=codecs, replicas=replicas)
+    pipeline = Pipeline(
+        job, layers, journal, num_stages=num_stages, codecs=codecs, replicas=replicas, late_seed=late_seed
+    )
     assert set(pipeline.run()) == {job.train.batches}
     pipeline.copies.insert(0, layers)
     return pipeline

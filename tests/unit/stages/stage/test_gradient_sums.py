@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_square
+from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.sums import fold
 
@@ -65,7 +65,8 @@ def test_squares_are_folded_in_name_order_in_float64() -> None:
     """Names out of order, values whose sum depends on it → the fold of the sorted names."""
     gradients = {"b": torch.tensor([3.0]), "a": torch.tensor([1e8, 1.0]), "c": torch.tensor([0.1])}
     tenth = float(torch.tensor(0.1, dtype=torch.float32))
-    assert layer_square(gradients) == ((1e16 + 1.0) + 9.0) + tenth * tenth
+    squares = parameter_squares(gradients).tolist()
+    assert layer_squares(squares, [3]) == [((1e16 + 1.0) + 9.0) + tenth * tenth]
     assert fold([1e16, 1.0, 1.0]) == 1e16 != fold([1.0, 1.0, 1e16])
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headway.stages.device.cpu import CpuDevice, CpuMark
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import build_layer
 from headway.stages.stage.graph import StageGraph
@@ -25,7 +26,7 @@ from headway.stages.telemetry.layer_times import (
 )
 from tests.unit.stages.stage.pipeline import MODEL, TRAIN, Pipeline, factory_of, initial_layers, make_job
 
-CPU = torch.device("cpu")
+CPU = CpuDevice()
 FORWARD_S, BACKWARD_S = 0.004, 0.008
 
 
@@ -176,7 +177,7 @@ def test_where_they_are_slow_each_one_is_timed(what: str, monkeypatch: pytest.Mo
 
 def tell(times: LayerTimes, what: str, seconds: float) -> None:
     """One sample that took each layer so long."""
-    clock = iter(seconds * k for k in range(100))
+    clock = iter(CpuMark(seconds * k) for k in range(100))
     sample = Sample(lambda: next(clock))
     for layer in range(len(names())):
         sample.ended(what, layer)

@@ -1,0 +1,71 @@
+"""What one run of a stage waits for from its device: each thing is heard of through the stage's inbox.
+
+On an immediate device everything is known at once, and nothing goes through the inbox.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from headway.stages.device.device import Mark, StageDevice
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDone:
+    """The device of a run has done something: the run's thread calls `act`."""
+
+    run: "RunEvents"
+    act: Callable[[], None]
+
+
+class Inbox(Protocol):
+    """Receives what is done. Must never block: `queue.SimpleQueue` fits."""
+
+    def put(self, item: DeviceDone) -> None: ...
+
+
+class _Nowhere:
+    """The inbox of a run on an immediate device, which tells nothing later."""
+
+    def put(self, item: DeviceDone) -> None:
+        raise AssertionError(f"nobody hears of {item}")
+
+
+class RunEvents:
+    """One run's, in its thread. Whatever an earlier run still waited for is ignored."""
+
+    def __init__(self, device: StageDevice, inbox: Inbox | None) -> None:
+        """inbox: of the stage; None: the device is immediate."""
+        self.num_pending = 0
+        """Number of things that have not been heard of."""
+        self._device = device
+        self._inbox = inbox or _Nowhere()
+
+    def when_copied(self, tensors: Sequence[Tensor], act: Callable[[tuple[Tensor, ...]], None]) -> None:
+        """Call `act` with the values of these tensors, in host memory, as soon as they are known."""
+        copy = self._device.copy_out(tensors)
+        if self._device.is_immediate:
+            act(copy.wait(0.0))
+            return
+        self.num_pending += 1
+        done = DeviceDone(self, lambda: act(copy.wait(0.0)))
+        self._device.after(copy, lambda: self._inbox.put(done))
+
+    def when_marked(self, mark: Mark, at_once: Callable[[], None], act: Callable[[], None]) -> None:
+        """Call `act` after a mark. at_once: is called before, in a thread of the device; it may note the time."""
+        self.num_pending += 1
+        done = DeviceDone(self, act)
+
+        def tell() -> None:
+            at_once()
+            self._inbox.put(done)
+
+        self._device.after(mark, tell)
+
+    def heard(self, item: DeviceDone) -> None:
+        """Take an item of the inbox."""
+        if item.run is self:
+            self.num_pending -= 1
+            item.act()

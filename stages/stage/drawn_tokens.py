@@ -1,0 +1,107 @@
+"""The tokens of the first stage's microbatches, on their device when they are needed.
+
+On a device that copies, a thread draws them ahead and begins their copies. A microbatch is a function of the job's
+seed, its batch and its number, so that drawing ahead changes no token. A stop drops what was drawn beyond it.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count
+from queue import Empty, Full, Queue
+from typing import Final
+
+from torch import Tensor
+
+from headway.stages.device.device import DeviceCopy, StageDevice
+from headway.stages.errors import UnavailableError
+from headway.stages.stage.content import MicrobatchSource
+from headway.stages.stage.context import StageContext
+
+MOST_AHEAD: Final = 4
+"""Microbatches that are drawn before they are needed."""
+CLOSING_S: Final = 10.0
+STEP_S: Final = 0.5
+"""Time after which a thread that cannot go on looks whether it is still wanted."""
+
+Drawn = tuple[DeviceCopy, Tensor]
+"""The inputs, and the targets: in host memory, because they may only pass through. On a single stage the copy has
+both.
+"""
+
+
+class DrawnTokens:
+    """Of one run. `take` belongs to the thread that computes."""
+
+    def __init__(
+        self, source: MicrobatchSource, context: StageContext, device: StageDevice, *, microbatches: Sequence[int]
+    ) -> None:
+        """microbatches: of each batch that this worker computes, in its order."""
+        self._source = source
+        self._context = context
+        self._device = device
+        self._microbatches = tuple(microbatches)
+        self._ahead: Queue[tuple[int, int, Drawn] | BaseException] = Queue(MOST_AHEAD)
+        self._is_wanted = True
+        self._thread: threading.Thread | None = None
+
+    def take(self, batch: int, microbatch: int) -> Drawn:
+        """Return a microbatch, the next one in order. Raises what the source raises."""
+        if self._device.is_immediate:
+            return self._draw(batch, microbatch)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._draw_all, args=(batch,), name="headway-tokens", daemon=True)
+            self._thread.start()
+        try:
+            drawn = self._ahead.get(timeout=self._context.patience_s)
+        except Empty:
+            raise UnavailableError("the data", f"no tokens came for {self._context.patience_s:g} s") from None
+        if isinstance(drawn, BaseException):
+            raise drawn
+        assert drawn[:2] == (batch, microbatch), f"microbatch {drawn[:2]} was drawn, {(batch, microbatch)} is next"
+        return drawn[2]
+
+    def close(self) -> None:
+        """End the thread; what was drawn ahead is dropped. Idempotent."""
+        self._is_wanted = False
+        if self._thread is not None:
+            while not self._ahead.empty():
+                self._ahead.get_nowait()
+            self._thread.join(CLOSING_S)
+
+    def _draw(self, batch: int, microbatch: int) -> Drawn:
+        train = self._context.train
+        inputs, targets = self._source.microbatch(
+            seed=self._context.seed,
+            batch=batch,
+            microbatch=microbatch,
+            size=train.microbatch_size,
+            length=train.sequence_length,
+        )
+        on_device = (inputs, targets) if self._context.is_last else (inputs,)
+        return self._device.copy_in(on_device), targets
+
+    def _draw_all(self, first_batch: int) -> None:
+        """Draw until nobody wants more. An error is the last thing that is handed over."""
+        try:
+            for batch, microbatch in self._order(first_batch):
+                if not self._hand_over((batch, microbatch, self._draw(batch, microbatch))):
+                    return
+        except BaseException as error:  # the thread that computes raises it
+            self._hand_over(error)
+
+    def _order(self, first_batch: int) -> Iterator[tuple[int, int]]:
+        for batch in count(first_batch):
+            if batch >= self._context.train.batches:
+                return
+            for microbatch in self._microbatches:
+                yield batch, microbatch
+
+    def _hand_over(self, drawn: tuple[int, int, Drawn] | BaseException) -> bool:
+        """Return whether more is wanted."""
+        while self._is_wanted:
+            try:
+                self._ahead.put(drawn, timeout=STEP_S)
+            except Full:
+                continue
+            return True
+        return False

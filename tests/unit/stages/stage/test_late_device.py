@@ -1,0 +1,84 @@
+"""On devices whose copies are late, out of order and poison until they are done, every bit is that of the plain loop.
+
+A wait that is missing, and memory that is used again too early, would show here without a card.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from headway.stages.ids import Boundary
+from headway.stages.links.codec import Codec
+from headway.stages.state.journal import Journal
+from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
+from tests.unit.stages.stage.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, load_all, make_job, with_train
+from tests.unit.stages.stage.test_exactness import JOBS, assert_exact
+
+NUM_SEEDS = 20
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, NUM_SEEDS))]
+QUICK_JOBS = ("2bw, Muon + EF", "1f1b, AdamW, no clip", "2bw, recomputation, bfloat16")
+
+
+def jobs_by_seed() -> list[object]:
+    """Each job with each seed; a few of them in a quick run."""
+    return [
+        pytest.param(name, seed, marks=() if seed == 0 and name in QUICK_JOBS else pytest.mark.slow)
+        for name in JOBS
+        for seed in range(NUM_SEEDS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "seed"), jobs_by_seed())
+def test_late_copies_change_no_bit(name: str, seed: int) -> None:
+    """Each job of the exactness suite on 1 to 5 stages → the losses and weights of the reference."""
+    job, num_stages = JOBS[name], (3, 2, 5, 1)[(seed + list(JOBS).index(name)) % 4]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, late_seed=seed)
+    assert pipeline.run() == [job.train.batches] * num_stages
+    assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", list(test_replicas.JOBS)[:2])
+def test_late_copies_change_no_bit_of_replicas(name: str, seed: int) -> None:
+    """Stages of one to three workers, with and without clipping → the reference's bits, on each of them."""
+    job, replicas = test_replicas.JOBS[name], test_replicas.REPLICAS[seed % len(test_replicas.REPLICAS)]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=len(replicas), replicas=replicas, late_seed=seed)
+    pipeline.run()
+    assert_exact(job, layers, journal)
+    test_replicas.assert_replicas_agree(pipeline, layers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("wire", "codec"), [("int8", Codec.INT8), ("bf16", Codec.BF16)])
+def test_late_copies_change_no_bit_of_coded_cuts(wire: str, codec: Codec, seed: int) -> None:
+    """Both cuts of three stages coded, with feedback → the bits of the reference with the codec."""
+    job = make_job(with_train(batches=3, wire=wire, reduction_groups=2), EF)
+    pipeline = test_coded_cuts.run(job, num_stages=3, codecs=[codec] * 2, late_seed=seed)
+    test_coded_cuts.assert_equals_reference(job, pipeline, [codec] * 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", list(test_snapshots.JOBS)[:1])
+def test_a_snapshot_of_a_late_device_leads_to_the_same_bits(tmp_path: Path, name: str, seed: int) -> None:
+    """Snapshots of every boundary of a run on late devices; another run goes on from one → the reference's bits."""
+    job = test_snapshots.JOBS[name]
+    plan = SnapshotPlan(tmp_path)
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=2, snapshots=plan, late_seed=seed).run()
+    assert_exact(job, layers, journal)
+    layers, journal = load_all(tmp_path / "2", job, Boundary(2))
+    Pipeline(job, layers, journal, num_stages=3, generation=2, late_seed=seed).run()
+    assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stop_on_late_devices_loses_nothing(seed: int) -> None:
+    """The first stage chooses where to stop, with tokens drawn ahead; another cut goes on → the reference's bits."""
+    job = make_job(with_train(batches=8), EF)
+    layers, journal = initial_layers(job), Journal()
+    first = Pipeline(job, layers, journal, num_stages=3, stop_after_batch=2, late_seed=seed)
+    assert set(first.run()) == {first.stop}
+    Pipeline(job, layers, journal, num_stages=2, generation=2, late_seed=seed + 1).run()
+    assert_exact(job, layers, journal)
