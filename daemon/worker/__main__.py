@@ -70,6 +70,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.workers.status import SPARE_INDEX
     from headway.proto.control_pb2 import WorkerHello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
+    from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.links.grpc.reach_answer import METHOD as REACH_METHOD
     from headway.stages.links.grpc.reach_answer import reach_answer
@@ -101,6 +102,7 @@ def work(options: argparse.Namespace) -> None:
 
     raise_open_file_limit()
     keep_freed_memory()
+    outlive_peers(os.environ)
     # Before a device is touched: a spare does this once and is then ready in milliseconds.
     warm_up()
     device = WorkerDevice(options.device, is_to_be_measured=options.measure, num_sharers=options.card_sharers)

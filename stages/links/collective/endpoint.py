@@ -7,16 +7,20 @@ The hello is that of every link (`hello_gate.py`), and so is the way to dial (`d
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import grpc
+import torch
 
 from headway.proto.data_pb2 import HelloReply
+from headway.stages.device.device import StageDevice
+from headway.stages.device.opening import open_device
 from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
 from headway.stages.links.collective.link import CollectiveLink
+from headway.stages.links.collective.nccl_direction import OpenDirections, nccl_directions
+from headway.stages.links.collective.nccl_settings import FORM_TIMEOUT
 from headway.stages.links.collective.rendezvous import KEYS_METHOD, KeysClient, LinkKeys, PeerStore, answer_keys
 from headway.stages.links.dial_loop import keep_dialling, lose_unless_connected
 from headway.stages.links.hello_gate import Gatekeeper, HelloGate, read_reply
@@ -26,8 +30,6 @@ from headway.stages.sockets.own_sockets import grpc_address
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting, is_borne, names_of_client
 
 METHOD = "Meet"
-FORM_TIMEOUT = timedelta(seconds=20)
-"""Maximum time of each step of forming a group, once both sides know of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,20 @@ class CollectiveEndpoint:
         incarnation: str,
         protocol: int,
         on_stuck: Callable[[str], None],
+        open_directions: OpenDirections = nccl_directions,
+        device_of: Callable[[torch.device], StageDevice | None] | None = None,
     ) -> None:
-        """on_stuck: is called in the loop's thread with the name of a peer whose group does not end."""
+        """on_stuck: is called in the loop's thread with the name of a peer whose group does not end.
+
+        open_directions, device_of: how accelerators talk directly, and how the computation of one is marked.
+        """
         self._loop = loop
         self._identity = identity
         self._host = host
         self._on_stuck = on_stuck
+        self._open_directions = open_directions
+        self._device_of = device_of or self._opened
+        self._devices: dict[torch.device, StageDevice] = {}
         self._gate: HelloGate[_Awaited] = HelloGate(Gatekeeper(incarnation, protocol))
         self._links: list[CollectiveLink] = []
 
@@ -75,13 +85,13 @@ class CollectiveEndpoint:
 
         is_last: no other `accept` of this generation follows; until then a dialler is told to come again.
         """
-        link = CollectiveLink(self._loop, terms, self._on_stuck)
+        link = self._new_link(terms)
         self._loop.call_soon(self._await, terms, link, is_last)
         return link
 
     def dial(self, terms: LinkTerms) -> CollectiveLink:
         """The link to a neighbour that accepts. LinkLost arrives if it has not within `first_contact`, or refuses."""
-        link = CollectiveLink(self._loop, terms, self._on_stuck)
+        link = self._new_link(terms)
         self._loop.call_soon(self._gate.meet, terms)
         self._loop.spawn(self._dial(terms, link), name=f"meet {terms.peer}")
         return link
@@ -117,7 +127,7 @@ class CollectiveEndpoint:
                 dialled_from = grpc_address(context.peer())
                 peer_host = str(dialled_from[0]) if dialled_from else _host_of(terms.peer_address)
                 meeting = Rendezvous(keys.store, self._host, peer_host, ACCEPTOR)
-                link.meet(lambda: GroupOfTwo(meeting, terms.device, timeout=FORM_TIMEOUT))
+                link.meet(partial(self._group, meeting, terms))
         return reply.SerializeToString()
 
     async def _answer_keys(self, request: bytes, context: Any) -> bytes:
@@ -156,7 +166,32 @@ class CollectiveEndpoint:
         with KeysClient(self._loop, self._identity, terms.peer_address, node=terms.peer_node) as client:
             store = PeerStore(client, reply.store_prefix, timeout=FORM_TIMEOUT)
             meeting = Rendezvous(store, self._host, _host_of(terms.peer_address), DIALLER)
-            return GroupOfTwo(meeting, terms.device, timeout=FORM_TIMEOUT)
+            return self._group(meeting, terms)
+
+    def _group(self, meeting: Rendezvous, terms: LinkTerms) -> GroupOfTwo:
+        """In a thread of the link."""
+        directions = self._open_directions(terms.device, timeout=FORM_TIMEOUT)
+        return GroupOfTwo(meeting, timeout=FORM_TIMEOUT, open_direction=directions)
+
+    def _new_link(self, terms: LinkTerms) -> CollectiveLink:
+        return CollectiveLink(self._loop, terms, self._on_stuck, device=self._device_of(terms.device))
+
+    def _opened(self, device: torch.device) -> StageDevice | None:
+        """In the thread that computes."""
+        if device.type != "cuda":
+            return None
+        if device not in self._devices:
+            self._devices[device] = open_device(device, on_failure=self._device_failed)
+        return self._devices[device]
+
+    def _device_failed(self, error: BaseException) -> None:
+        """In a thread of the device."""
+        self._loop.call_soon(_fail, error)
+
+
+def _fail(error: BaseException) -> None:
+    """Make an error of a device's thread one of the loop."""
+    raise error
 
 
 def _host_of(address: str) -> str:

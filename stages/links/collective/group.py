@@ -1,14 +1,14 @@
 """Process groups of two ranks for one collective link: how they are made and ended.
 
 There is one group for each direction, so that a pending receive does not block a send. All messages, and tensors in
-host memory, travel by gloo. Tensors of two CUDA workers travel by NCCL, in further groups.
+host memory, travel by gloo. Tensors of two CUDA workers travel by NCCL, in further groups (nccl_direction.py).
 
 Neither is encrypted, and neither checks who connects: both are for a private network. group_guard.py restricts who may
 connect to gloo's ports.
 """
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -36,20 +36,63 @@ class Transfer(Protocol):
         ...
 
 
+class DeviceDirection(Protocol):
+    """One direction between two accelerators. One thread sends or receives; any thread may abort."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in the accelerator's memory."""
+        ...
+
+    def send(self, tensor: Tensor) -> "DeviceTransfer":
+        """Begin to send a contiguous tensor that is computed. It must live until the transfer is done."""
+        ...
+
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, "DeviceTransfer"]:
+        """Begin to receive into new memory of the accelerator."""
+        ...
+
+    def abort(self) -> None:
+        """Fail every waiting transfer at once, then free the accelerator of them. May take long, or never return."""
+        ...
+
+
+class DeviceTransfer(Protocol):
+    """A tensor between two accelerators."""
+
+    def wait(self, timeout: timedelta, *, meanwhile: Callable[[], None] | None = None) -> None:
+        """Return when the transfer is done. Raises RuntimeError like a `Transfer`.
+
+        meanwhile: is called while it waits, many times a second. What it raises ends the wait.
+        """
+        ...
+
+
+OpenDirection = Callable[[Rendezvous, int], DeviceDirection]
+"""Opens the direction from this rank. Both sides call it at the same time. Raises RuntimeError."""
+
+
 class GroupOfTwo:
     """Both directions between two workers. One thread sends, one receives; any thread may abort."""
 
-    def __init__(self, meeting: Rendezvous, device: torch.device, *, timeout: timedelta) -> None:
-        """Return when the other side is there too. Raises RuntimeError when it is not within `timeout`."""
+    def __init__(self, meeting: Rendezvous, *, timeout: timedelta, open_direction: OpenDirection | None = None) -> None:
+        """Return when the other side is there too. Raises RuntimeError when it is not within `timeout`.
+
+        open_direction: for workers whose accelerators talk directly.
+        """
         hosts = _gloo_groups(meeting, timeout)
-        self._meeting = meeting  # NCCL uses the store when it first sends
         self._peer = 1 - meeting.rank
         self._out, self._in = hosts[meeting.rank], hosts[self._peer]
-        self._device_out: _CudaGroup | None = None
-        self._device_in: _CudaGroup | None = None
-        if device.type == "cuda":
-            devices = [_CudaGroup(meeting, f"cuda-{name}", device, timeout) for name in DIRECTIONS]
-            self._device_out, self._device_in = devices[meeting.rank], devices[self._peer]
+        self._directions: dict[int, DeviceDirection] = {}
+        """By the rank that sends; none on a link between hosts."""
+        self._aborts: list[threading.Thread] = []
+        if open_direction is not None:
+            try:
+                for sender in (ACCEPTOR, DIALLER):
+                    self._directions[sender] = open_direction(meeting, sender)
+            except RuntimeError:
+                self.release()
+                raise
+        self._device_out, self._device_in = self._directions.get(meeting.rank), self._directions.get(self._peer)
 
     def send_message(self, message: Tensor) -> Transfer:
         """Begin to send; the tensor must not be written to until the transfer is done."""
@@ -63,32 +106,48 @@ class GroupOfTwo:
 
     def goes_by_device(self, tensor: Tensor) -> bool:
         """Return whether a payload is sent from accelerator to accelerator."""
-        return self._device_out is not None and tensor.device.type == "cuda"
+        return self._device_out is not None and self._device_out.takes(tensor)
 
-    def send(self, tensor: Tensor, *, is_on_device: bool) -> Transfer:
+    def send(self, tensor: Tensor) -> Transfer:
         """Send like `send_message`, for a contiguous tensor of a payload that is not empty."""
-        if is_on_device:
-            assert self._device_out is not None
-            return self._device_out.send(tensor, self._peer)
         transfer: Transfer = self._out.send([tensor.cpu()], self._peer, PAYLOADS)
         return transfer
 
-    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], *, is_on_device: bool) -> tuple[Tensor, Transfer]:
-        """Begin to receive into a new tensor. Raises RuntimeError for a device on a link without one."""
-        if is_on_device:
-            if self._device_in is None:
-                raise RuntimeError("a tensor for an accelerator, on a link between hosts")
-            return self._device_in.receive(dtype, shape, self._peer)
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Transfer]:
+        """Begin to receive into a new tensor."""
         tensor = empty_tensor(dtype, shape)
         return tensor, self._in.recv([tensor], self._peer, PAYLOADS)
 
+    def send_by_device(self, tensor: Tensor) -> DeviceTransfer:
+        """Send like `send`, a tensor that `goes_by_device`."""
+        assert self._device_out is not None
+        return self._device_out.send(tensor)
+
+    def receive_by_device(self, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, DeviceTransfer]:
+        """Receive like `receive`. Raises RuntimeError on a link without accelerators."""
+        if self._device_in is None:
+            raise RuntimeError("a tensor for an accelerator, on a link between hosts")
+        return self._device_in.receive(dtype, shape)
+
     def abort(self) -> None:
-        """Fail every waiting transfer now. Returns at once; NCCL may be slow, or never end."""
-        for group, peer in ((self._in, self._peer), (self._out, self._peer)):
-            _abort_gloo(group, peer)
-        for device_group in (self._device_in, self._device_out):
-            if device_group is not None:
-                threading.Thread(target=device_group.abort, name="headway-abort", daemon=True).start()
+        """Fail every waiting transfer now. Returns at once; `release` tells when the accelerators are free."""
+        for group in (self._in, self._out):
+            _abort_gloo(group, self._peer)
+        self.release()
+
+    def release(self) -> list[threading.Thread]:
+        """Free the accelerator of what is left, in threads. Returns them at once: NCCL may be slow, or never end.
+
+        Both directions together: the abort of one may wait for the other's transfers.
+        """
+        if not self._aborts:
+            self._aborts = [
+                threading.Thread(target=direction.abort, name="headway-abort", daemon=True)
+                for direction in self._directions.values()
+            ]
+            for thread in self._aborts:
+                thread.start()
+        return self._aborts
 
 
 def _gloo_groups(meeting: Rendezvous, timeout: timedelta) -> list[Any]:
@@ -117,47 +176,3 @@ def _abort_gloo(group: Any, peer: int) -> None:
         group.recv([torch.empty(1)], peer, _ABORT).wait(timedelta(milliseconds=1))
     except RuntimeError:
         return
-
-
-class _CudaGroup:
-    """One direction by NCCL, on a separate stream: concurrent computation does not wait for it."""
-
-    def __init__(self, meeting: Rendezvous, name: str, device: torch.device, timeout: timedelta) -> None:
-        from torch._C import _distributed_c10d as c10d
-
-        nccl: Any = c10d.ProcessGroupNCCL  # not in every build of torch
-        options = nccl.Options()
-        options._timeout = timeout
-        torch.cuda.set_device(device)
-        self._group = nccl(PrefixStore(name, meeting.store), meeting.rank, 2, options)
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._device = device
-
-    def send(self, tensor: Tensor, peer: int) -> Transfer:
-        tensor.record_stream(self._stream)
-        self._stream.wait_stream(torch.cuda.default_stream(self._device))  # the device that computed the tensor
-        with torch.cuda.stream(self._stream):
-            return _OnStream(self._group.send([tensor], peer, 0), self._stream)
-
-    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], peer: int) -> tuple[Tensor, Transfer]:
-        with torch.cuda.stream(self._stream):
-            tensor = torch.empty(shape, dtype=dtype, device=self._device)
-            transfer = _OnStream(self._group.recv([tensor], peer, 0), self._stream)
-        tensor.record_stream(torch.cuda.default_stream(self._device))  # the device that will read the tensor
-        return tensor, transfer
-
-    def abort(self) -> None:
-        self._group.abort()
-
-
-@dataclass(frozen=True, slots=True)
-class _OnStream:
-    """A transfer that the stream knows of, and the host waits for."""
-
-    work: Any
-    stream: Any
-
-    def wait(self, timeout: timedelta) -> None:
-        with torch.cuda.stream(self.stream):
-            self.work.wait(timeout)
-        self.stream.synchronize()

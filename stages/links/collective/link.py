@@ -4,16 +4,24 @@ A header of fixed size precedes each payload, whose tensors are received into bu
 link is lost, never resumed. A peer that sends nothing for the silence, or takes nothing, is lost too; a large payload
 has more time. A side without frames sends heartbeats.
 
+A frame on a CUDA device is announced when it is computed: `send` only marks that moment in the compute stream. So the
+receiver's device does not wait beside its own computation for data that does not exist yet.
+
 Python cannot end a thread that waits inside the group. The thread ends by the goodbyes of both sides, or when the group
-is aborted. If even that does not end it, `on_stuck` is called, which decides about the process.
+is aborted. If even that does not end it, or does not free the device, `on_stuck` is called, which decides about the
+process.
 """
 
 import re
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import takewhile
 
+from headway.stages.device.device import StageDevice
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.links.collective.group import GroupOfTwo
 from headway.stages.links.collective.header import HeaderReader, Signal
@@ -31,17 +39,32 @@ CLOSE_GRACE = timedelta(seconds=5)
 """Time for a closed link's last frames and the goodbyes; then its group is aborted."""
 
 ABORT_GRACE = timedelta(seconds=5)
-"""Time for the threads of an aborted group to notice; then `on_stuck` is called."""
+"""Time for the threads of an aborted group to notice, and for its device to be free; then `on_stuck` is called."""
 
 FORM_GRACE = timedelta(seconds=90)
 """Time for the forming of a group; each of its steps has its own, shorter, deadline."""
 
 
+@dataclass(slots=True)
+class _Outgoing:
+    """A frame in the queue."""
+
+    frame: Frame
+    is_computed: bool
+
+
 class CollectiveLink:
     """A `Link`. Frames wait, within the contract's bound, until `meet` has formed the group."""
 
-    def __init__(self, loop: LoopThread, terms: LinkTerms, on_stuck: Callable[[str], None]) -> None:
-        """on_stuck: is called in the loop's thread."""
+    def __init__(
+        self,
+        loop: LoopThread,
+        terms: LinkTerms,
+        on_stuck: Callable[[str], None],
+        *,
+        device: StageDevice | None = None,
+    ) -> None:
+        """on_stuck: is called in the loop's thread. device: of frames that are not in host memory."""
         contract = terms.contract
         self._loop = loop
         self._peer = terms.peer
@@ -53,17 +76,21 @@ class CollectiveLink:
         self._held = HeldFrames(contract)
         self._max_bytes = contract.max_unacknowledged_bytes
         self._silence = terms.silence
-        self._heartbeat_s = min(HEARTBEAT_EVERY, terms.silence / 4).total_seconds()
+        self._heartbeat = min(HEARTBEAT_EVERY, terms.silence / 4)
+        self._device = device
         self._on_stuck = on_stuck
         # All threads, under the condition's lock:
         self._changed = threading.Condition()
         self._is_open = True
         self._is_broken = False
-        self._queue: deque[Frame] = deque()
+        self._queue: deque[_Outgoing] = deque()
         self._num_bytes = 0
         self._group: GroupOfTwo | None = None
+        self._was_formed = False
         self._num_inside = 0
         self._threads: list[threading.Thread] = []
+        self._releases: list[threading.Thread] = []
+        """Threads that free the device of the group."""
 
     @property
     def peer(self) -> str:
@@ -87,19 +114,23 @@ class CollectiveLink:
 
     @property
     def is_ended(self) -> bool:
-        """Return whether no thread of it runs any more."""
-        return not any(thread.is_alive() for thread in self._threads)
+        """Return whether no thread of it runs any more, and its device is free."""
+        return not any(thread.is_alive() for thread in (*self._threads, *self._releases))
 
     def send(self, frame: Frame) -> None:
         """Send a frame, see `Link`. Raises LinkOverflowError beyond the contract's bound; after LinkLost the frame is
         dropped.
+
+        The thread that computes calls it, with tensors whose computation is launched.
         """
         assert frame.generation == self._generation, "a frame of another generation"
         forms = self._sent_forms.get(frame.kind, ())
         fits = [form.fits(tensor.dtype, tensor.shape) for form, tensor in zip(forms, frame.tensors, strict=True)]
         assert fits, f"{frame.kind.name} is not sent over this link"
         assert all(fits), f"{frame.kind.name} is not of the contract's form"
-        num_bytes = _num_bytes(frame)
+        num_bytes, device = _num_bytes(frame), self._device
+        is_computed = device is None or all(device.is_on_host(tensor) for tensor in frame.tensors)
+        outgoing = _Outgoing(frame, is_computed)
         with self._changed:
             if not self._is_open:
                 return
@@ -107,8 +138,10 @@ class CollectiveLink:
             if total > self._max_bytes:
                 raise LinkOverflowError(self._peer, total, self._max_bytes)
             self._num_bytes = total
-            self._queue.append(frame)
+            self._queue.append(outgoing)
             self._changed.notify()
+        if device is not None and not is_computed:
+            device.after(device.mark(), partial(self._computed, outgoing))
 
     def close(self) -> None:
         """Close the link, see `Link`. Returns at once; sent frames are still delivered, within CLOSE_GRACE, if the
@@ -153,7 +186,7 @@ class CollectiveLink:
         if self.is_ended:
             return
         with self._changed:
-            is_forming = self._group is None
+            is_forming = not self._was_formed
             self._is_broken = True
             self._changed.notify()
         self.interrupt()
@@ -163,6 +196,12 @@ class CollectiveLink:
     def _tell_if_stuck(self) -> None:
         if not self.is_ended:
             self._on_stuck(self._peer)
+
+    def _computed(self, outgoing: _Outgoing) -> None:
+        """In a thread of the device."""
+        with self._changed:
+            outgoing.is_computed = True
+            self._changed.notify()
 
     # --- the link's threads -----------------------------------------------------------------------------------------
 
@@ -186,9 +225,13 @@ class CollectiveLink:
             self.lose(f"the group was not formed: {_plain(error)}")
             return
         with self._changed:
-            if self._is_broken:
-                return
-            self._group, self._num_inside = group, 2
+            is_wanted = not self._is_broken
+            if is_wanted:
+                self._group, self._num_inside, self._was_formed = group, 2, True
+        if not is_wanted:
+            group.abort()
+            self._releases = group.release()
+            return
         self._start(self._send_all, group, name="send")
         try:
             self._receive_frames(group)
@@ -218,7 +261,13 @@ class CollectiveLink:
                 self._inbox.put(frame)
 
     def _send_all(self, group: GroupOfTwo) -> None:
-        sender = FrameSender(group, self._contract, generation=self._generation, silence=self._silence)
+        sender = FrameSender(
+            group,
+            self._contract,
+            generation=self._generation,
+            silence=self._silence,
+            heartbeat=self._heartbeat,
+        )
         try:
             is_ended = False
             while not (is_ended and sender.is_idle):
@@ -238,15 +287,20 @@ class CollectiveLink:
     def _next_item(self, sender: FrameSender) -> list[Frame] | Signal | None:
         """Return what to send next; None when only other work is left to finish. Raises RuntimeError."""
         with self._changed:
-            if sender.is_idle and not self._queue and self._is_open and not self._is_broken:
-                self._changed.wait(self._heartbeat_s)
+            is_ended = not self._is_open and not self._queue
+            if sender.is_idle and not is_ended and not self._is_broken and not self._has_computed():
+                self._changed.wait(self._heartbeat.total_seconds())
             if self._is_broken:
                 raise RuntimeError("the group was aborted")
-            if self._queue:
-                return [self._queue.popleft() for _ in range(sender.num_together(self._queue))]
-            if not self._is_open:
+            if self._has_computed():
+                computed = (each.frame for each in takewhile(lambda each: each.is_computed, self._queue))
+                return [self._queue.popleft().frame for _ in range(sender.num_together(computed))]
+            if not self._is_open and not self._queue:
                 return Signal.GOODBYE
             return Signal.HEARTBEAT if sender.is_idle else None
+
+    def _has_computed(self) -> bool:
+        return bool(self._queue) and self._queue[0].is_computed
 
     def _finish(self, sender: FrameSender) -> None:
         num_bytes = sender.finish()
@@ -257,7 +311,8 @@ class CollectiveLink:
         """Leave; the last of the two threads frees the group."""
         with self._changed:
             self._num_inside -= 1
-            if not self._num_inside:
+            if not self._num_inside and self._group is not None:
+                self._releases = self._group.release()
                 self._group = None
 
 

@@ -8,6 +8,7 @@ A payload is never awaited before its header: memory is taken only for data on i
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import ProtocolError
-from headway.stages.links.collective.group import GroupOfTwo, Transfer
+from headway.stages.links.collective.group import DeviceTransfer, GroupOfTwo, Transfer
 from headway.stages.links.collective.header import Announcement, HeaderReader, Route
 from headway.stages.links.collective.message import Message, frame_bytes, max_message_bytes, sizes_of
 from headway.stages.links.frame_contract import FrameContract
@@ -38,7 +39,7 @@ class _Arriving:
 
     announcement: Announcement
     tensors: tuple[Tensor, ...]
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[Transfer | DeviceTransfer, ...] = ()
 
 
 class FrameReceiver:
@@ -118,12 +119,14 @@ class FrameReceiver:
         return message, self._group.receive_message(message.tensor)
 
     def _await_payload(self, announcement: Announcement) -> _Arriving:
+        receive: Callable[[torch.dtype, tuple[int, ...]], tuple[Tensor, Transfer | DeviceTransfer]]
+        receive = self._group.receive_by_device if announcement.route is Route.DEVICE else self._group.receive
         tensors, transfers = [], []
         for dtype, shape in announcement.tensors:
             if prod(shape) == 0:
                 tensors.append(torch.empty(shape, dtype=dtype))
                 continue
-            tensor, transfer = self._group.receive(dtype, shape, is_on_device=announcement.route is Route.DEVICE)
+            tensor, transfer = receive(dtype, shape)
             tensors.append(tensor)
             transfers.append(transfer)
         return _Arriving(announcement, tuple(tensors), tuple(transfers))

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic
 
 from torch import Tensor
 
 from headway.stages.ids import Generation
-from headway.stages.links.collective.group import GroupOfTwo, Transfer
+from headway.stages.links.collective.group import DeviceTransfer, GroupOfTwo, Transfer
 from headway.stages.links.collective.header import Route, Signal, announce, is_inline, signal
-from headway.stages.links.collective.message import MAX_TOGETHER, Message, frame_bytes, max_message_bytes
+from headway.stages.links.collective.message import HEADER_BYTES, MAX_TOGETHER, Message, frame_bytes, max_message_bytes
 from headway.stages.links.collective.receiver import payload_patience
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame
@@ -26,24 +27,32 @@ MAX_UNDER_WAY = 4
 class _UnderWay:
     """The data that the group is sending; it must not be freed before."""
 
-    transfers: tuple[Transfer, ...]
-    tensors: tuple[Tensor, ...]
     message: Message
-    """Free afterwards."""
-    num_bytes: int
+    transfers: tuple[Transfer, ...]
+    by_device: tuple[DeviceTransfer, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    num_bytes: int = 0
 
 
 class FrameSender:
     """The frames of one direction, in the order of the calls, in one thread."""
 
     def __init__(
-        self, group: GroupOfTwo, contract: FrameContract, *, generation: Generation, silence: timedelta
+        self,
+        group: GroupOfTwo,
+        contract: FrameContract,
+        *,
+        generation: Generation,
+        silence: timedelta,
+        heartbeat: timedelta,
     ) -> None:
-        """silence: time that the peer has to take a message."""
+        """silence: time that the peer has to take a message. heartbeat: time after which it is told that we live."""
         self._group = group
         self._forms = contract.sent_forms or contract.forms
         self._generation = generation
         self._silence = silence
+        self._heartbeat_s = heartbeat.total_seconds()
+        self._last_beat = 0.0
         self._message_bytes = max_message_bytes(contract)
         self._free: list[Message] = []
         self._under_way: deque[_UnderWay] = deque()
@@ -78,38 +87,45 @@ class FrameSender:
         headers = [announce(frame, sequence=self._sequence + k, route=route) for k, frame in enumerate(frames)]
         self._sequence += len(frames)
         num_bytes = sum([tensor.nbytes for each in tensors for tensor in each])
-        if route is Route.INLINE:
-            self._begin(list(zip(headers, tensors, strict=True)), num_bytes=num_bytes)
+        payload = [] if route is Route.INLINE else [tensor for tensor in tensors[0] if tensor.numel()]
+        message = self._free.pop() if self._free else Message(self._message_bytes)
+        inline = tensors if route is Route.INLINE else [()]
+        told = self._group.send_message(message.write(list(zip(headers, inline, strict=True))))
+        by_device: list[DeviceTransfer] = []
+        by_host: list[Transfer] = []
+        if route is Route.DEVICE:
+            by_device = [self._group.send_by_device(tensor) for tensor in payload]
         else:
-            self._begin([(headers[0], ())], tensors[0], num_bytes=num_bytes, is_on_device=route is Route.DEVICE)
+            by_host = [self._group.send(tensor) for tensor in payload]
+        sent = _UnderWay(message, (told, *by_host), tuple(by_device), tuple(payload), num_bytes)
+        self._under_way.append(sent)
 
     def signal(self, kind: Signal) -> None:
         """Begin to send a header that stands alone. Raises RuntimeError."""
-        self._begin([(signal(kind, self._generation, sequence=self._sequence), ())])
+        message = Message(HEADER_BYTES)
+        header = signal(kind, self._generation, sequence=self._sequence)
+        self._under_way.append(_UnderWay(message, (self._group.send_message(message.write([(header, ())])),)))
 
     def finish(self) -> int:
         """Return the bytes of the oldest message's frames once the peer has taken them. Raises RuntimeError."""
         sent = self._under_way.popleft()
         patience = payload_patience(self._silence, sent.num_bytes)
+        self._last_beat = monotonic()
+        for by_device in sent.by_device:
+            by_device.wait(patience, meanwhile=self._beat)
         for transfer in sent.transfers:
             transfer.wait(patience)
-        self._free.append(sent.message)
+        if sent.num_bytes:
+            self._free.append(sent.message)
         return sent.num_bytes
+
+    def _beat(self) -> None:
+        """Send a heartbeat if one is due. A peer's death ends no transfer between cards: only gloo tells of it."""
+        if monotonic() - self._last_beat >= self._heartbeat_s:
+            self._last_beat = monotonic()
+            self.signal(Signal.HEARTBEAT)
 
     def _route(self, frame: Frame) -> Route:
         if all(self._group.goes_by_device(tensor) for tensor in frame.tensors):
             return Route.DEVICE
         return Route.INLINE if is_inline(self._forms[frame.kind]) else Route.HOST
-
-    def _begin(
-        self,
-        frames: Sequence[tuple[Sequence[int], Sequence[Tensor]]],
-        payload: Sequence[Tensor] = (),
-        *,
-        num_bytes: int = 0,
-        is_on_device: bool = False,
-    ) -> None:
-        message = self._free.pop() if self._free else Message(self._message_bytes)
-        transfers = [self._group.send_message(message.write(frames))]
-        transfers += [self._group.send(tensor, is_on_device=is_on_device) for tensor in payload if tensor.numel()]
-        self._under_way.append(_UnderWay(tuple(transfers), tuple(payload), message, num_bytes))

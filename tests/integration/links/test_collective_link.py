@@ -39,7 +39,6 @@ from tests.integration.links.conftest import Workers
 from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
 
 DEADLINE_S = 20.0
-CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
 Inbox = queue.SimpleQueue[Frame | LinkLost]
 
@@ -301,13 +300,13 @@ def test_a_hostile_peer_is_named(ends: Ends, header: list[int], reason: str) -> 
     groups: list[GroupOfTwo] = []
 
     def accept() -> None:
-        groups.append(GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", ACCEPTOR), CPU, timeout=soon))
+        groups.append(GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", ACCEPTOR), timeout=soon))
 
     acceptor = threading.Thread(target=accept)
     acceptor.start()
     terms = lower_terms("hostile", inbox=ends.lower, contract=CONTRACT, peer_address="10.0.0.1:1")
     link = CollectiveLink(ends.workers.grpc[0], terms, ends.workers.stuck.peers.append)
-    link.meet(lambda: GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", DIALLER), CPU, timeout=soon))
+    link.meet(lambda: GroupOfTwo(Rendezvous(store, "127.0.0.1", "127.0.0.1", DIALLER), timeout=soon))
     acceptor.join()
     groups[0].send_message(torch.tensor(header).view(torch.uint8)).wait(timedelta(seconds=DEADLINE_S))
     told = lost(ends.lower)

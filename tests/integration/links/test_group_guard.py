@@ -103,7 +103,7 @@ def form(store: Any) -> Forming:
 
     def side(rank: int) -> None:
         try:
-            forming.groups[rank] = GroupOfTwo(Rendezvous(store, HOST, HOST, rank), CPU, timeout=LIMIT)
+            forming.groups[rank] = GroupOfTwo(Rendezvous(store, HOST, HOST, rank), timeout=LIMIT)
         except RuntimeError as error:
             forming.errors[rank] = str(error)
 

@@ -56,12 +56,12 @@ class Wire:
         """Write the next message into the buffer when it is waited for."""
         return Transfer(self, buffer)
 
-    def send(self, tensor: Tensor, *, is_on_device: bool) -> Done:  # noqa: ARG002
+    def send(self, tensor: Tensor) -> Done:
         """Keep it."""
         self.payloads.append(tensor)
         return Done()
 
-    def receive(self, dtype: torch.dtype, shape: tuple[int, ...], *, is_on_device: bool) -> tuple[Tensor, Done]:  # noqa: ARG002
+    def receive(self, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Done]:  # noqa: ARG002
         """Return the next payload."""
         return self.payloads.pop(0), Done()
 
@@ -85,7 +85,13 @@ class Transfer:
 
 def sender(wire: Wire) -> FrameSender:
     """Return the sending half over a wire."""
-    return FrameSender(wire, CONTRACT, generation=GENERATION, silence=SILENCE)  # type: ignore[arg-type]
+    return FrameSender(
+        wire,  # type: ignore[arg-type]
+        CONTRACT,
+        generation=GENERATION,
+        silence=SILENCE,
+        heartbeat=SILENCE,
+    )
 
 
 def receiver(wire: Wire) -> FrameReceiver:

@@ -1,0 +1,124 @@
+"""Links by NCCL: a survivor of a peer's death lives, and so do two workers that NCCL refuses.
+
+Two workers on one card cannot use NCCL, which refuses a card twice: `auto` gives them gRPC (link_choice.py). So the
+test of one card shows that the refusal is one clear line, and those of transfers need two cards.
+"""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.daemon.local.cluster import LocalCluster
+from tests.integration.exactness.training import Oracle, assert_same_bits, small_job, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+    pytest.mark.timeout(600),
+]
+needs_two_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a card for each worker")
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 180.0
+"""For the import of torch, CUDA's context, and NCCL's first use."""
+
+
+class Peer:
+    """A process of `nccl_peer.py`."""
+
+    def __init__(self, rank: int, card: int, store: Path) -> None:
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.nccl_peer", str(rank), str(card), str(store)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def says(self, start: str, *, within_s: float) -> str:
+        """Return its next line, which must begin so."""
+        line = self._lines.get(timeout=within_s)
+        assert line.startswith(start), line
+        return line
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.strip())
+        self._lines.put("")
+
+
+@contextmanager
+def peers(store: Path, *cards: int) -> Iterator[tuple[Peer, Peer]]:
+    """Both ends of a link; killed at the end."""
+    both = [Peer(rank, card, store) for rank, card in enumerate(cards)]
+    try:
+        yield both[0], both[1]
+    finally:
+        for peer in both:
+            peer.process.kill()
+            peer.process.wait()
+
+
+@needs_two_cards
+@pytest.mark.parametrize("dead", [0, 1], ids=["acceptor", "dialler"])
+def test_a_peers_death_in_the_middle_of_a_transfer_leaves_the_survivor_alive(tmp_path: Path, dead: int) -> None:
+    """Frames of 256 MiB go both ways; one process is killed: the other loses the link within seconds, aborts, and
+    computes on."""
+    with peers(tmp_path / "store", 0, 1) as both:
+        for peer in both:
+            peer.says("exchanging", within_s=START_S)
+        victim, survivor = both[dead].process, both[1 - dead]
+        victim.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        survivor.says("lost: ", within_s=10)
+        assert survivor.says("alive: ", within_s=10) == "alive: 1000"
+        survivor.says("ended", within_s=10)
+        assert time.monotonic() - began < 15
+        assert survivor.process.wait(timeout=20) == 0
+
+
+@needs_two_cards
+def test_a_peer_that_stands_still_leaves_the_survivor_alive(tmp_path: Path) -> None:
+    """One process is stopped in the middle, and killed only later: nothing ends the other meanwhile."""
+    with peers(tmp_path / "store", 0, 1) as (stopped, survivor):
+        for peer in (stopped, survivor):
+            peer.says("exchanging", within_s=START_S)
+        stopped.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(queue.Empty):
+            survivor.says("", within_s=5)
+        assert survivor.process.poll() is None
+        stopped.process.kill()
+        survivor.says("lost: ", within_s=10)
+        survivor.says("alive: 1000", within_s=10)
+
+
+def test_two_workers_on_one_card_are_refused_and_live(tmp_path: Path) -> None:
+    """NCCL refuses the card: both lose the link with its reason while the group forms, and their processes go on."""
+    with peers(tmp_path / "store", 0, 0) as both:
+        for peer in both:
+            assert "the group was not formed" in peer.says("lost: ", within_s=START_S)
+            peer.says("alive: 1000", within_s=30)
+            peer.says("ended", within_s=30)
+            assert peer.process.wait(timeout=20) == 0
+
+
+@needs_two_cards
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_stages_on_two_cards_give_the_bits_of_the_plain_loop(tmp_path: Path, dtype: str) -> None:
+    """`auto` joins two cards of one machine by NCCL: losses and weights are those of one loop on one card."""
+    spec = small_job(f"nccl-{dtype}", device="cuda", dtype=dtype)
+    async with LocalCluster(tmp_path / "state", num_nodes=2) as cluster:
+        result = await train(cluster, spec, tmp_path / "out", num_nodes=2)
+    assert_same_bits(result, Oracle(tmp_path / "oracle", device="cuda")(spec))
