@@ -72,6 +72,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
+    from headway.stages.links.grpc.local_server import LocalPlace
     from headway.stages.links.grpc.reach_answer import METHOD as REACH_METHOD
     from headway.stages.links.grpc.reach_answer import reach_answer
     from headway.stages.links.loop_thread import LoopThread
@@ -120,6 +121,7 @@ def work(options: argparse.Namespace) -> None:
         ports=read_ports(options.ports, "--ports") if options.ports else ANY_PORT,
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
+        local=LocalPlace(options.node, options.socket.parent),
     )
     collective = CollectiveEndpoint(
         loop=loop,
