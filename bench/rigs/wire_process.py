@@ -101,7 +101,11 @@ class Process:
             return TcpSide(connection, num_bytes)
         if side in ("gloo", "gloo_new"):
             return GlooSide(num_bytes, is_new=side == "gloo_new")
-        endpoints = {"grpc": self._grpc, "grpc_local": self._local, "collective": self._collective}
+        endpoints: dict[str, LinkEndpoint | CollectiveEndpoint] = {
+            "grpc": self._grpc,
+            "grpc_local": self._local,
+            "collective": self._collective,
+        }
         if side in endpoints:
 
             def open_link(inbox: Inbox, contract: FrameContract) -> Link:
