@@ -144,9 +144,7 @@ def work(options: argparse.Namespace) -> None:
     register_action(CUDA_FAULT, refuse_memory)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
-    records = StageRecords(
-        options.history_dir, node=options.node, incarnation=incarnation, are_launches=options.device == "cuda"
-    )
+    records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
     worker = StageWorker(
         inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=output, records=records
     )

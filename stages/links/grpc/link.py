@@ -94,7 +94,11 @@ class GrpcLink:
         self._held = HeldFrames(terms.contract)
         self._max_bytes = terms.contract.max_unacknowledged_bytes
         self._assembler = FrameAssembler(
-            terms.peer, generation=terms.generation, contract=terms.contract, kinds=terms.receives
+            terms.peer,
+            generation=terms.generation,
+            contract=terms.contract,
+            kinds=terms.receives,
+            allocate=terms.empty_bytes,
         )
         # Both threads, under the lock:
         self._lock = threading.Lock()
