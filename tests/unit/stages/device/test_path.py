@@ -1,4 +1,4 @@
-"""On the path of a microbatch only stages/device/ talks to the device: no other line could make the host wait for it."""
+"""Only stages/device/ talks to the device on the path of a microbatch: no other line makes the host wait for it."""
 
 import ast
 from collections.abc import Iterator
