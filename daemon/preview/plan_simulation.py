@@ -72,6 +72,7 @@ def forecast(
             num_stages=len(by_stage),
             depth=stages[position].depth,
             groups=stages[position].groups or None,
+            group_by_group=len(by_stage) == len(stages),
         )
         for index, positions in enumerate(by_stage)
         for position in positions

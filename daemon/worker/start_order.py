@@ -32,6 +32,7 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
         device=device,
         replica_groups=replicas,
         replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
+        group_by_group=start.stage.group_by_group,
         upstream_codec=Codec(start.stage.upstream_codec),
         downstream_codec=Codec(start.stage.downstream_codec),
         patience_s=start.patience_s or PATIENCE_S,

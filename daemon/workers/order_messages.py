@@ -138,6 +138,7 @@ def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:
         layers=worker.layers,
         depth=worker.depth,
         groups=worker.groups,
+        group_by_group=all(len(workers) == 1 for workers in plan.replicas),
         worker=position,
         upstream_codec=plan.codec(plan.stage_index(position)),
         downstream_codec=plan.codec(plan.stage_index(position) + 1),

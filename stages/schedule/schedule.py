@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from headway.stages.schedule.cursor import Cursor
 from headway.stages.spec import TrainSpec, weight_version
 
 ScheduleName = Literal["gpipe", "1f1b", "2bw"]
@@ -128,6 +129,10 @@ class StageSchedule:
     """G: microbatch i belongs to reduction group i mod G."""
     groups: tuple[int, ...] | None = None
     """Reduction groups of this worker; None: all."""
+    group_by_group: bool = False
+    """Order of a batch's microbatches: a group's after another's, so that few sums are open; else rising, as replicas
+    need it.
+    """
     is_first: bool
     is_last: bool
     first_batch: int = 0
@@ -147,6 +152,7 @@ class StageSchedule:
         depth: int,
         first_batch: int = 0,
         groups: tuple[int, ...] | None = None,
+        group_by_group: bool = False,
     ) -> "StageSchedule":
         """Return the schedule of a worker: the only one of its stage, or the replica that holds these groups.
 
@@ -160,6 +166,7 @@ class StageSchedule:
             num_microbatches=train.microbatches,
             num_groups=train.reduction_groups,
             groups=groups,
+            group_by_group=group_by_group,
             is_first=stage_index == 0,
             is_last=is_last,
             first_batch=first_batch,
@@ -179,53 +186,21 @@ class StageSchedule:
 
     @property
     def held_microbatches(self) -> tuple[int, ...]:
-        """Return the microbatches of each batch that this worker computes, rising."""
+        """Return the microbatches of each batch that this worker computes, in its order."""
+        if self.group_by_group:
+            return tuple(i for k in self.held_groups for i in range(k, self.num_microbatches, self.num_groups))
         held = frozenset(self.held_groups)
         return tuple(i for i in range(self.num_microbatches) if i % self.num_groups in held)
 
-
-class Cursor:
-    """The progress of forwards, or backwards: all of the batches before `batch`, and some microbatches of it.
-
-    Batches come one after the other; inside a batch each reduction group has its own order.
-    """
-
-    __slots__ = ("_groups", "_num_groups", "_num_held", "_num_microbatches", "batch", "next_of_group", "num_done")
-
-    def __init__(self, schedule: StageSchedule) -> None:
-        self._groups = schedule.held_groups
-        self._num_groups = schedule.num_groups
-        self._num_microbatches = schedule.num_microbatches
-        self._num_held = len(schedule.held_microbatches)
-        self.batch = schedule.first_batch
-        self.num_done = 0
-        """Number of finished microbatches of `batch`."""
-        self.next_of_group = list(self._groups)
-        """Next microbatch of each held group; past m when the group is done."""
-
-    @property
-    def lowest_next(self) -> int:
-        """Return the lowest microbatch of `batch` that is not done."""
-        return min(i for i in self.next_of_group if i < self._num_microbatches)
-
-    def has_passed(self, batch: int, microbatch: int) -> bool:
-        """Return whether a held microbatch is done."""
-        if batch != self.batch:
-            return batch < self.batch
-        return microbatch < self.next_of_group[self._groups.index(microbatch % self._num_groups)]
-
-    def pass_over(self, batch: int, microbatch: int) -> None:
-        """Note that one microbatch is done; after the last of its batch, the next batch begins."""
-        position = self._groups.index(microbatch % self._num_groups)
-        assert batch == self.batch, f"batch {batch} out of order: {self.batch} is current"
-        assert microbatch == self.next_of_group[position], f"microbatch {batch}.{microbatch} out of order"
-        self.num_done += 1
-        if self.num_done == self._num_held:
-            self.batch += 1
-            self.num_done = 0
-            self.next_of_group[:] = self._groups
-        else:
-            self.next_of_group[position] += self._num_groups
+    def cursor(self) -> Cursor:
+        """Return the progress of the forwards, or of the backwards, at the start."""
+        return Cursor(
+            self.held_groups,
+            num_groups=self.num_groups,
+            num_microbatches=self.num_microbatches,
+            first_batch=self.first_batch,
+            group_by_group=self.group_by_group,
+        )
 
 
 class ScheduleState:
@@ -254,8 +229,8 @@ class ScheduleState:
         self.schedule = schedule
         self._held = frozenset(schedule.held_microbatches)
         self.warmup = min(schedule.warmup, len(self._held))
-        self.forwards = Cursor(schedule)
-        self.backwards = Cursor(schedule)
+        self.forwards = schedule.cursor()
+        self.backwards = schedule.cursor()
         self.in_flight = 0
         """Forwards done minus backwards done."""
         self.is_forwards_turn = False
@@ -440,7 +415,7 @@ def _backward(state: ScheduleState) -> Backward | None:
     cursor, forwards = state.backwards, state.forwards
     batch = cursor.batch
     if state.gradients and (cursor.num_done or forwards.batch > batch or forwards.num_done >= state.warmup):
-        microbatch = _first_of(cursor, state.gradients)
+        microbatch = cursor.first_of(state.gradients)
         if microbatch >= 0:
             return Backward(batch, microbatch)
     return None
@@ -451,7 +426,7 @@ def _forward(state: ScheduleState) -> Forward | None:
     schedule, cursor = state.schedule, state.forwards
     batch = cursor.batch
     if state.in_flight < schedule.depth and batch < state.stop and batch - schedule.delay <= state.version:
-        microbatch = min(cursor.next_of_group) if schedule.is_first else _first_of(cursor, state.inputs)
+        microbatch = cursor.lowest_next if schedule.is_first else cursor.first_of(state.inputs)
         if microbatch >= 0:
             return Forward(batch, microbatch)
     return None
@@ -474,12 +449,3 @@ def awaited(state: ScheduleState) -> Awaited:
             return Awaited.REDUCTION
         return Awaited.CLIP_TOTAL if state.schedule.has_clip and state.totals_below <= state.version else Awaited.LOSSES
     return Awaited.INPUT
-
-
-def _first_of(cursor: Cursor, arrived: set[tuple[int, int]]) -> int:
-    """Return the lowest microbatch that is next in its group and has arrived, or -1."""
-    batch = cursor.batch
-    if len(cursor.next_of_group) == 1:
-        only = cursor.next_of_group[0]
-        return only if (batch, only) in arrived else -1
-    return min((i for i in cursor.next_of_group if (batch, i) in arrived), default=-1)

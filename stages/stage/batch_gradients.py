@@ -18,7 +18,11 @@ class BatchGradients:
 
     def __init__(self, state: ScheduleState, siblings: Siblings | None, norm: NormRelay) -> None:
         schedule = state.schedule
-        self.sums = GradientSums(num_microbatches=schedule.num_microbatches, num_groups=schedule.num_groups)
+        self.sums = GradientSums(
+            num_microbatches=schedule.num_microbatches,
+            num_groups=schedule.num_groups,
+            is_reduced_here=siblings is None,
+        )
         self._state = state
         self._siblings = siblings
         self._norm = norm

@@ -35,6 +35,8 @@ class StageContext:
     """Reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
     replica_index: int = 0
     """Position of this worker among them."""
+    group_by_group: bool = False
+    """Whether no stage of the plan has replicas: one reduction group's microbatches come after another's."""
     upstream_codec: Codec = Codec.NONE
     downstream_codec: Codec = Codec.NONE
     """How the links with the stages before and after carry hidden states and gradients."""

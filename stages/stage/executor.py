@@ -62,6 +62,7 @@ class Executor:
                 depth=context.depth,
                 first_batch=context.boundary,
                 groups=context.groups,
+                group_by_group=context.group_by_group,
             )
         )
         self._content = content

@@ -13,18 +13,28 @@ from torch import Tensor
 class GradientSums:
     """One sum per reduction group, of all of a stage's parameters in a fixed order. One batch at a time.
 
-    A batch ends with `reduce` on a worker that holds all groups, with `take` on one of several replicas.
+    A batch ends with `reduce` on a worker that holds all groups, with `take` on one of several replicas. Where groups
+    are reduced here, a group that is complete is added to the total as soon as all groups before it are: then its sum
+    takes no memory.
     """
 
-    def __init__(self, *, num_microbatches: int, num_groups: int) -> None:
+    def __init__(self, *, num_microbatches: int, num_groups: int, is_reduced_here: bool = True) -> None:
         self._num_microbatches = num_microbatches
+        self._is_reduced_here = is_reduced_here
         self._sums: list[list[Tensor] | None] = [None] * num_groups
         self._next = list(range(num_groups))
+        self._num_folded = 1
+        """Groups whose sum is, or becomes, the first group's: the total."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether no microbatch has been added since the last reduction."""
         return all(sums is None for sums in self._sums)
+
+    @property
+    def num_open(self) -> int:
+        """Return how many sums are in memory, with the total."""
+        return sum(sums is not None for sums in self._sums)
 
     @torch.no_grad()
     def add(self, microbatch: int, gradients: list[Tensor], *, others: Iterable[Tensor] = ()) -> None:
@@ -41,15 +51,26 @@ class GradientSums:
         else:
             # A bf16 summand is cast to fp32 before it is added: torch adds to an fp32 tensor in this way.
             torch._foreach_add_(sums, gradients)
+        if self._is_reduced_here:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add to the total what is complete, in order of the group."""
+        m = self._num_microbatches
+        while self._num_folded < len(self._sums) and min(self._next[: self._num_folded + 1]) >= m:
+            total, sums = self._sums[0], self._sums[self._num_folded]
+            assert total is not None
+            assert sums is not None
+            torch._foreach_add_(total, sums)
+            self._sums[self._num_folded] = None
+            self._num_folded += 1
 
     @torch.no_grad()
     def reduce(self) -> list[Tensor]:
         """End the batch: return the mean gradient over its microbatches, fp32, in the parameters' order."""
-        total, *rest = self._sums
+        total = self._sums[0]
         assert total is not None, "no gradients were added"
-        for sums in rest:
-            assert sums is not None, "a reduction group has no gradients"
-            torch._foreach_add_(total, sums)
+        assert self._num_folded == len(self._sums), "a reduction group has no gradients"
         torch._foreach_mul_(total, 1 / self._num_microbatches)
         self._begin()
         return total
@@ -63,6 +84,7 @@ class GradientSums:
     def _begin(self) -> None:
         self._sums = [None] * len(self._sums)
         self._next = list(range(len(self._sums)))
+        self._num_folded = 1
 
 
 def _owned(gradients: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -117,7 +117,9 @@ def cases(draw: st.DrawFn) -> Case:
         num_groups=num_groups,
         first_batch=first_batch,
     )
-    has_replicas = draw(st.booleans())
+    has_replicas, group_by_group = draw(st.booleans()), draw(st.booleans())
+    if not has_replicas:
+        of_stages = tuple(replace(stage, group_by_group=group_by_group) for stage in of_stages)
     schedules = tuple(
         worker
         for stage in of_stages

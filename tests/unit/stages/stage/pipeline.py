@@ -223,7 +223,9 @@ class Pipeline:
         for worker, place in enumerate(self.places):
             held = layers if place.replica == 0 else self.copies[place.replica - 1]
             context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
-            context = replace(context, generation=Generation(generation), boundary=held[slices[0][0]].boundary)
+            is_alone = len(self.places) == num_stages
+            context = replace(context, group_by_group=is_alone, generation=Generation(generation))
+            context = replace(context, boundary=held[slices[0][0]].boundary)
             is_first, is_last = place.stage == 0, place.stage == num_stages - 1
             has_journal = is_last and place.replica == 0
             content = StageContent(

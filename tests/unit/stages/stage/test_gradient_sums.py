@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headway.stages.schedule.schedule import StageSchedule
 from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.sums import fold
@@ -23,6 +24,44 @@ def test_groups_are_summed_apart_and_then_in_order() -> None:
     for i, gradient in enumerate((a, b, c, d)):
         in_one_group.add(i, [gradient.clone()])
     assert in_one_group.reduce()[0].item() == 0.75
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 5])
+def test_group_by_group_two_sums_are_open_at_most(num_groups: int) -> None:
+    """All microbatches of a group after those of the one before → the total and one more, and the bits of any order."""
+    m = 11
+    schedule = StageSchedule(
+        delay=1, depth=4, num_microbatches=m, num_groups=num_groups, group_by_group=True, is_first=True, is_last=True,
+        num_batches=1,
+    )  # fmt: skip
+    gradients = [torch.randn(33, generator=torch.Generator().manual_seed(i)) for i in range(m)]
+    in_turn, rising = (GradientSums(num_microbatches=m, num_groups=num_groups) for _ in range(2))
+    most = 0
+    for i in schedule.held_microbatches:
+        in_turn.add(i, [gradients[i].clone()])
+        most = max(most, in_turn.num_open)
+    for i in range(m):
+        rising.add(i, [gradients[i].clone()])
+    assert most == min(2, num_groups)
+    assert torch.equal(in_turn.reduce()[0], rising.reduce()[0])
+
+
+def test_a_complete_group_waits_for_the_ones_before() -> None:
+    """Groups end from the last to the first → none is added early, and the sum has the order of the groups."""
+    a, b, c = (torch.tensor([x]) for x in (1e8, 1.0, -1e8))
+    sums = GradientSums(num_microbatches=3, num_groups=3)
+    for i, gradient in ((2, c), (1, b), (0, a)):
+        sums.add(i, [gradient.clone()])
+        assert sums.num_open == {2: 1, 1: 2, 0: 1}[i]
+    assert sums.reduce()[0].item() == ((a + b + c) * (1 / 3)).item()
+
+
+def test_replicas_keep_their_groups_apart() -> None:
+    """A worker that does not reduce → one sum for each of its groups, complete or not."""
+    sums = GradientSums(num_microbatches=4, num_groups=4, is_reduced_here=False)
+    for i in (0, 1):
+        sums.add(i, [torch.ones(1)])
+    assert len(sums.take()) == 2
 
 
 def test_microbatches_out_of_order_are_refused() -> None:

@@ -49,7 +49,7 @@ class Replica:
             device=torch.device("cpu"),
         )
         self.index = index
-        sums = GradientSums(num_microbatches=num_microbatches, num_groups=num_groups)
+        sums = GradientSums(num_microbatches=num_microbatches, num_groups=num_groups, is_reduced_here=False)
         for i in range(num_microbatches):
             if i % num_groups in held[index]:
                 sums.add(i, gradients(i))
