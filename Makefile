@@ -1,5 +1,5 @@
-# The whole interface: setup, check, test, test-all, faults, machines, soak, endurance, fuzz, s3, mutants, bench, proto, demo,
-# clean.
+# The whole interface: setup, check, test, test-all, faults, machines, soak, endurance, fuzz, s3, mutants, bench, gpu, proto,
+# demo, clean.
 export PYTHONSAFEPATH := 1
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults machines soak endurance fuzz s3 mutants bench proto demo clean
+.PHONY: setup check test test-all faults machines soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -68,6 +68,13 @@ bench: setup
 	missed=; for file in $(wildcard bench/*.py); do \
 	    $(BIN)/python $$file || missed="$$missed $$file"; done; \
 	    if [ -n "$$missed" ]; then echo "a bar was missed, or a bench failed:$$missed" >&2; exit 1; fi
+
+# All that only a card can show: tests/gpu and the figures, as one table and gpu-report/report.json. GPU="--only demo links"
+# runs some of it, GPU="--device cpu" the same code without a card. Needs Python, pip and make; without a card it exits with 2.
+gpu: export PYTHONSAFEPATH :=
+gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/bench
+gpu: setup
+	$(BIN)/python -m gpu $(GPU)
 
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iheadway/proto=proto --python_out=.typing --pyi_out=.typing \

@@ -24,6 +24,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
@@ -37,7 +38,8 @@ from headway.daemon.history.events import MONOTONIC
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Device, Phase
+from headway.daemon.node.hardware import find_devices
+from headway.daemon.records.records import Phase
 from headway.daemon.situation.boundaries import restorable
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -72,8 +74,9 @@ class Costs:
     moved_bytes: list[int] = field(default_factory=list)
 
 
-def recovery_job() -> JobSpec:
+def recovery_job(device: str = "cpu") -> JobSpec:
     """Batches of less than 100 ms that never end by themselves."""
+    kind: Literal["cpu", "cuda"] = "cpu" if device == "cpu" else "cuda"
     spec = JobSpec(
         job=JobSection(name=NAME, seed=1),
         model=MODEL,
@@ -81,9 +84,8 @@ def recovery_job() -> JobSpec:
         fault=FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0),
         placement=PlacementSpec(max_nodes=NUM_NODES),
     )
-    return resolve_job(
-        spec, job_file=Path("recovery.toml"), devices=(Device(kind="cpu"),), cache_dir=default_cache_dir()
-    )
+    devices = find_devices(kind, 0)
+    return resolve_job(spec, job_file=Path("recovery.toml"), devices=devices, cache_dir=default_cache_dir())
 
 
 class Range:
@@ -202,18 +204,18 @@ class Measured:
     """Timelines of the kills, as recovery_timeline.py has them."""
 
 
-async def measure(*, num_kills: int, num_drains: int, seed: int) -> Measured:
+async def measure(*, num_kills: int, num_drains: int, seed: int, device: str = "cpu") -> Measured:
     """Shoot, then read the histories."""
     kills: list[Kill] = []
     drains: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         history = Path(folder) / "history"
-        settings = {"quarantine_after": 0, "history_dir": history}
+        settings = {"quarantine_after": 0, "history_dir": history, "devices": device}
         async with (
             LocalCluster(Path(folder) / "cluster", num_nodes=NUM_NODES, node_settings=settings) as cluster,
             ClusterSession(cluster.address) as session,
         ):
-            await submit(session, recovery_job())
+            await submit(session, recovery_job(device))
             target = Range(cluster, session, seed=seed)
             for number in range(num_kills):
                 for what in ("worker", "daemon"):
@@ -253,10 +255,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three kills of each kind, for a first look")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0, help="of each kind, other than 3 and 20")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--timeline", action="store_true", help="print when each step of the recoveries came")
     options = parser.parse_args()
     num_kills, num_drains = (3, 1) if options.quick else (20, 5)
-    found = asyncio.run(measure(num_kills=options.kills or num_kills, num_drains=num_drains, seed=options.seed))
+    found = asyncio.run(
+        measure(num_kills=options.kills or num_kills, num_drains=num_drains, seed=options.seed, device=options.device)
+    )
     costs, pauses, num_again = found.costs, found.pauses, found.num_recomputed
     for what, timelines in found.timelines.items() if options.timeline else ():
         print(f"After SIGKILL to a {what}, median [least, most]:\n{medians(timelines)}")

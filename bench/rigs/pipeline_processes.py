@@ -1,7 +1,8 @@
 """Worker processes for benches: each computes one stage over real links, without daemons or etcd around it.
 
 The processes are forked once, from a process in which everything is imported and nothing runs, and keep their link
-endpoints; every run of a pipeline is a task for each of them. Not for CUDA: that does not survive a fork.
+endpoints; every run of a pipeline is a task for each of them. CUDA survives no fork:
+for a card they are started.
 """
 
 import multiprocessing
@@ -95,6 +96,8 @@ class StageReport:
     """Operations with begin and end, seconds of the machine's monotonic clock."""
     losses: list[float]
     """Losses per batch, on the last stage."""
+    peak_bytes: int = 0
+    """Most bytes that were allocated on a card; 0: not known."""
 
     def batch_ends(self) -> list[float]:
         """Return when each batch's last backward was done."""
@@ -138,8 +141,18 @@ class Host:
             link.close()
         self._links.clear()
 
-    def open_link(self, job: str, stage: int, peer: int, inbox: LinkInbox, contract: FrameContract, kind: str) -> Link:
-        """Open a link to a neighbouring stage, whose process has the rank of its stage."""
+    def open_link(
+        self,
+        job: str,
+        stage: int,
+        peer: int,
+        inbox: LinkInbox,
+        contract: FrameContract,
+        kind: str,
+        *,
+        device: str = "cpu",
+    ) -> Link:
+        """Open a link to a neighbouring stage, whose process has the rank of its stage. device: this stage's."""
         terms = LinkTerms(
             job=job,
             generation=GENERATION,
@@ -155,6 +168,7 @@ class Host:
             contract=contract,
             first_contact=TIMEOUT,
             silence=TIMEOUT,
+            device=torch.device(device),
         )
         endpoint = self._collective if kind == "collective" else self._grpc
         link = endpoint.dial(terms) if peer > stage else endpoint.accept(terms)
@@ -190,11 +204,13 @@ class StageRun:
     has_slack: bool = True
     """More in flight than equal times need, as a planner gives it."""
     seed: int = 1
+    device: str = "cpu"
+    """Where the stages compute."""
 
     def run(self, host: Host) -> StageReport:
         """The stage of the host's rank."""
         host.close_links()
-        configure(self.train, torch.device("cpu"))
+        configure(self.train, torch.device(self.device))
         stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
         inbox: LinkInbox = LinkInbox()
@@ -205,16 +221,21 @@ class StageRun:
         )
         make = optimizer_factory(self.optim, num_batches=self.train.batches, delay=self.train.delay)
         layers = [
-            LayerState.initial(name, self.model, self.train, seed=self.seed, device="cpu", optimizer_factory=make)
+            LayerState.initial(name, self.model, self.train, seed=self.seed, device=self.device, optimizer_factory=make)
             for name in context.layers
         ]
         journal = Journal() if stage == num_stages - 1 else None
-        operations = Operations()
+        operations = self.observer()
         content = StageContent(layers=layers, tokens=self.tokens() if stage == 0 else None, journal=journal)
         executor = Executor(context, content, links, observer=operations, make_graph=self.graph_maker(stage))
         choose = FixedOrder(self.orders[stage]) if self.orders else next_op
         StageLoop(executor, inbox, executor.accept, choose=choose).run()
-        return StageReport(operations.all, [] if journal is None else [row.loss for row in journal.rows])
+        losses = [] if journal is None else [row.loss for row in journal.rows]
+        return StageReport(operations.all, losses, executor.layer_times.measured.peak_bytes)
+
+    def observer(self) -> "Operations":
+        """Return what hears of each operation."""
+        return Operations()
 
     def tokens(self) -> MicrobatchSource:
         """Return the first stage's source of tokens."""
@@ -240,7 +261,7 @@ class StageRun:
     def _open_link(self, host: Host, context: StageContext, inbox: LinkInbox, peer: int) -> Link:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
         contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
-        link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link)
+        link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link, device=self.device)
         return CodedLink(link, codec, self.train) if codec else link
 
     def _context(self, stage: int) -> StageContext:
@@ -257,7 +278,7 @@ class StageRun:
             layers=tuple(LayerName(name) for name in self.cuts[stage]),
             depth=self.depth(stage),
             boundary=Boundary(0),
-            device=torch.device("cpu"),
+            device=torch.device(self.device),
             upstream_codec=codec,
             downstream_codec=codec,
             patience_s=TIMEOUT.total_seconds(),

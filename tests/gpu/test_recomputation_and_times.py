@@ -15,65 +15,68 @@ from headway.stages.state.layer_state import LayerState
 from headway.stages.telemetry.layer_times import NUM_EARLY, LayerTimes
 from tests.unit.stages.stage.pipeline import factory_of, make_job
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 MODEL = ModelSpec(num_hidden_layers=8, hidden_size=512, intermediate_size=1376)
+SMALL = replace(MODEL, hidden_size=64, intermediate_size=128)
+"""For a CPU."""
 NUM_IN_FLIGHT = 4
 
 
-def trained(dtype: str, recompute: str) -> tuple[list[Tensor], LayerTimes]:
-    """Losses and gradients of some batches on the card, with some microbatches in flight at once."""
-    device = torch.device("cuda", 0)
+def trained(device: torch.device, dtype: str, recompute: str) -> tuple[list[Tensor], LayerTimes]:
+    """Losses and gradients of some batches on the device, with some microbatches in flight at once."""
+    model, length = (MODEL, 256) if device.type == "cuda" else (SMALL, 32)
     train = TrainSpec(
         batches=NUM_EARLY + 2,
         microbatch_size=4,
-        sequence_length=256,
+        sequence_length=length,
         dtype=dtype,  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
-        attention_backend="flash" if dtype == "bfloat16" else "efficient",
+        attention_backend="flash" if dtype == "bfloat16" or device.type == "cpu" else "efficient",
     )
-    job = replace(make_job(train), model=MODEL)
+    job = replace(make_job(train), model=model)
     configure(train, device)
     layers = [
-        LayerState.initial(LayerName(name), MODEL, train, seed=7, device=device, optimizer_factory=factory_of(job))
-        for name in layer_names(MODEL)
+        LayerState.initial(LayerName(name), model, train, seed=7, device=device, optimizer_factory=factory_of(job))
+        for name in layer_names(model)
     ]
-    times = LayerTimes(layer_names(MODEL), open_device(device, on_failure=lambda _: None))
-    graph = StageGraph(layers, MODEL, train, is_first=True, is_last=True, times=times)
+    times = LayerTimes(layer_names(model), open_device(device, on_failure=lambda _: None))
+    graph = StageGraph(layers, model, train, is_first=True, is_last=True, times=times)
     seen: list[Tensor] = []
     for batch in range(train.batches):
         for i in range(NUM_IN_FLIGHT):
-            tokens = torch.randint(MODEL.vocab_size, (4, 257), generator=torch.Generator().manual_seed(batch * 10 + i))
+            tokens = torch.randint(
+                model.vocab_size, (4, length + 1), generator=torch.Generator().manual_seed(batch * 10 + i)
+            )
             inputs, targets = tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device)
             seen.append(graph.forward((batch, i), inputs, targets, version=batch))
         for i in range(NUM_IN_FLIGHT):
             gradients, _ = graph.backward((batch, i), None)
             seen += [gradient.cpu() for gradient in gradients]
         graph.update(batch, [gradient.float() for gradient in gradients])
-    torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     times.microbatch()  # what the device has passed is taken in
     return [tensor.cpu() for tensor in seen], times
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_blocks_computed_again_give_the_same_bits_in_less_memory(dtype: str) -> None:
+def test_blocks_computed_again_give_the_same_bits_in_less_memory(card: torch.device, dtype: str) -> None:
     """Four microbatches in flight through eight blocks, with and without recomputation."""
-    plain, kept = trained(dtype, "none")
-    again, recomputed = trained(dtype, "block")
+    plain, kept = trained(card, dtype, "none")
+    again, recomputed = trained(card, dtype, "block")
     for one, other in zip(plain, again, strict=True):
         assert torch.equal(one, other)
     # The second run's peak counts from what is left of the first: nothing but its results on the CPU.
-    assert 0 < recomputed.measured.peak_bytes < 0.7 * kept.measured.peak_bytes
+    if card.type == "cuda":  # nobody counts the CPU's allocations
+        assert 0 < recomputed.measured.peak_bytes < 0.7 * kept.measured.peak_bytes
 
 
-def test_events_time_every_kind_of_layer() -> None:
+def test_events_time_every_kind_of_layer(card: torch.device) -> None:
     """After some batches each kind has its seconds; a block's forward is neither nothing nor a second."""
-    _, times = trained("bfloat16", "none")
+    _, times = trained(card, "bfloat16", "none")
     measured = times.measured
-    assert measured.num_samples == NUM_EARLY
+    assert measured.num_samples >= NUM_EARLY  # more where half a second went by
     assert set(measured.layers) == {"embed", "block", "head"}
     assert 1e-6 < measured.layers["block"].forward_s < 1.0
     assert 1e-6 < measured.layers["block"].backward_s < 1.0

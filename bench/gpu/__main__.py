@@ -1,0 +1,83 @@
+"""`make gpu`: everything that only a card can show, as one table and one JSON file.
+
+Needs at least one CUDA device; without one it says so and exits with 2. A probe that fails, hangs or dies fills its
+rows with its reason, and the next one runs. The exit status is 1 if any row missed its bar or failed.
+
+--device cpu runs the same code on this machine's CPU with small sizes. Its figures say nothing of a card.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu.probes import PROBES, Probe, chosen
+from gpu.rows import JudgedRow, as_records, is_all_well, judge, table
+from gpu.run_probe import run_probe
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_CARD = 2
+
+
+def card_names() -> tuple[str, ...]:
+    """Return the names of this machine's cards, as far as torch can use them."""
+    import torch
+
+    return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def measure(probes: Sequence[Probe], *, device: str, logs: Path) -> list[JudgedRow]:
+    """Run the probes one after the other; return all rows. What each printed lies in `logs`."""
+    logs.mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT), str(ROOT / "bench")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    judged: list[JudgedRow] = []
+    for number, probe in enumerate(probes, 1):
+        command = [sys.executable, *probe.arguments, "--device", device]
+        print(f"{number} of {len(probes)}: {probe.name}, at most {probe.limit_s:g} s", file=sys.stderr, flush=True)
+        result = run_probe(
+            command, limit_s=probe.limit_s, environment=environment, log=logs / f"{probe.name}.log", folder=ROOT
+        )
+        rows = [judge(row, result) for row in probe.rows]
+        for row in rows:
+            value = "-" if row.value is None else f"{row.value:.4g}"
+            print(f"    {row.row.name}: {value} {row.verdict} {row.reason}", file=sys.stderr, flush=True)
+        judged += rows
+    return judged
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", nargs="+", default=[], choices=[probe.name for probe in PROBES], metavar="PROBE")
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"), help="folder for report.json and logs")
+    options = parser.parse_args(arguments)
+    cards = card_names()
+    if options.device == "cuda" and not cards:
+        print("make gpu: torch finds no CUDA device on this machine", file=sys.stderr)
+        return NO_CARD
+    from rigs.measure import machine, versions
+
+    began = time.monotonic()
+    judged = measure(chosen(options.only), device=options.device, logs=options.out)
+    body = {
+        "rows": as_records(judged),
+        "device": options.device,
+        "cards": cards,
+        "seconds": round(time.monotonic() - began, 1),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    path = options.out / "report.json"
+    path.write_text(json.dumps(body, indent=1) + "\n")
+    where = ", ".join(sorted(set(cards))) if options.device == "cuda" else "the CPU, which says nothing of a card"
+    print(f"\nOn {where}\n\n{table(judged)}\n\n{path}: the same as JSON; beside it each probe's output", flush=True)
+    return 0 if is_all_well(judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
