@@ -479,7 +479,7 @@ class OutOfMemory(_message.Message):
     def __init__(self, wanted_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., allowed_bytes: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots", "tell_operations")
+    __slots__ = ("prepare", "start", "choose_stop", "stop_at", "write", "release", "quit", "space_snapshots", "tell_operations", "trim_journal")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CHOOSE_STOP_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +489,7 @@ class Order(_message.Message):
     QUIT_FIELD_NUMBER: _ClassVar[int]
     SPACE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     TELL_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRIM_JOURNAL_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     start: Start
     choose_stop: ChooseStop
@@ -498,7 +499,8 @@ class Order(_message.Message):
     quit: Quit
     space_snapshots: SpaceSnapshots
     tell_operations: TellOperations
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ..., tell_operations: _Optional[_Union[TellOperations, _Mapping]] = ...) -> None: ...
+    trim_journal: TrimJournal
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ..., tell_operations: _Optional[_Union[TellOperations, _Mapping]] = ..., trim_journal: _Optional[_Union[TrimJournal, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("job", "job_name", "generation", "stage", "data_path", "log_path", "device_index", "data_state")
@@ -651,6 +653,16 @@ class SpaceSnapshots(_message.Message):
     generation: int
     factor: int
     def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., factor: _Optional[int] = ...) -> None: ...
+
+class TrimJournal(_message.Message):
+    __slots__ = ("job_name", "generation", "boundary")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    generation: int
+    boundary: int
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("job_name",)

@@ -73,6 +73,7 @@ from headway.daemon.workers.orders import (
     OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
+    OrderTrimJournal,
     OrderWrite,
 )
 from headway.daemon.workers.status import JobGeneration
@@ -83,7 +84,15 @@ from headway.stages.errors import PeerError
 log = structlog.get_logger()
 
 WorkersStep = (
-    OpenData | FetchState | OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots
+    OpenData
+    | FetchState
+    | OrderPrepare
+    | OrderStart
+    | OrderChooseStop
+    | OrderStopAt
+    | OrderWrite
+    | OrderSpaceSnapshots
+    | OrderTrimJournal
 )
 """Steps without which a worker cannot do its part of a generation."""
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
@@ -119,6 +128,7 @@ class Agent:
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
+        self._trimmed: dict[JobGeneration, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
         self._links = ProvenLinks(around.view, around.reach)
         self._written: dict[str, int] = {}
@@ -266,6 +276,8 @@ class Agent:
             # This order has no answer, so it counts as done once it is sent.
             if isinstance(step, OrderSpaceSnapshots):
                 self._spacings[step.run_key] = Spacing(step.factor, step.boundary)
+            if isinstance(step, OrderTrimJournal):
+                self._trimmed[step.run_key] = step.boundary
             self._failures.succeeded(name_of(step))
             return has_changed
         if isinstance(step, GiveUp):
@@ -333,6 +345,9 @@ class Agent:
         self._spacings = {
             run_key: how for run_key, how in self._spacings.items() if not is_over(self._around.view, run_key)
         }
+        self._trimmed = {
+            run_key: boundary for run_key, boundary in self._trimmed.items() if not is_over(self._around.view, run_key)
+        }
         self._links.look_again(supervisor.statuses)
         self._missed = {
             run_key: places for run_key, places in self._missed.items() if not is_over(self._around.view, run_key)
@@ -349,6 +364,7 @@ class Agent:
             data_paths=self._data_paths,
             in_force=self._in_force,
             spacings=self._spacings,
+            trimmed=self._trimmed,
             missed=self._missed,
             remembered=self._around.remembered(),
             proven=self._links.proven,

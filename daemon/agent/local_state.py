@@ -42,6 +42,8 @@ class NodeState:
     """Highest generation seen in force, by `seen_key` of the job. A lower one comes from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
     """Snapshot intervals that OrderSpaceSnapshots has set."""
+    trimmed: Mapping[JobGeneration, int] = field(default_factory=dict)
+    """Boundaries below which OrderTrimJournal has dropped rows."""
     missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
     """Newest boundaries of which this node's workers could not write snapshots."""
     remembered: Mapping[str, int] | None = None

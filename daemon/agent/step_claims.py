@@ -21,6 +21,7 @@ from headway.daemon.workers.orders import (
     OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
+    OrderTrimJournal,
     OrderWrite,
 )
 
@@ -87,7 +88,9 @@ def name_of(step: Step) -> object:
             return RegisterState, step.job, step.timeline, step.boundary
         case OrderRelease():
             return OrderRelease, step.device_index, step.job
-        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite() | OrderSpaceSnapshots():
+        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite():
+            return type(step), step.device_index, step.run_key
+        case OrderSpaceSnapshots() | OrderTrimJournal():
             return type(step), step.device_index, step.run_key
         case _:
             return step

@@ -12,6 +12,7 @@ from headway.daemon.workers.orders import (
     OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
+    OrderTrimJournal,
     OrderWrite,
 )
 from headway.daemon.workers.status import JobGeneration
@@ -158,6 +159,7 @@ Step = (
     | OrderStopAt
     | OrderWrite
     | OrderSpaceSnapshots
+    | OrderTrimJournal
     | CopyToCheckpoint
     | FetchState
     | FetchCopies

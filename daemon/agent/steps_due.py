@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
+from headway.daemon.agent.journal_steps import trim_steps
 from headway.daemon.agent.layer_sources import source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
 from headway.daemon.agent.local_state import NodeState
@@ -79,6 +80,7 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
             if not is_recovering:
                 yield from _prepare(assignment, node)
                 yield from _start(view, assignment, node)
+                yield from trim_steps(assignment, node)
                 yield from _stop(assignment)
                 yield from _save(assignment, node)
             yield from _register(view, assignment, node)

@@ -120,7 +120,8 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
 
 def begin_with(manifest: Manifest) -> CheckpointRecord:
     """Return the first `checkpoint` record of a new job. The job never deletes this checkpoint or older ones."""
-    return replace(manifest.checkpoint, origin_job=manifest.job, earlier=(), dropped=())
+    parts = tuple(replace(part, is_inherited=True) for part in manifest.checkpoint.journal_parts)
+    return replace(manifest.checkpoint, origin_job=manifest.job, earlier=(), dropped=(), journal_parts=parts)
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:

@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import Command, CopyPart, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.transactions import move
 from headway.daemon.records.format import encode, to_builtins
+from headway.daemon.records.journal_part import own_parts, with_next_part
 from headway.daemon.records.records import CheckpointRecord, Phase, PlanRecord, StateFile
 from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_of
 from headway.daemon.situation.situation import JobSituation
-from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.checkpoint_names import boundary_url, file_name, part_name, parts_url
+from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import Place
 
 MANIFEST_FORMAT: Final = 1
@@ -83,18 +85,40 @@ def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> Chec
         older = (before.url, *older)
     older = tuple(other for other in older if other != url)
     num_kept = max(fault.checkpoints_kept, 1) - 1
+    lineage = plan.lineage.up_to(place[0])
+    closed = before.journal_parts if before is not None else ()
     dropped = (*older[num_kept:], *(before.dropped if before is not None else ()))
     return CheckpointRecord(
         timeline=place[0],
         boundary=place[1],
         url=url,
         files=files,
-        ancestry=plan.lineage.up_to(place[0]).ancestry,
+        ancestry=lineage.ancestry,
         arithmetic_classes=plan.arithmetic_classes,
         was_rounded=plan.was_rounded,
         earlier=older[:num_kept],
         dropped=tuple(dict.fromkeys(other for other in dropped if other != url)),
+        journal_parts=with_next_part(
+            own_parts(closed, lineage),
+            files[JOURNAL],
+            timeline=place[0],
+            boundary=place[1],
+        ),
     )
+
+
+def parts_to_copy(before: CheckpointRecord | None, checkpoint: CheckpointRecord) -> tuple[CopyPart, ...]:
+    """Return the copies that bring a checkpoint's parts to its job's folder: its own part, and inherited ones once."""
+    target = parts_url(checkpoint.url)
+    copies = []
+    for part in checkpoint.journal_parts:
+        name = part_name(*part.place)
+        if part.place == (checkpoint.timeline, checkpoint.boundary):
+            copies.append(CopyPart(source=f"{checkpoint.url}/{file_name(JOURNAL)}", target=f"{target}/{name}"))
+        elif before is not None and before.origin_job:
+            source = f"{parts_url(before.url)}/{name}"
+            copies.append(CopyPart(source=source, target=f"{target}/{name}", is_inherited=True))
+    return tuple(copies)
 
 
 def _manifest(
@@ -108,7 +132,13 @@ def _manifest(
         "spec": to_builtins(situation.spec),
         **to_builtins(replace(checkpoint, earlier=(), dropped=())),
     }
-    return WriteManifest(job=situation.job.name, url=checkpoint.url, manifest=encode(manifest), then=then)
+    return WriteManifest(
+        job=situation.job.name,
+        url=checkpoint.url,
+        manifest=encode(manifest),
+        then=then,
+        parts=parts_to_copy(situation.job.checkpoint, checkpoint),
+    )
 
 
 def _durable(situation: JobSituation, plan: PlanRecord, place: Place, part: str) -> StateFile:

@@ -31,6 +31,16 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPart:
+    """Copy a file to a journal part. Both URLs may be relative, as the job's `checkpoint_dir`."""
+
+    source: str
+    target: str
+    is_inherited: bool = False
+    """True if it is a part of the job from whose checkpoint this job started. The job goes on without such a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteManifest:
     """Write a checkpoint's manifest to its folder; once the manifest is durable, run `then`.
 
@@ -41,6 +51,8 @@ class WriteManifest:
     url: str
     manifest: bytes
     then: Transaction
+    parts: tuple[CopyPart, ...] = ()
+    """Journal parts that the manifest names and that do not exist yet: they are copied first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import (
+    Command,
+    CopyPart,
+    Decision,
+    DeleteCheckpoints,
+    Transaction,
+    WriteManifest,
+)
 from headway.daemon.errors import (
     ConflictError,
     LeaseLostError,
@@ -71,6 +78,7 @@ class Leadership:
         ttl_s: int,
         decide: Decide,
         write_manifest: Callable[[str, bytes, Beat], None],
+        copy_part: Callable[[CopyPart, Beat], None] = lambda _part, _beat: None,
         clock: Callable[[], float] = time.monotonic,
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
@@ -80,7 +88,8 @@ class Leadership:
     ) -> None:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
-        clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
+        copy_part(part, beat) may block, too. clock: the clock of `cluster`. Without
+        delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
         plans; missing plans are computed here. troubles: receives what blocks decisions about single jobs.
         wrote_late(job) is called when the write of a manifest ends after it was given up.
         """
@@ -90,6 +99,7 @@ class Leadership:
         self._ttl_s = ttl_s
         self._decide = decide
         self._write_manifest = write_manifest
+        self._copy_part = copy_part
         self._delete_checkpoint = delete_checkpoint
         self._clock = clock
         self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
@@ -270,12 +280,12 @@ class Leadership:
         return not is_alone and (self._stood_back_at is None or self._clock() - self._stood_back_at > STOOD_BACK_S)
 
     async def _write_manifest_of(self, command: WriteManifest) -> None:
-        url, manifest = command.url, command.manifest
-        await self._manifests.run(
-            url,
-            lambda beat: self._write_manifest(url, manifest, beat),
-            on_late=lambda: self._wrote_late(command.job),
-        )
+        def act(beat: Beat) -> None:
+            for part in command.parts:
+                self._copy_part(part, beat)
+            self._write_manifest(command.url, command.manifest, beat)
+
+        await self._manifests.run(command.url, act, on_late=lambda: self._wrote_late(command.job))
 
     async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
         await self._deletions.run(url, lambda _: delete(url))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.situation.boundaries import age, lineage_of
 from headway.daemon.storage.checkpoint_names import folder_name
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
@@ -49,6 +49,20 @@ def stale_checkpoints(view: ClusterView, job: JobView, found: Iterable[BoundaryF
     ]
 
 
+def stale_parts(view: ClusterView, job: JobView, found: Iterable[Place]) -> list[Place]:
+    """Return a job's journal parts that may be deleted: no record names them, and no later checkpoint will.
+
+    Each checkpoint names the parts of the one before it, so the newest one names all that any checkpoint needs.
+    """
+    if job.submission is None or not job.submission.uid:
+        return []
+    checkpoints = [other.checkpoint for other in view.jobs.values() if other.checkpoint is not None]
+    named = {part.place for checkpoint in checkpoints for part in checkpoint.journal_parts}
+    parts = [BoundaryFolder(*place, has_manifest=False) for place in found if place not in named]
+    newest = _newest(job)
+    return [part.place for part in parts if _is_stale(job, part) or age(part.place) == newest]
+
+
 def _named_by(job: JobView) -> tuple[str, ...]:
     """Return the checkpoints from which a job may start; some may belong to another job, at other addresses."""
     checkpoint = job.checkpoint
@@ -56,7 +70,7 @@ def _named_by(job: JobView) -> tuple[str, ...]:
 
 
 def _is_stale(job: JobView, folder: BoundaryFolder) -> bool:
-    checkpoint = job.checkpoint if job.checkpoint is not None and not job.checkpoint.origin_job else None
+    checkpoint = _own_checkpoint(job)
     past = lineage_of(job)
     if past is None and checkpoint is not None:
         past = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
@@ -64,5 +78,15 @@ def _is_stale(job: JobView, folder: BoundaryFolder) -> bool:
         return False  # as far as this daemon knows, nothing has run yet
     if not past.has(*folder.place):
         return True
-    newest = age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)
-    return age(folder.place) < newest or (job.phase.phase in OVER and not folder.has_manifest)
+    return age(folder.place) < _newest(job) or (job.phase.phase in OVER and not folder.has_manifest)
+
+
+def _own_checkpoint(job: JobView) -> CheckpointRecord | None:
+    """Return the job's newest checkpoint, unless another job wrote it."""
+    return job.checkpoint if job.checkpoint is not None and not job.checkpoint.origin_job else None
+
+
+def _newest(job: JobView) -> tuple[int, int]:
+    """Return the age of the job's newest checkpoint."""
+    checkpoint = _own_checkpoint(job)
+    return age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)

@@ -19,6 +19,7 @@ from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.cleanup.compiled_code import keep_small
 from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.cleanup.left_downloads import sweep_downloads
+from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
@@ -44,6 +45,7 @@ from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
 from headway.daemon.storage.file_threads import Beat
+from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.device_speeds import DeviceSpeeds
 from headway.daemon.telemetry.probing import Probing
@@ -125,6 +127,7 @@ class Membership:
             plans=plans,
             troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),
             write_manifest=self._write_manifest,
+            copy_part=self._copy_part,
             delete_checkpoint=self._delete_checkpoint,
             wrote_late=self._checkpoint_sweep.wrote_late,
         )
@@ -352,6 +355,11 @@ class Membership:
 
     def _write_manifest(self, url: str, manifest: bytes, beat: Beat) -> None:
         write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest, beat=beat)
+
+    def _copy_part(self, part: CopyPart, beat: Beat) -> None:
+        root = self._house.config.checkpoint_root
+        source, target = (resolve_checkpoint_dir(url, root) for url in (part.source, part.target))
+        copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
 
     def _delete_checkpoint(self, url: str) -> None:
         delete_checkpoint(resolve_checkpoint_dir(url, self._house.config.checkpoint_root))

@@ -11,6 +11,7 @@ from enum import StrEnum
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
+from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
@@ -458,6 +459,8 @@ class CheckpointRecord:
     """Folders of older checkpoints that are kept, newest first."""
     dropped: tuple[str, ...] = ()
     """Folders of checkpoints that are to be deleted."""
+    journal_parts: tuple[JournalPart, ...] = ()
+    """The journal's rows up to the last part's boundary, oldest first. Empty: `journal` has all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

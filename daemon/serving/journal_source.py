@@ -1,4 +1,7 @@
-"""Finds the newest written journal of a job: in this node's store, on another node or in the checkpoint."""
+"""Finds the newest written journal of a job: in this node's store, on another node or in the checkpoint.
+
+Its old rows may lie in the checkpoint's journal parts: they are read only for who asks for them.
+"""
 
 import asyncio
 import tempfile
@@ -7,18 +10,22 @@ from pathlib import Path
 
 import structlog
 
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import DamagedCopyError, RecoveryError
+from headway.daemon.records.journal_part import JournalPart, own_parts
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import download
 from headway.daemon.situation.boundaries import lineage_of, restorable
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint_names import parts_url
 from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.journal_parts import fetch_part
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
-from headway.stages.ids import Boundary
+from headway.stages.ids import Boundary, Timeline
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.layer_file import read_journal
 
@@ -38,8 +45,10 @@ class JournalSource:
         self._checkpoint_root = checkpoint_root
         self._reads = FileThreads("journals")
 
-    async def newest(self, job_name: str) -> list[control_pb2.JournalEntry]:
-        """Return all batches of the newest available journal; none when no journal was written yet.
+    async def newest(self, job_name: str, *, from_batch: int = 0) -> list[control_pb2.JournalEntry]:
+        """Return the batches of the newest available journal, from one on; none when no journal was written yet.
+
+        Rows of lost parts are left out, with a warning.
 
         Raises RecoveryError when there is no such job, or no journal of it is available.
         """
@@ -50,7 +59,7 @@ class JournalSource:
         reasons = []
         for key in sorted(keys, key=lambda key: (key.boundary, key.timeline), reverse=True):
             try:
-                return await self._read(job, key)
+                return await self._whole(job, await self._read(job, key), from_batch)
             except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
                 log.warning("journal_not_read", key=str(key), error=str(error))
                 reasons.append(str(error))
@@ -78,6 +87,33 @@ class JournalSource:
             if key.job == job.name and key.layer == JOURNAL and file.uid == uid
         }
         return held | {place for place in job.state if job.holders(*place, JOURNAL)}
+
+    async def _whole(
+        self, job: JobView, newest: list[control_pb2.JournalEntry], from_batch: int
+    ) -> list[control_pb2.JournalEntry]:
+        """Return the entries from a batch on: those of the checkpoint's parts, then those of the newest file."""
+        checkpoint = job.checkpoint
+        first = newest[0].batch if newest else 0
+        entries: list[control_pb2.JournalEntry] = []
+        if checkpoint is not None and from_batch < first:
+            for part in own_parts(checkpoint.journal_parts, lineage_of(job)):
+                if from_batch < part.boundary:
+                    entries = _joined(entries, await self._read_part(checkpoint, part))
+        return [entry for entry in _joined(entries, newest) if entry.batch >= from_batch]
+
+    async def _read_part(self, checkpoint: CheckpointRecord, part: JournalPart) -> list[control_pb2.JournalEntry]:
+        """Return a part's entries; none, and a warning, when the part is gone or damaged."""
+        url = parts_url(resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root))
+        with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
+            path = Path(folder) / f"{JOURNAL}.safetensors"
+            try:
+                if await self._reads.run(url, lambda beat: fetch_part(url, part, path, beat=beat)):
+                    return await asyncio.to_thread(_entries_of_part, path, part)
+                reason = "it does not exist"
+            except (DamagedCopyError, DamagedFileError) as error:
+                reason = error.reason
+        log.warning("journal_part_lost", url=url, boundary=part.boundary, reason=reason)
+        return []
 
     async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
         if (file := self._store.get(key)) is not None:
@@ -118,6 +154,19 @@ def _as_written(job: JobView, key: StateKey) -> StateKey:
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
     journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
     return [_entry(row) for row in journal.rows]
+
+
+def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalEntry]:
+    journal = read_journal(path, boundary=Boundary(part.boundary), timeline=Timeline(part.timeline))
+    return [_entry(row) for row in journal.rows]
+
+
+def _joined(
+    older: list[control_pb2.JournalEntry], newer: list[control_pb2.JournalEntry]
+) -> list[control_pb2.JournalEntry]:
+    """Return two runs of rows as one. Of a batch in both, the newer run counts."""
+    first = newer[0].batch if newer else 0
+    return [entry for entry in older if entry.batch < first] + newer if newer else older
 
 
 def _entry(row: JournalRow) -> control_pb2.JournalEntry:

@@ -189,9 +189,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
     ) -> AsyncIterator[control_pb2.JournalEntry]:
         """Send the newest written journal of a job, from a batch on."""
         async with _answering(context):
-            for entry in await self._journals.newest(request.job):
-                if entry.batch >= request.from_batch:
-                    yield entry
+            for entry in await self._journals.newest(request.job, from_batch=request.from_batch):
+                yield entry
 
     async def Trace(  # noqa: N802
         self, request: control_pb2.TraceRequest, context: Any

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
 from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint_names import place_of_folder
+from headway.daemon.storage.checkpoint_names import file_name, place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
@@ -42,11 +42,6 @@ def resolve_checkpoint_dir(checkpoint_dir: str, checkpoint_root: Path | None) ->
     return str(checkpoint_root.resolve() / checkpoint_dir)
 
 
-def file_name(layer: str) -> str:
-    """Return the name of a layer's file within the folder of a boundary."""
-    return f"{layer}.safetensors"
-
-
 def copy_to_checkpoint(
     path: Path,
     url: str,
@@ -68,7 +63,7 @@ def copy_to_checkpoint(
 
     target = f"{url}/{file_name(layer)}"
     with path.open("rb") as source:
-        _write(target, chunks(source), beat=beat)
+        write_chunks(target, chunks(source), beat=beat)
 
 
 def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lambda: None) -> None:
@@ -76,7 +71,7 @@ def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lamb
 
     beat: is called before the step that makes the file appear. If it raises, the file does not appear.
     """
-    _write(f"{url}/{MANIFEST}", iter([manifest]), beat=beat)
+    write_chunks(f"{url}/{MANIFEST}", iter([manifest]), beat=beat)
 
 
 def read_manifest(url: str) -> CheckpointRecord:
@@ -91,7 +86,7 @@ def read_manifest_bytes(url: str) -> bytes:
     """Return the bytes of a manifest's file, up to the maximum. Raises RecoveryError, naming the URL."""
     target = f"{url}/{MANIFEST}"
     raw = bytearray()
-    for chunk in _read(target, offset=0):
+    for chunk in read_chunks_of(target):
         raw += chunk
         if len(raw) > MAX_MANIFEST_BYTES:
             raise RecoveryError(target, f"is not a checkpoint's manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
@@ -139,14 +134,17 @@ def fetch_from_checkpoint(
 
     beat: is called with each chunk.
     """
+    fetch_file(f"{url}/{file_name(layer)}", expected, target, beat=beat)
+
+
+def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None) -> None:
+    """Fetch a state file by its URL; raises and calls as `fetch_from_checkpoint`."""
     from headway.stages.state.state_file import content_checksum
 
-    source = f"{url}/{file_name(layer)}"
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:
-            for chunk in _read(source, offset=0):
-                beat()
+            for chunk in read_chunks_of(source, beat=beat):
                 if file.tell() + len(chunk) > expected.size_bytes:
                     raise DamagedCopyError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
                 file.write(chunk)
@@ -164,19 +162,19 @@ def fetch_from_checkpoint(
 
 def read_from_checkpoint(url: str, layer: str, *, offset: int = 0) -> Iterator[bytes]:
     """Yield one layer's file from an offset on, in unverified chunks. Raises RecoveryError, naming the URL."""
-    return _read(f"{url}/{file_name(layer)}", offset=offset)
+    return read_chunks_of(f"{url}/{file_name(layer)}", offset=offset)
 
 
 def probe(checkpoint_dir: str) -> None:
     """Test that a resolved checkpoint folder can be written to. Raises RecoveryError, naming it."""
     target = f"{checkpoint_dir}/.probe-{secrets.token_hex(8)}"
-    _write(target, iter([b"headway"]))
+    write_chunks(target, iter([b"headway"]))
     file_system, path = open_url(target)
     with told_as(target, "deleted"):
         file_system.rm_file(path)
 
 
-def _write(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] = lambda: None) -> None:
+def write_chunks(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] = lambda: None) -> None:
     """Write a whole file: on a local file system it is synced and renamed into place; elsewhere the driver's put writes
     it.
     """
@@ -215,7 +213,8 @@ def _put(file: Any, chunks: Iterator[bytes], beat: Callable[[], None]) -> None:
     file.close()
 
 
-def _read(url: str, *, offset: int) -> Iterator[bytes]:
+def read_chunks_of(url: str, *, offset: int = 0, beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """Yield a file's unverified chunks from an offset on. beat: is called with each. Raises StorageAwayError."""
     file_system, path = open_url(url)
     with told_as(url, "read", StorageAwayError):
         file = file_system.open(path, "rb")
@@ -228,6 +227,7 @@ def _read(url: str, *, offset: int) -> Iterator[bytes]:
                 chunk = file.read(CHUNK_BYTES)
             if not chunk:
                 return
+            beat()
             yield chunk
     finally:
         with suppress(Exception):

@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+JOURNAL_PARTS: Final = "journal"
+"""Folder of a submission's journal parts, next to the folders of its boundaries."""
 _FOLDER: Final = re.compile(r"(\d{8,})-(\d{10,})")
 
 
@@ -15,6 +17,27 @@ def place_of_folder(name: str) -> tuple[int, int] | None:
     """Return the (timeline, boundary) of a folder's name; None: it is no boundary's folder."""
     found = _FOLDER.fullmatch(name)
     return (int(found[1]), int(found[2])) if found is not None else None
+
+
+def file_name(layer: str) -> str:
+    """Return the name of a layer's file within the folder of a boundary."""
+    return f"{layer}.safetensors"
+
+
+def part_name(timeline: int, boundary: int) -> str:
+    """Return the file of a journal part within the folder of the parts."""
+    return file_name(folder_name(timeline, boundary))
+
+
+def place_of_part(name: str) -> tuple[int, int] | None:
+    """Return the (timeline, boundary) of a journal part's file; None: it is none."""
+    stem, dot, suffix = name.partition(".")
+    return place_of_folder(stem) if file_name(stem) == f"{stem}{dot}{suffix}" else None
+
+
+def parts_url(url: str) -> str:
+    """Return the folder of the journal parts of a checkpoint, from the folder of its boundary."""
+    return f"{url.rpartition('/')[0]}/{JOURNAL_PARTS}"
 
 
 def submission_url(checkpoint_dir: str, job: str, *, uid: str) -> str:

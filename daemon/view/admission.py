@@ -5,14 +5,17 @@ daemon that reads it. A spec that breaks a rule goes no further than this file.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.names import is_job_name, is_path_part
+from headway.daemon.records.journal_part import MAX_PARTS
 from headway.daemon.records.records import CheckpointRecord, SpecRecord
 from headway.daemon.storage.state_key import JOURNAL
+from headway.stages.state.file_digest import FileDigest
 
 MAX_NUMBER: Final = 2**31 - 1
 """Maximum of a generation, a timeline, a boundary."""
@@ -71,9 +74,29 @@ def why_no_checkpoint(checkpoint: CheckpointRecord, spec: JobSpec, *, job: str, 
     if odd := sorted(checkpoint.files.keys() - {*spec.layers, JOURNAL}):
         return f"it names {odd[0][:60]!r}, which is not a layer of its job"
     for layer, file in checkpoint.files.items():
-        if not 0 <= file.size_bytes <= MAX_FILE_BYTES or len(file.checksum) > 128 or not file.checksum.isalnum():
+        if not _is_possible(file):
             return f"the entry of {layer!r} has an impossible size or checksum"
+    if why := _why_no_parts(checkpoint):
+        return why
     numbers = [number for pair in checkpoint.ancestry[: MAX_ANCESTRY + 1] for number in pair]
     if len(checkpoint.ancestry) > MAX_ANCESTRY or not all(0 <= number <= MAX_NUMBER for number in numbers):
         return "its ancestry is out of range"
     return ""
+
+
+def _why_no_parts(checkpoint: CheckpointRecord) -> str:
+    """Return the fault of a checkpoint's list of journal parts; empty: none."""
+    parts = checkpoint.journal_parts
+    if len(parts) > MAX_PARTS:
+        return f"it names more than {MAX_PARTS} journal parts"
+    ends = [0, *(part.boundary for part in parts), checkpoint.boundary + 1]
+    if any(before >= after for before, after in pairwise(ends)):
+        return "its journal parts are out of order"
+    if not all(0 <= part.timeline <= MAX_NUMBER and _is_possible(part) for part in parts):
+        return "a journal part has an impossible timeline, size or checksum"
+    return ""
+
+
+def _is_possible(file: FileDigest) -> bool:
+    """Return whether a file's size and checksum may be real."""
+    return 0 <= file.size_bytes <= MAX_FILE_BYTES and len(file.checksum) <= 128 and file.checksum.isalnum()

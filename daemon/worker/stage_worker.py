@@ -45,7 +45,7 @@ from headway.stages.errors import (
     NonFiniteLossError,
     PeerError,
 )
-from headway.stages.ids import Boundary, LayerName
+from headway.stages.ids import Batch, Boundary, LayerName
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, LinkLost
@@ -212,6 +212,8 @@ class StageWorker:
                     self._release(order)
                 case "space_snapshots":
                     self._space_snapshots(order.space_snapshots)
+                case "trim_journal":
+                    self._trim_journal(order.trim_journal)
         except torch.OutOfMemoryError as error:
             # Nothing has changed yet: what was being built goes with the error, and the next plan asks for less.
             self._ran_out_of_memory(about.job_name, generation, error, batch=-1)
@@ -306,6 +308,12 @@ class StageWorker:
         self._session.admit(order.job_name, order.generation)
         if self._snapshots.space(order.factor):
             log.info("snapshots_spaced", job=order.job_name, generation=order.generation, factor=order.factor)
+
+    def _trim_journal(self, order: control_pb2.TrimJournal) -> None:
+        """Drop rows between two operations. An order about another generation comes too late to matter."""
+        session = self._session
+        if (session.job, session.generation) == (order.job_name, order.generation) and session.journal is not None:
+            session.journal.drop_below(Batch(order.boundary))
 
     # --- Running ----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from headway.daemon.workers.orders import (
     OrderSpaceSnapshots,
     OrderStart,
     OrderStopAt,
+    OrderTrimJournal,
     OrderWrite,
     Source,
     SourceKind,
@@ -28,7 +29,16 @@ from headway.daemon.workers.status import JobGeneration, OrderKind
 from headway.proto import control_pb2
 from headway.stages.stage.context import PATIENCE_S
 
-OrderStep = OrderPrepare | OrderStart | OrderChooseStop | OrderStopAt | OrderWrite | OrderSpaceSnapshots | OrderRelease
+OrderStep = (
+    OrderPrepare
+    | OrderStart
+    | OrderChooseStop
+    | OrderStopAt
+    | OrderWrite
+    | OrderSpaceSnapshots
+    | OrderTrimJournal
+    | OrderRelease
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,11 @@ def order_message(
                 job_name=step.run_key.job, generation=step.run_key.generation, factor=step.factor
             )
             return AddressedOrder(OrderKind.SPACE_SNAPSHOTS, step.run_key, control_pb2.Order(space_snapshots=space))
+        case OrderTrimJournal():
+            trim = control_pb2.TrimJournal(
+                job_name=step.run_key.job, generation=step.run_key.generation, boundary=step.boundary
+            )
+            return AddressedOrder(OrderKind.TRIM_JOURNAL, step.run_key, control_pb2.Order(trim_journal=trim))
         case OrderRelease():
             release = control_pb2.Release(job_name=step.job)
             return AddressedOrder(OrderKind.RELEASE, JobGeneration(step.job, 0), control_pb2.Order(release=release))

@@ -114,6 +114,16 @@ class OrderSpaceSnapshots:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderTrimJournal:
+    """Let the worker that has the journal drop rows that the checkpoint's journal parts have."""
+
+    device_index: int
+    run_key: JobGeneration
+    boundary: int
+    """Rows of older batches are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class OrderRelease:
     """Let a worker forget a job."""
 

@@ -28,7 +28,7 @@ class Standstill:
 
 
 class OrderKind(StrEnum):
-    """Kinds of orders to workers. Quit and the spacing of snapshots have no answer."""
+    """Kinds of orders to workers. Quit and those of UNANSWERED have no answer."""
 
     PREPARE = "prepare"
     START = "start"
@@ -37,6 +37,10 @@ class OrderKind(StrEnum):
     WRITE = "write"
     RELEASE = "release"
     SPACE_SNAPSHOTS = "space_snapshots"
+    TRIM_JOURNAL = "trim_journal"
+
+
+UNANSWERED: Final = frozenset({OrderKind.SPACE_SNAPSHOTS, OrderKind.TRIM_JOURNAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class WorkerStatus:
 
     def ordered(self, kind: OrderKind, run_key: JobGeneration) -> "WorkerStatus":
         """Return the status after an order was given."""
-        if kind is OrderKind.SPACE_SNAPSHOTS:
+        if kind in UNANSWERED:
             return self
         status = replace(self, pending=self.pending | {(kind, run_key)})
         return replace(status, job=run_key.job) if kind is OrderKind.PREPARE else status

@@ -45,6 +45,8 @@ class JournalRow:
 class Journal:
     """Rows of consecutive batches; the last stage appends to it, and it moves with the head.
 
+    Rows that a checkpoint has in its journal parts may be missing at the beginning (`drop_below`).
+
     The rows are columns that grow by doubling: a long job's journal is handed to a writer without touching a row.
     """
 
@@ -73,6 +75,11 @@ class Journal:
         )
 
     @property
+    def first_batch(self) -> Batch | None:
+        """Return the batch of the oldest row; None: there are no rows."""
+        return Batch(int(self._columns["batch"][0])) if self._length else None
+
+    @property
     def next_batch(self) -> Batch | None:
         """Return the batch that must be appended next; None: any."""
         return Batch(int(self._columns["batch"][self._length - 1]) + 1) if self._length else None
@@ -87,10 +94,7 @@ class Journal:
                 raise ValueError(f"batch {row.batch} has {width} microbatches, not those of the batches before")
             self._columns = _empty(capacity, width)
         if self._length == capacity:
-            grown = _empty(2 * capacity, width)
-            for name, column in self._columns.items():
-                grown[name][:capacity] = column
-            self._columns = grown
+            self._move_rows(0, capacity=2 * capacity)
         values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
@@ -99,6 +103,16 @@ class Journal:
     def truncate(self, boundary: Boundary) -> None:
         """Cut to the batches below a boundary."""
         self._length = self._length_below(boundary)
+
+    def drop_below(self, batch: Batch) -> None:
+        """Drop the rows of older batches, and free their memory. The newest row stays: it says which batch is next.
+
+        What `tensors` has returned keeps its rows.
+        """
+        first = self.first_batch
+        num_dropped = 0 if first is None else min(batch - first, self._length - 1)
+        if num_dropped > 0:
+            self._move_rows(num_dropped, capacity=max(2 * (self._length - num_dropped), _MIN_CAPACITY))
 
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
@@ -134,6 +148,14 @@ class Journal:
             journal._columns[name][:length] = column
         journal._length = length
         return journal
+
+    def _move_rows(self, num_dropped: int, *, capacity: int) -> None:
+        """Move the rows, without the oldest, to new columns."""
+        columns, length = self._columns, self._length - num_dropped
+        self._columns = _empty(capacity, columns["losses"].shape[1])
+        for name, column in columns.items():
+            self._columns[name][:length] = column[num_dropped : self._length]
+        self._length = length
 
     def _length_below(self, boundary: Boundary) -> int:
         if not self._length:

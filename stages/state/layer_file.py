@@ -86,10 +86,17 @@ def write_journal(
     return write_state(path, journal.tensors(below=boundary), header, durable=durable)
 
 
-def read_journal(path: Path, *, job: str, boundary: Boundary, timeline: Timeline | None = None) -> Journal:
-    """Read a journal and check it as `read_layer` does. Raises DamagedFileError, FileNotFoundError."""
+def read_journal(
+    path: Path, *, boundary: Boundary, job: str | None = None, timeline: Timeline | None = None
+) -> Journal:
+    """Read a journal and check it as `read_layer` does; job None: of any.
+
+    Raises DamagedFileError, FileNotFoundError.
+    """
     header, tensors = read_state(path)
-    check_header(path, header, job=job, layer=JOURNAL, boundary=boundary)
+    check_header(path, header, layer=JOURNAL, boundary=boundary)
+    if job is not None:
+        check_header(path, header, job=job)
     if timeline is not None:
         check_header(path, header, timeline=timeline)
     try:

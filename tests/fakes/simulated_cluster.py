@@ -29,7 +29,7 @@ from headway.daemon.records.records import (
     SpecRecord,
 )
 from headway.daemon.records.shortages import MemoryShortage
-from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_etcd import Store
@@ -70,6 +70,8 @@ class SimulatedCluster(SimulatedInvariants):
         self.blocked = set()
         self.checkpoint_files = {}
         self.manifests: dict[str, bytes] = {}
+        self.copied_parts: list[str] = []
+        """Journal parts in durable storage, in order of their copies."""
         self.num_incarnations = 0
         self.num_events = 0
         self.num_replicated = 0
@@ -332,6 +334,10 @@ class SimulatedCluster(SimulatedInvariants):
         if isinstance(command, WriteManifest):
             manifest = decode(command.manifest, CheckpointRecord)
             self.manifests[command.url] = command.manifest
+            self.copied_parts += [part.target for part in command.parts]
+            for old in manifest.journal_parts:
+                name = f"{parts_url(command.url)}/{part_name(*old.place)}"
+                assert name in self.copied_parts, "a manifest of a missing journal part"
             for part in manifest.files:
                 file = (command.job, manifest.timeline, manifest.boundary, part)
                 assert file in self.checkpoint_files, "a manifest of missing files"

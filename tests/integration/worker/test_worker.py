@@ -223,3 +223,17 @@ def test_a_worker_dies_with_the_process_that_started_it(daemon: FakeDaemon, make
     os.kill(pid, signal.SIGINT)  # a worker takes no notice of Ctrl-C
     parent.kill()
     assert wait_for_death(pid, timeout_s=30) < 20
+
+
+def test_rows_that_durable_storage_has_leave_the_journal(workers: list[Worker], make_case: CaseMaker) -> None:
+    """The journal is trimmed, also by orders about another generation: those change nothing. The next one goes on."""
+    case, worker = make_case("trimmed"), workers[0]
+    end = case.spec.train.batches
+    case.begin(1, ONE_STAGE, workers)
+    worker.expect("at_boundary")
+    for generation, boundary in ((1, 2), (7, end)):
+        trim = control_pb2.TrimJournal(job_name=case.name, generation=generation, boundary=boundary)
+        worker.order(trim_journal=trim)
+    [file] = case.write(worker, 1, end, ["journal"]).files
+    assert read_state(Path(file.path))[1]["batch"].tolist() == list(range(2, end))
+    case.release(worker)

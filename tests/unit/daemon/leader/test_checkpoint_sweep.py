@@ -8,9 +8,10 @@ import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.leader.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
+from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints, stale_parts
+from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
-from headway.daemon.storage.checkpoint_names import boundary_url
+from headway.daemon.storage.checkpoint_names import boundary_url, part_name
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
@@ -75,6 +76,41 @@ def test_a_checkpoint_that_another_job_starts_from_stays() -> None:
     of = job()
     view = ClusterView(jobs={"j": of, "c": child})
     assert left(of, (4, 80), (4, 20), view=view) == [(4, 20)]
+
+
+def with_parts(*places: tuple[int, int]) -> JobView:
+    """It runs on timeline 5; its checkpoint, 40 of timeline 3, names these journal parts."""
+    parts = tuple(JournalPart(timeline=t, boundary=b, size_bytes=1, checksum="ab") for t, b in places)
+    record = CheckpointRecord(timeline=3, boundary=40, url=url(3, 40), journal_parts=parts)
+    return job(checkpoint=record)
+
+
+def test_parts_that_no_checkpoint_can_name_are_stale() -> None:
+    """Named ones stay, and those of boundaries that are still to be completed; the rest was left or never named."""
+    of = with_parts((1, 20))
+    view = ClusterView(jobs={"j": of})
+    assert stale_parts(view, of, [(1, 20), (3, 60), (5, 80), (6, 80)]) == []
+    assert stale_parts(view, of, [(1, 30), (3, 30), (3, 40), (3, 80), (4, 80)]) == [
+        (1, 30), (3, 30), (3, 40), (3, 80), (4, 80)
+    ]  # fmt: skip
+
+
+def test_parts_that_another_job_starts_with_stay() -> None:
+    child = replace(with_parts((4, 20)), name="c")
+    of = with_parts((1, 20))
+    assert stale_parts(ClusterView(jobs={"j": of, "c": child}), of, [(4, 20), (4, 30)]) == [(4, 30)]
+
+
+def test_left_parts_are_deleted_and_named_ones_are_not(tmp_path: Path) -> None:
+    """A manifest that was given up leaves a part, and a dead leader a torn one: that is no part, and harms nobody."""
+    folder = tmp_path / "checkpoints/j/u/journal"
+    folder.mkdir(parents=True)
+    for name in (part_name(1, 20), part_name(3, 40), part_name(5, 80), f".{part_name(5, 60)}.abcd"):
+        (folder / name).write_bytes(b"rows")
+    view = ClusterView(jobs={"j": with_parts((1, 20))}, steady_since=0.0)
+    asyncio.run(CheckpointSweep(view, is_leading=lambda: True, checkpoint_root=tmp_path).sweep())
+    left_there = {path.name for path in folder.iterdir()}
+    assert left_there == {part_name(1, 20), part_name(5, 80), f".{part_name(5, 60)}.abcd"}
 
 
 def test_an_unusual_error_of_a_driver_does_not_end_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,15 +62,17 @@ def test_a_new_file_replaces_the_old(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_a_gap_is_our_own_error(tmp_path: Path) -> None:
-    """After batch 0 comes 1: 2 is refused, not written."""
-    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
-        append(metrics, 0)
-        with pytest.raises(ValueError, match="batch 2 cannot follow batch 0"):
-            append(metrics, 2)
+def test_batches_whose_rows_are_lost_have_no_line(tmp_path: Path) -> None:
+    """After batch 0 comes 2, and the file is continued after it."""
+    path = tmp_path / "metrics.jsonl"
+    for batches in ((0, 2), (1, 2, 3)):
+        with MetricsFile(path, is_resumed=True) as metrics:
+            for batch in batches:
+                append(metrics, batch)
+    assert [json.loads(line)["batch"] for line in path.read_text().splitlines()] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("content", ["no json\n", '{"loss": 1}\n', "[1]\n", '{"batch": 1}\n'])
+@pytest.mark.parametrize("content", ["no json\n", '{"loss": 1}\n', "[1]\n", '{"batch": "1"}\n', '{"batch": -1}\n'])
 def test_a_file_of_another_kind_is_not_resumed(tmp_path: Path, content: str) -> None:
     """The line is named and the file stays as it was."""
     path = tmp_path / "metrics.jsonl"

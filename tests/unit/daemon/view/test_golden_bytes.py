@@ -19,7 +19,7 @@ GOLDEN = {
     ),
     b'{"format":1,"timeline":2,"boundary":40,"url":"s3://b/c","files":{"head":{"size_bytes":5,"checksum":"ab"}},'
     b'"ancestry":[[1,20]],"arithmetic_classes":["cpu"],"was_rounded":false,"origin_job":"","earlier":[],'
-    b'"dropped":[]}': CheckpointRecord(
+    b'"dropped":[],"journal_parts":[]}': CheckpointRecord(
         timeline=2,
         boundary=40,
         url="s3://b/c",
@@ -47,3 +47,9 @@ def test_a_record_keeps_its_bytes(raw: bytes) -> None:
     record = GOLDEN[raw]
     assert encode(record) == raw
     assert decode(raw, type(record)) == record
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_journal_parts() -> None:
+    """It was written before there were any: its journal has all rows."""
+    raw = b'{"format":1,"timeline":2,"boundary":40,"url":"u","files":{},"earlier":[],"dropped":[]}'
+    assert decode(raw, CheckpointRecord) == CheckpointRecord(timeline=2, boundary=40, url="u")
