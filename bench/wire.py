@@ -9,15 +9,19 @@ Frames of one size go one way, as fast as the receiver takes them; the clock sto
     grpc_bare    a gRPC stream of ready bytes, no protobuf around them, the links' certificates and options
     grpc_cut     the same in pieces of 1 MiB
     grpc_tensors the same, and each piece is copied out of a tensor and into one, as gRPC's calls demand
-    grpc         the gRPC link
+    grpc         the gRPC link, over TCP with TLS
+    grpc_bare_unix, grpc_cut_unix    the bare streams over a unix socket without TLS
+    grpc_local   the gRPC link between two workers of one node
 
 All sides of a size take turns, in rotating order. The links deliver every frame in a tensor of its own.
 With --both-ways frames go over the links both ways at once, as activations and gradients do; MB/s are of each way.
 
 grpc_vs_bare_SIZE: MB/s of the gRPC link over those of the faster of the two bare streams in the same round.
+grpc_local_vs_bare_unix_SIZE: the same inside one node, over a unix socket. grpc_local_speedup_SIZE: over the gRPC link.
 grpc_vs_tensors_SIZE: over the stream that carries tensors.
 collective_vs_gloo_SIZE: the same of the collective link over bare gloo. collective_speedup_SIZE: over the gRPC link.
-grpc_vs_bare, collective_vs_gloo: the size where it is least. grpc_mb_s: the size where it is most.
+grpc_vs_bare, grpc_local_vs_bare_unix, collective_vs_gloo: the size where it is least.
+grpc_mb_s: the size where it is most.
 SIDE_cpu_s_per_gb_SIZE: user and system time of both processes. SIDE_round_trip_us: 1 KiB there, a few bytes back.
 """
 
@@ -41,11 +45,14 @@ from headway.stages.stage.allocator import with_large_pages
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
 BOTH_WAYS_SIZES = {"16KiB": 1 << 14, **SIZES}
-SIDES = ("tcp", "gloo", "gloo_new", "collective", "grpc_bare", "grpc_cut", "grpc_tensors", "grpc")
-LINKS = ("collective", "grpc")
+SIDES = (
+    *("tcp", "gloo", "gloo_new", "collective", "grpc_bare", "grpc_cut", "grpc_tensors", "grpc"),
+    *("grpc_bare_unix", "grpc_cut_unix", "grpc_local"),
+)
+LINKS = ("collective", "grpc", "grpc_local")
 FEWEST_FRAMES, MOST_FRAMES = 4, 512
 """Number of frames of a pass."""
-BARS = {"grpc_vs_bare": 0.9, "collective_vs_gloo": 0.9}
+BARS = {"grpc_vs_bare": 0.9, "grpc_local_vs_bare_unix": 0.9, "collective_vs_gloo": 0.9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,8 @@ def ratios(samples: Samples) -> dict[str, Figure]:
     for name, ours, *theirs in (
         ("grpc_vs_bare", "grpc", "grpc_bare", "grpc_cut"),
         ("grpc_vs_tensors", "grpc", "grpc_tensors"),
+        ("grpc_local_vs_bare_unix", "grpc_local", "grpc_bare_unix", "grpc_cut_unix"),
+        ("grpc_local_speedup", "grpc_local", "grpc"),
         ("collective_vs_gloo", "collective", "gloo"),
         ("collective_vs_gloo_new", "collective", "gloo_new"),
         ("collective_speedup", "collective", "grpc"),

@@ -5,6 +5,7 @@ import resource
 import socket
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS, LinkEndpoint
 from headway.stages.links.grpc.frame_codec import CHUNK_BYTES
+from headway.stages.links.grpc.local_server import LocalPlace
 from headway.stages.links.link import Inbox, Link
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
@@ -43,15 +45,18 @@ class Process:
         self._loop = LoopThread()
         self._loop.start()
         incarnation = "ab"[rank]
-        self._grpc = LinkEndpoint(
-            loop=self._loop, identity=self._identity, host=HOST, incarnation=incarnation, protocol=1
-        )
+        about: dict[str, Any] = {"loop": self._loop, "identity": self._identity, "host": HOST, "protocol": 1}
+        self._grpc = LinkEndpoint(**about, incarnation=incarnation)
+        self._folder = certificates
+        # Another process to the hello, because an endpoint dials all of its node over unix sockets.
+        self._local = LinkEndpoint(**about, incarnation=f"{incarnation}-local", local=LocalPlace("node", self._folder))
         self._collective = CollectiveEndpoint(
             loop=self._loop, identity=self._identity, host=HOST, incarnation=incarnation, protocol=1, on_stuck=print
         )
         for name, answer in self._collective.methods.items():
             self._grpc.add_method(name, answer)
         self._grpc.start()
+        self._local.start()
         self._streams: asyncio.Queue[Any] = asyncio.Queue()
         self._listener = socket.create_server((HOST, 0))
         bare_port = self._loop.run(self._serve_bare(), timeout=TIMEOUT, what="a bare server")
@@ -96,15 +101,25 @@ class Process:
             return TcpSide(connection, num_bytes)
         if side in ("gloo", "gloo_new"):
             return GlooSide(num_bytes, is_new=side == "gloo_new")
-        if side in ("grpc", "collective"):
-            open_link = self._open_grpc if side == "grpc" else self._open_collective
-            return LinkSide(
-                self._rank, lambda inbox, contract: open_link(f"{side}-{num_bytes}", inbox, contract), num_bytes
-            )
-        stream = self._loop.run(self._bare_stream(), timeout=TIMEOUT, what="a bare stream")
+        endpoints: dict[str, LinkEndpoint | CollectiveEndpoint] = {
+            "grpc": self._grpc,
+            "grpc_local": self._local,
+            "collective": self._collective,
+        }
+        if side in endpoints:
+
+            def open_link(inbox: Inbox, contract: FrameContract) -> Link:
+                terms = self._terms(f"{side}-{num_bytes}", inbox, contract)
+                if side == "grpc_local":
+                    terms = replace(terms, peer_incarnation=f"{terms.peer_incarnation}-local")
+                return endpoints[side].accept(terms) if self._rank else endpoints[side].dial(terms)
+
+            return LinkSide(self._rank, open_link, num_bytes)
+        is_local = side.endswith("_unix")
+        stream = self._loop.run(self._bare_stream(is_local=is_local), timeout=TIMEOUT, what="a bare stream")
         if side == "grpc_tensors":
             return TensorSide(self._loop, stream, num_bytes, CHUNK_BYTES)
-        return BareSide(self._loop, stream, num_bytes, CHUNK_BYTES if side == "grpc_cut" else num_bytes)
+        return BareSide(self._loop, stream, num_bytes, CHUNK_BYTES if "cut" in side else num_bytes)
 
     async def _serve_bare(self) -> int:
         async def serve(_: Any, context: Any) -> None:
@@ -120,22 +135,30 @@ class Process:
             [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
         )
         port = self._bare.add_secure_port(f"{HOST}:0", credentials)
+        self._bare.add_insecure_port(self._bare_socket(self._rank))
         await self._bare.start()
         return port
 
-    async def _bare_stream(self) -> Any:
+    def _bare_socket(self, rank: int) -> str:
+        return f"unix:{self._folder}/bare-{rank}.sock"
+
+    async def _bare_stream(self, *, is_local: bool) -> Any:
         if self._rank:
             return await self._streams.get()
+        if is_local:
+            return await self._hello(grpc.aio.insecure_channel(self._bare_socket(1 - self._rank), options=BARE_OPTIONS))
         identity = self._identity
         credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
         options = (*BARE_OPTIONS, *expecting("node"), ("grpc.use_local_subchannel_pool", 1))
-        channel = grpc.aio.secure_channel(f"{HOST}:{self._peer_ports[1]}", credentials, options=options)
+        return await self._hello(grpc.aio.secure_channel(f"{HOST}:{self._peer_ports[1]}", credentials, options=options))
+
+    async def _hello(self, channel: grpc.aio.Channel) -> Any:
         call: Any = channel.stream_stream("/bare/Stream")()
         await call.write(b"hello")
         call.channel = channel  # lives as long
         return call
 
-    def _terms(self, job: str, inbox: Inbox, contract: FrameContract, address: str) -> LinkTerms:
+    def _terms(self, job: str, inbox: Inbox, contract: FrameContract) -> LinkTerms:
         peer = 1 - self._rank
         return LinkTerms(
             job=job,
@@ -147,24 +170,12 @@ class Process:
             peer_incarnation="ab"[peer],
             peer_node="node",
             peer_name=f"stage {peer}",
-            peer_address=address,
+            peer_address=f"{HOST}:{self._peer_ports[0]}",
             inbox=inbox,
             contract=contract,
             first_contact=TIMEOUT,
             silence=TIMEOUT,
         )
-
-    def _open_grpc(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
-        return self._open_link(self._grpc, job, inbox, contract)
-
-    def _open_collective(self, job: str, inbox: Inbox, contract: FrameContract) -> Link:
-        return self._open_link(self._collective, job, inbox, contract)
-
-    def _open_link(
-        self, endpoint: LinkEndpoint | CollectiveEndpoint, job: str, inbox: Inbox, contract: FrameContract
-    ) -> Link:
-        terms = self._terms(job, inbox, contract, f"{HOST}:{self._peer_ports[0]}")
-        return endpoint.accept(terms) if self._rank else endpoint.dial(terms)
 
 
 def _cpu_seconds() -> float:

@@ -124,7 +124,8 @@ def _temporary_folder() -> Finding:
     except OSError as error:
         advice = "set TMPDIR to a folder with a short path on a local file system"
         return Finding(what="unix sockets", is_fine=False, found=str(error), advice=advice)
-    return Finding(what="unix sockets", is_fine=True, found=f"can be made in {tempfile.gettempdir()}")
+    found = f"can be made in {tempfile.gettempdir()}: links inside a node need no TLS"
+    return Finding(what="unix sockets", is_fine=True, found=found)
 
 
 def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:

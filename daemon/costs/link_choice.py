@@ -144,8 +144,16 @@ def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecor
         if upper is not None and lower is not None:
             choice = choose_link(spec.train.link, upper, lower, frame_bytes=frame_bytes)
             kind: Literal["grpc", "collective"] = "collective" if choice.is_collective else "grpc"
-            found.append(PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=choice.reason))
+            found.append(
+                PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=_with_way(choice, upper, lower))
+            )
     return tuple(found)
+
+
+def _with_way(choice: LinkChoice, one: LinkEnd, other: LinkEnd) -> str:
+    """Return the reason of a link, and the unix socket if it uses one: a worker without one is dialled over TCP."""
+    is_local = one.node == other.node and not choice.is_collective
+    return f"{choice.reason}; inside a node over a unix socket" if is_local else choice.reason
 
 
 def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:

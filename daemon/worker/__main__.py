@@ -72,6 +72,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
+    from headway.stages.links.grpc.local_server import LocalPlace
     from headway.stages.links.grpc.reach_answer import METHOD as REACH_METHOD
     from headway.stages.links.grpc.reach_answer import reach_answer
     from headway.stages.links.loop_thread import LoopThread
@@ -120,6 +121,7 @@ def work(options: argparse.Namespace) -> None:
         ports=read_ports(options.ports, "--ports") if options.ports else ANY_PORT,
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
+        local=LocalPlace(options.node, options.socket.parent),
     )
     collective = CollectiveEndpoint(
         loop=loop,
@@ -142,9 +144,7 @@ def work(options: argparse.Namespace) -> None:
     register_action(CUDA_FAULT, refuse_memory)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
-    records = StageRecords(
-        options.history_dir, node=options.node, incarnation=incarnation, are_launches=options.device == "cuda"
-    )
+    records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
     worker = StageWorker(
         inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=output, records=records
     )

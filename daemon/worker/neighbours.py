@@ -17,6 +17,7 @@ from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
+from headway.stages.links.receive_buffers import bytes_for
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.stage_links import StageLinks
 
@@ -90,10 +91,12 @@ class Neighbours:
             # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
             same_kind = [peer for peer in accepted if self._endpoint_of(peer) is endpoint]
             for number, peer in enumerate(same_kind, 1):
-                terms = self._terms(start, spec, peer, contracts[peer.worker], context, _until_dialled(start, spec))
+                terms = self._terms(
+                    start, spec, peer, contracts[peer.worker], context, _until_dialled(start, spec), device
+                )
                 links[peer.worker] = endpoint.accept(terms, is_last=number == len(same_kind))
         for peer in dialled:
-            terms = self._terms(start, spec, peer, contracts[peer.worker], context, FIRST_ANSWER)
+            terms = self._terms(start, spec, peer, contracts[peer.worker], context, FIRST_ANSWER, device)
             links[peer.worker] = self._endpoint_of(peer).dial(terms)
         self._positions = {link.peer: worker for worker, link in links.items()}
         # last: other threads call `broken`, which looks up the positions of the links it finds
@@ -146,6 +149,7 @@ class Neighbours:
         contract: FrameContract,
         context: StageContext,
         first_contact: timedelta,
+        device: StageDevice,
     ) -> LinkTerms:
         return LinkTerms(
             job=start.job_name,
@@ -161,6 +165,7 @@ class Neighbours:
             inbox=self._inbox,
             contract=contract,
             device=context.device,
+            empty_bytes=bytes_for(device),
             first_contact=first_contact,
             silence=timedelta(seconds=spec.fault.link_timeout_s),
         )

@@ -34,13 +34,10 @@ class _Recent:
 class StageRecords:
     """The records of one process. Each record carries the facts of the current Start."""
 
-    def __init__(self, history_dir: Path | None, *, node: str, incarnation: str, are_launches: bool = False) -> None:
-        """history_dir: None: no history is written. are_launches: operation times are those of launches, the device
-        runs later.
-        """
+    def __init__(self, history_dir: Path | None, *, node: str, incarnation: str) -> None:
+        """history_dir: None: no history is written."""
         self.history: HistoryFile | None = None
         self._recent = _Recent()
-        self._are_launches = are_launches
         self._history_dir = history_dir
         self._node = node
         self._incarnation = incarnation
@@ -106,7 +103,6 @@ class StageRecords:
             job=recent.job,
             generation=recent.generation,
             worker=recent.worker,
-            launched=self._are_launches,
             kinds="".join(type(op).__name__[0] for op, _, _, _ in done).encode(),
             batches=[op.batch for op, _, _, _ in done],
             microbatches=[-1 if isinstance(op, Update) else op.microbatch for op, _, _, _ in done],

@@ -104,6 +104,7 @@ class Liveness:
         self._moved_at = now
         self._deadlines: dict[tuple[OrderKind, JobGeneration], _Deadline] = {}
         self._first_operation_s = FIRST_OPERATION_S
+        self._launches = False
         self.beat: Beat | None = None
         """The newest heartbeat of this process's present generation."""
 
@@ -128,12 +129,15 @@ class Liveness:
         *,
         within_s: float | None = None,
         batch_s: float = 0.0,
+        launches: bool = False,
     ) -> None:
         """Note an order that has to be answered. within_s: overrides the time of its kind.
 
-        batch_s: for a Start, the predicted seconds of a batch.
+        batch_s: for a Start, the predicted seconds of a batch. launches: whether its device computes later than the
+        worker launches.
         """
         if kind is OrderKind.START:
+            self._launches = launches
             self._first_operation_s = FIRST_OPERATION_S + FIRST_OPERATION_BATCHES * batch_s
         within_s = ANSWER_TIMEOUT_S.get(kind) if within_s is None else within_s
         if within_s is not None:
@@ -158,12 +162,23 @@ class Liveness:
         owed_kinds = {kind for kind, _ in owed}
         if owed_kinds - {OrderKind.PREPARE}:
             self._moved_at = now
-        silence_s = BUSY_SILENCE_S if owed else SERVING_SILENCE_S if status.job else IDLE_SILENCE_S
+        silence_s = BUSY_SILENCE_S if owed else self._serving_silence() if status.job else IDLE_SILENCE_S
         least_s = PREPARING_STANDSTILL_S if owed_kinds else MIN_STANDSTILL_S
         return self._overdue(silence_s, now, "said nothing for") or self._stands_still(status, least_s)
 
     def _overdue(self, limit_s: float, now: float, what: str) -> str:
         return f"{what} {limit_s:g} s" if now - self._heard_at >= limit_s else ""
+
+    def _serving_silence(self) -> float:
+        """Return the maximum silence while it serves a generation.
+
+        A card's allocator keeps its lock while it waits for the card to free memory, and a heartbeat asks the allocator
+        for its peak. So a heartbeat may come only when everything launched is done.
+        """
+        if not self._launches:
+            return SERVING_SILENCE_S
+        launched_s = self.beat.launched_s if self.beat is not None else None
+        return max(SERVING_SILENCE_S, LAUNCHED_FACTOR * launched_s) if launched_s else BUSY_SILENCE_S
 
     def _standstill_limit(self, beat: Beat, least_s: float) -> float:
         """Return the most seconds without progress.

@@ -207,7 +207,8 @@ class Supervisor:
             has_journal = leads and stage.index + 1 == stage.num_stages
             handle.launched = LaunchedWork.of(stage) if handle.device.kind == "cuda" else None
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
-        handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s)
+        launches = handle.launched is not None
+        handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s, launches=launches)
         handle.stream.send(order)
         log.info("order_sent", worker=handle.name, order=kind, job=run_key.job, generation=run_key.generation)
         return True

@@ -55,10 +55,10 @@ class Gatekeeper:
     incarnation: str
     protocol: int
 
-    def misdirected(self, message: bytes | None) -> tuple[Hello, HelloReply | None]:
+    def misdirected(self, message: bytes | memoryview | None) -> tuple[Hello, HelloReply | None]:
         """A hello, and why no link of this process can be meant."""
         try:
-            hello = Hello.FromString(message or b"")
+            hello = Hello.FromString(bytes(message or b""))
         except DecodeError:
             return Hello(), self.answer(HelloReply.WRONG_PROTOCOL, "the first message is not a hello")
         if hello.protocol != self.protocol:
@@ -115,7 +115,9 @@ class HelloGate(Generic[LinkT]):
         """All links that are expected, or were."""
         return (expected for of_job in self._expected.values() for expected in of_job.values())
 
-    def judge(self, message: bytes | None, names: Sequence[str]) -> tuple[HelloReply, Expected[LinkT] | None, Hello]:
+    def judge(
+        self, message: bytes | memoryview | None, names: Sequence[str]
+    ) -> tuple[HelloReply, Expected[LinkT] | None, Hello]:
         """The answer to a hello, and the link that it is for if it is accepted.
 
         names: those of the certificate of the side that dials.
@@ -152,12 +154,12 @@ class HelloGate(Generic[LinkT]):
         return None
 
 
-def read_reply(message: bytes | None) -> HelloReply:
+def read_reply(message: bytes | memoryview | None) -> HelloReply:
     """The answer to a hello that was accepted. Raises NotYetError, RefusedError, ConnectionError."""
     if message is None:
         raise ConnectionError("closed without an answer to the hello")
     try:
-        reply = HelloReply.FromString(message)
+        reply = HelloReply.FromString(bytes(message))
     except DecodeError as error:
         raise ConnectionError("an undecodable answer to the hello") from error
     if reply.verdict == HelloReply.NOT_YET:

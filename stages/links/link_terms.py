@@ -8,6 +8,7 @@ import torch
 from headway.stages.ids import Generation, StageIndex
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.links.link import FrameKind, Inbox
+from headway.stages.links.receive_buffers import EmptyBytes, empty_bytes
 
 HOST = torch.device("cpu")
 
@@ -38,6 +39,9 @@ class LinkTerms:
     """How long it may say nothing afterwards, before the link is lost."""
     device: torch.device = HOST
     """Where a collective link's tensors go."""
+
+    empty_bytes: EmptyBytes = empty_bytes
+    """Allocates the payloads that arrive in host memory."""
 
     @property
     def peer(self) -> str:

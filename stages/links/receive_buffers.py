@@ -2,9 +2,10 @@
 
 torch takes its memory by `posix_memalign`, and glibc does not find a freed block again for an equal size and alignment:
 it looks for a larger one. So fresh pages are taken each time, which can double the time of a frame of 16 MiB. A block
-of plain `malloc`, with room to align inside, is found again.
+of plain `malloc`, with room to align inside, is found again. A device with streams has memory of its own for this.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from headway.stages.device.device import StageDevice
 from headway.stages.links.frame_contract import ALIGNMENT_BYTES
 
 
@@ -20,6 +22,17 @@ def empty_bytes(num_bytes: int) -> "numpy.ndarray[Any, Any]":
     block = numpy.empty(num_bytes + ALIGNMENT_BYTES, dtype=numpy.uint8)
     begin = -torch.from_numpy(block).data_ptr() % ALIGNMENT_BYTES  # numpy's own ways to an address are slower
     return block[begin : begin + num_bytes]
+
+
+EmptyBytes = Callable[[int], Any]
+"""Returns uint8 [number] as a numpy array."""
+
+
+def bytes_for(device: StageDevice) -> EmptyBytes:
+    """Return what allocates payloads for a device: memory from which it copies without another copy."""
+    if device.is_immediate:
+        return empty_bytes
+    return lambda num_bytes: device.host_buffer(torch.uint8, (num_bytes,)).numpy()
 
 
 def empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

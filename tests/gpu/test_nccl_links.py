@@ -1,7 +1,7 @@
 """Links by NCCL: a survivor of a peer's death lives, and so do two workers that NCCL refuses.
 
 Two workers on one card cannot use NCCL, which refuses a card twice: `auto` gives them gRPC (link_choice.py). So the
-test of one card shows that the refusal is one clear line, and those of transfers need two cards.
+test of one card shows that the refusal leads through the hosts, and those of transfers need two cards.
 """
 
 import os
@@ -104,14 +104,19 @@ def test_a_peer_that_stands_still_leaves_the_survivor_alive(tmp_path: Path) -> N
         survivor.says("alive: 1000", within_s=10)
 
 
-def test_two_workers_on_one_card_are_refused_and_live(tmp_path: Path) -> None:
-    """NCCL refuses the card: both lose the link with its reason while the group forms, and their processes go on."""
-    with peers(tmp_path / "store", 0, 0) as both:
-        for peer in both:
-            assert "the group was not formed" in peer.says("lost: ", within_s=START_S)
-            peer.says("alive: 1000", within_s=30)
-            peer.says("ended", within_s=30)
-            assert peer.process.wait(timeout=20) == 0
+def test_two_workers_that_nccl_refuses_exchange_through_their_hosts(tmp_path: Path) -> None:
+    """NCCL refuses a card twice: both sides agree on gloo while the group forms, and a death then costs the link alone.
+
+    `auto` never tries this.
+    """
+    with peers(tmp_path / "store", 0, 0) as (victim, survivor):
+        for peer in (victim, survivor):
+            peer.says("exchanging", within_s=START_S)
+        victim.process.kill()
+        survivor.says("lost: ", within_s=10)
+        survivor.says("alive: 1000", within_s=10)
+        survivor.says("ended", within_s=30)
+        assert survivor.process.wait(timeout=20) == 0
 
 
 @needs_two_cards

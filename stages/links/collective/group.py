@@ -27,6 +27,12 @@ ACCEPTOR, DIALLER = 0, 1
 
 DIRECTIONS = ("from-acceptor", "from-dialler")
 
+VERDICT_TIMES = 3
+"""The other side may need the timeout for each of two steps before it can say whether its accelerator is linked."""
+
+MOST_TROUBLE = 1000
+"""Characters of a reason that is told to the other side."""
+
 
 class Transfer(Protocol):
     """A tensor on its way."""
@@ -77,7 +83,8 @@ class GroupOfTwo:
     def __init__(self, meeting: Rendezvous, *, timeout: timedelta, open_direction: OpenDirection | None = None) -> None:
         """Return when the other side is there too. Raises RuntimeError when it is not within `timeout`.
 
-        open_direction: for workers whose accelerators talk directly.
+        open_direction: for workers whose accelerators talk directly. If they cannot, on either side, their tensors go
+        through the hosts, and `device_trouble` says why.
         """
         hosts = _gloo_groups(meeting, timeout)
         self._peer = 1 - meeting.rank
@@ -85,14 +92,28 @@ class GroupOfTwo:
         self._directions: dict[int, DeviceDirection] = {}
         """By the rank that sends; none on a link between hosts."""
         self._aborts: list[threading.Thread] = []
+        self.device_trouble = ""
+        """Why the accelerators do not talk directly, although they should."""
         if open_direction is not None:
+            self._open_directions(meeting, open_direction, timeout)
+        self._device_out, self._device_in = self._directions.get(meeting.rank), self._directions.get(self._peer)
+
+    def _open_directions(self, meeting: Rendezvous, open_direction: OpenDirection, timeout: timedelta) -> None:
+        for sender in (ACCEPTOR, DIALLER):
+            trouble = ""
             try:
-                for sender in (ACCEPTOR, DIALLER):
-                    self._directions[sender] = open_direction(meeting, sender)
+                self._directions[sender] = open_direction(meeting, sender)
+            except RuntimeError as error:
+                trouble = str(error)[:MOST_TROUBLE] or "unknown"
+            try:
+                self.device_trouble = _trouble_of_either(meeting, f"cards-{sender}", trouble, VERDICT_TIMES * timeout)
             except RuntimeError:
                 self.release()
                 raise
-        self._device_out, self._device_in = self._directions.get(meeting.rank), self._directions.get(self._peer)
+            if self.device_trouble:
+                self.release()
+                self._directions.clear()
+                return
 
     def send_message(self, message: Tensor) -> Transfer:
         """Begin to send; the tensor must not be written to until the transfer is done."""
@@ -148,6 +169,14 @@ class GroupOfTwo:
             for thread in self._aborts:
                 thread.start()
         return self._aborts
+
+
+def _trouble_of_either(meeting: Rendezvous, key: str, trouble: str, timeout: timedelta) -> str:
+    """Return this side's trouble, or else the other's; empty: neither has any. Raises RuntimeError."""
+    store, peer = meeting.store, f"{key}-{1 - meeting.rank}"
+    store.set(f"{key}-{meeting.rank}", f"said: {trouble}")
+    store.wait([peer], timeout)
+    return trouble or store.get(peer).decode(errors="replace").removeprefix("said: ")
 
 
 def _gloo_groups(meeting: Rendezvous, timeout: timedelta) -> list[Any]:

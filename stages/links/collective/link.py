@@ -21,6 +21,8 @@ from datetime import timedelta
 from functools import partial
 from itertools import takewhile
 
+import structlog
+
 from headway.stages.device.device import StageDevice
 from headway.stages.errors import LinkOverflowError, ProtocolError
 from headway.stages.links.collective.group import GroupOfTwo
@@ -32,6 +34,8 @@ from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 
+log = structlog.get_logger()
+
 HEARTBEAT_EVERY = timedelta(seconds=1)
 """A side that sent nothing for this time, or for a quarter of the silence, sends a heartbeat."""
 
@@ -41,7 +45,7 @@ CLOSE_GRACE = timedelta(seconds=5)
 ABORT_GRACE = timedelta(seconds=5)
 """Time for the threads of an aborted group to notice, and for its device to be free; then `on_stuck` is called."""
 
-FORM_GRACE = timedelta(seconds=90)
+FORM_GRACE = timedelta(seconds=180)
 """Time for the forming of a group; each of its steps has its own, shorter, deadline."""
 
 
@@ -232,6 +236,8 @@ class CollectiveLink:
             group.abort()
             self._releases = group.release()
             return
+        if group.device_trouble:
+            log.warning("cards_not_linked", peer=self._peer, reason=_plain(RuntimeError(group.device_trouble)))
         self._start(self._send_all, group, name="send")
         try:
             self._receive_frames(group)

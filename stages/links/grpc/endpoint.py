@@ -1,5 +1,6 @@
-"""Opens links: one endpoint per worker process, which listens for upstream neighbours and dials downstream ones, over
-TCP with mTLS. Of two replicas of a stage the one with the lower position dials.
+"""Opens links: one endpoint per worker process, which listens for upstream neighbours and dials downstream ones. Two
+workers of one node use a unix socket (`local_server.py`), all others TCP with mTLS. Of two replicas of a stage the one
+with the lower position dials.
 
 A stream that breaks is dialled again by the side that dialled it first, over a new connection; the new one supersedes
 the old, whatever the listening side still thinks of that. Each side gives up when the link's `silence` has passed since
@@ -7,7 +8,8 @@ the break. Hellos are the business of `hello_gate.py`, attempts that of `dial_lo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,11 +22,14 @@ from headway.stages.errors import ProtocolError
 from headway.stages.links.dial_loop import HELLO_TIMEOUT_S, keep_dialling, lose_unless_connected
 from headway.stages.links.grpc.frame_bundle import MAX_BUNDLE_BYTES
 from headway.stages.links.grpc.link import GrpcLink, MessageStream, Turn
+from headway.stages.links.grpc.local_server import LocalPlace, LocalServer
+from headway.stages.links.grpc.local_stream import LocalStream
 from headway.stages.links.grpc.streams import ClientStream, Ears, ServerStream
 from headway.stages.links.hello_gate import Gatekeeper, HelloGate, RefusedError, read_reply
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.listening_port import listen_at_first_free
+from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.server_limits import server_limits
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting, names_of_client
 
@@ -52,9 +57,15 @@ _DIAL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_HOPELESS = frozenset(
-    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
-)
+
+
+class _StreamEndedError(Exception):
+    """An accepted stream is to end, with a status and its reason."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
 
 
 class LinkEndpoint:
@@ -69,8 +80,11 @@ class LinkEndpoint:
         incarnation: str,
         protocol: int,
         ports: Sequence[int] = ANY_PORT,
+        local: LocalPlace | None = None,
     ) -> None:
-        """ports: where it may listen; the first free one is taken."""
+        """ports: where it may listen; the first free one is taken. local: where the node's workers meet; None: all
+        links go over TCP.
+        """
         self._loop = loop
         self._identity = identity
         self._host = host
@@ -84,6 +98,9 @@ class LinkEndpoint:
         self._num_resumed = 0
         self._dialled_cut_until = self._accepted_cut_until = 0.0
         self._ears = Ears()
+        self._incarnation = incarnation
+        self._local = local
+        self._local_server = LocalServer(self._ears, self._serve_local)
 
     @property
     def port(self) -> int:
@@ -105,6 +122,7 @@ class LinkEndpoint:
 
     def stop(self) -> None:
         """Stop listening; remaining streams are cut."""
+        self._loop.call_soon(self._local_server.stop)
         if self._server is not None:
             self._loop.run(self._server.stop(None), timeout=START_TIMEOUT, what="closing the link server")
 
@@ -171,6 +189,8 @@ class LinkEndpoint:
         self._port = listen_at_first_free(server, credentials, self._host, self._ports)
         await server.start()
         self._server = server
+        if self._local is not None:
+            self._local_server.start(self._local, self._incarnation)
 
     def _await(self, terms: LinkTerms, link: GrpcLink, is_last: bool) -> None:
         self._gate.expect(terms, link, is_last=is_last)
@@ -185,18 +205,31 @@ class LinkEndpoint:
             self._loop.loop.call_at(link.broken_at + silence_s, _lose_if_broken_since, link, link.broken_at, told)
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        stream = ServerStream(context, self._ears)
+        try:
+            await self._answer(ServerStream(context, self._ears), names_of_client(context.auth_context()))
+        except _StreamEndedError as end:
+            await context.abort(end.code, end.reason)
+
+    async def _serve_local(self, stream: LocalStream) -> None:
+        """The kernel has told that this node's user dials: that proves the node, as its certificate would."""
+        assert self._local is not None
+        try:
+            await self._answer(stream, (self._local.node,))
+        except (_StreamEndedError, ConnectionError) as error:
+            log.info("local_link_ended", reason=str(error))
+
+    async def _answer(self, stream: MessageStream, names: Sequence[str]) -> None:
+        """Serve a dialled stream of a process of these names until it ends. Raises _StreamEndedError."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await stream.read()
-        except (TimeoutError, ConnectionError):
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
+        except (TimeoutError, ConnectionError) as error:
+            raise _StreamEndedError(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello") from error
         if self._loop.loop.time() < self._accepted_cut_until:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by a test")
-        reply, expected, hello = self._gate.judge(first, names_of_client(context.auth_context()))
+            raise _StreamEndedError(grpc.StatusCode.UNAVAILABLE, "cut by a test")
+        reply, expected, hello = self._gate.judge(first, names)
         if expected is None:
-            await context.write(reply.SerializeToString())
-            return
+            return await stream.write(reply.SerializeToString())
         link, reason = expected.link, "the stream was cut"
         try:
             async with link.turn() as turn:
@@ -204,10 +237,10 @@ class LinkEndpoint:
         except ProtocolError as error:
             reason = error.reason
             link.violated(error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            raise _StreamEndedError(grpc.StatusCode.INVALID_ARGUMENT, reason) from error
         except (ConnectionError, TimeoutError) as error:
             reason = str(error) or "took no answer to its hello"
-            await context.abort(grpc.StatusCode.ABORTED, reason)
+            raise _StreamEndedError(grpc.StatusCode.ABORTED, reason) from error
         finally:
             self._on_broken(link, expected.terms, reason)
 
@@ -238,29 +271,45 @@ class LinkEndpoint:
         hello.attempt += 1
         if self._loop.loop.time() < self._dialled_cut_until:
             raise ConnectionError("cut by a test")
-        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        options = (*_DIAL_OPTIONS, *expecting(terms.peer_node))
-        async with (
-            link.turn() as turn,
-            grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel,
-        ):
-            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            call = method()
-            stream = ClientStream(call, self._ears)
+        async with link.turn() as turn, self._connected(terms) as stream:
             hello.next_sequence = link.next_sequence
             try:
                 async with asyncio.timeout(timeout_s):
                     await stream.write(hello.SerializeToString())
                     reply = read_reply(await stream.read())
+                log.info("link_opened", peer=link.peer, generation=terms.generation, way=stream.way)
                 self._num_resumed += link.was_connected
                 await link.run(stream, turn, acknowledged=reply.next_sequence)
             except ProtocolError as error:
                 link.violated(error)
                 raise ConnectionError(error.reason) from error
             except ConnectionError as error:
-                if call.done() and await call.code() in _HOPELESS:
+                if await stream.is_hopeless():
                     raise RefusedError(str(error)) from error
                 raise
+
+    @asynccontextmanager
+    async def _connected(self, terms: LinkTerms) -> AsyncIterator[ClientStream | LocalStream]:
+        """A new connection to a neighbour: over its unix socket if it is of this node and listens there, else over
+        TCP.
+        """
+        local = self._local
+        if local is not None and terms.peer_node == local.node:
+            connection = connect_locally(local.folder, terms.peer_incarnation)
+            if connection is not None:
+                stream = LocalStream(connection, self._ears)
+                try:
+                    yield stream
+                finally:
+                    stream.close()
+                return
+        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
+        options = (*_DIAL_OPTIONS, *expecting(terms.peer_node))
+        async with grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel:
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            call = method()
+            try:
+                yield ClientStream(call, self._ears)
             finally:
                 if not call.done():
                     call.cancel()

@@ -51,7 +51,7 @@ def bundle(message: bytes) -> bytes:
     return MESSAGE_LENGTH.pack(len(message)) + message
 
 
-def unbundle(received: bytes) -> Iterator[memoryview]:
+def unbundle(received: bytes | memoryview) -> Iterator[memoryview]:
     """Yield the messages. Raises ValueError if the bundle ends too early, after the messages before that place."""
     rest = memoryview(received)
     while True:

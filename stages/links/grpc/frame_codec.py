@@ -18,7 +18,7 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract, aligned
 from headway.stages.links.grpc.frame_layout import TORCH_DTYPES, FrameLayout, layout_of, raw_bytes
 from headway.stages.links.link import Frame, FrameKind
-from headway.stages.links.receive_buffers import empty_bytes
+from headway.stages.links.receive_buffers import EmptyBytes, empty_bytes
 
 HEADER_LENGTH = Struct("<I")
 MAX_HEADER_BYTES = 4096
@@ -125,8 +125,16 @@ class FrameAssembler:
     """
 
     def __init__(
-        self, peer: str, *, generation: Generation, contract: FrameContract, kinds: frozenset[FrameKind]
+        self,
+        peer: str,
+        *,
+        generation: Generation,
+        contract: FrameContract,
+        kinds: frozenset[FrameKind],
+        allocate: EmptyBytes = empty_bytes,
     ) -> None:
+        """allocate: memory of the payloads."""
+        self._allocate = allocate
         self.peer = peer
         self.next_sequence = 0
         """First sequence number not yet received, for acknowledgements."""
@@ -209,7 +217,7 @@ class FrameAssembler:
             raise self._error(violation)
         if header.payload_bytes != layout.payload_bytes:
             raise self._error(f"a payload of {header.payload_bytes} bytes for tensors of {layout.payload_bytes}")
-        return _Partial(header, layout, empty_bytes(layout.payload_bytes))
+        return _Partial(header, layout, self._allocate(layout.payload_bytes))
 
     def _layout(self, kind: FrameKind, header: FrameHeader) -> FrameLayout:
         """Return the layout of a frame that is smaller than its maximum, or that breaks the contract."""

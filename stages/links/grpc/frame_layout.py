@@ -77,9 +77,10 @@ def layout_of(forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> FrameLa
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return a tensor's elements in host memory; not copied if they are contiguous there."""
-    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.requires_grad:
-        tensor = tensor.detach().cpu().contiguous()
+    """Return the elements of a tensor in host memory; not copied if they are contiguous."""
+    assert tensor.is_cpu, "a tensor of another device is copied out before its frame reaches the link"
+    if not tensor.is_contiguous() or tensor.requires_grad:
+        tensor = tensor.detach().contiguous()
     if not tensor.numel():
         return memoryview(b"")
     if tensor.dtype == torch.bfloat16:

@@ -47,10 +47,13 @@ MAX_VIOLATIONS = 3
 
 
 class MessageStream(Protocol):
-    """A connected stream of messages; gRPC's calls and contexts fit behind it."""
+    """A connected stream of messages; gRPC's calls and contexts fit behind it, and unix sockets."""
 
-    async def read(self) -> bytes | None:
-        """The next message, None at the end. Raises ConnectionError with the reason when the stream broke."""
+    async def read(self) -> bytes | memoryview | None:
+        """The next message, None at the end. The next read may overwrite it.
+
+        Raises ConnectionError with the reason when the stream broke.
+        """
         ...
 
     async def write(self, message: bytes) -> None:
@@ -91,7 +94,11 @@ class GrpcLink:
         self._held = HeldFrames(terms.contract)
         self._max_bytes = terms.contract.max_unacknowledged_bytes
         self._assembler = FrameAssembler(
-            terms.peer, generation=terms.generation, contract=terms.contract, kinds=terms.receives
+            terms.peer,
+            generation=terms.generation,
+            contract=terms.contract,
+            kinds=terms.receives,
+            allocate=terms.empty_bytes,
         )
         # Both threads, under the lock:
         self._lock = threading.Lock()
@@ -255,7 +262,7 @@ class GrpcLink:
                 return
         raise ConnectionError("the stream ended without a goodbye")
 
-    def _take(self, received: bytes) -> bool:
+    def _take(self, received: bytes | memoryview) -> bool:
         """Deliver the frames that this bundle completes, together; return whether there are any.
 
         Acknowledged frames are forgotten first, because the receiver of a frame may send at once. Raises ProtocolError,

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -23,8 +23,15 @@ class Ears:
         self.deaf_until = 0.0
 
 
+_HOPELESS = frozenset(
+    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+)
+
+
 class ClientStream:
     """A call as a MessageStream."""
+
+    way: Final = "TCP with TLS"
 
     def __init__(self, call: Any, ears: Ears) -> None:
         self._call = call
@@ -56,6 +63,10 @@ class ClientStream:
     async def finish(self) -> None:
         await self._call.done_writing()
         await self._call.code()  # the server's handler has returned, so it has read to the end
+
+    async def is_hopeless(self) -> bool:
+        """Return whether the call ended for a reason that no later attempt changes."""
+        return self._call.done() and await self._call.code() in _HOPELESS
 
 
 class ServerStream:

@@ -1,17 +1,22 @@
 """Certificates and endpoints for links over real sockets."""
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.local_server import LocalPlace
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 Endpoints = tuple[LoopThread, LinkEndpoint, LinkEndpoint]
+NOBODY_LISTENS = 1
+"""A TCP port for links that must not need one."""
 CollectiveEnds = tuple[CollectiveEndpoint, CollectiveEndpoint]
 
 
@@ -81,3 +86,25 @@ def workers(identity: TlsIdentity) -> Iterator[Workers]:
 def endpoints(workers: Workers) -> Endpoints:
     """The two workers' gRPC links."""
     return workers.grpc
+
+
+@pytest.fixture(scope="package")
+def node_folder() -> Iterator[Path]:
+    """The private folder of a node; short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="headway-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="package")
+def node_endpoints(workers: Workers, identity: TlsIdentity, node_folder: Path) -> Iterator[Endpoints]:
+    """Two workers of one node, on the loop of the others."""
+    loop, place = workers.grpc[0], LocalPlace("node", node_folder)
+    above, below = (
+        LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation=name, protocol=1, local=place)
+        for name in ("above", "below")
+    )
+    above.start()
+    below.start()
+    yield loop, above, below
+    above.stop()
+    below.stop()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from torch._C._distributed_c10d import HashStore
 
@@ -130,6 +131,35 @@ def test_cards_talk_directly_and_frames_of_hosts_keep_their_place(sides: Sides) 
     below.close()
     wait_until(lambda: above.is_ended and below.is_ended)
     assert all(each.num_aborts == 1 for each in sides.nccl.communicators.values())
+
+
+@pytest.mark.parametrize("refused", [ACCEPTOR, DIALLER], ids=["acceptor", "dialler"])
+def test_cards_that_cannot_be_linked_on_one_side_go_through_their_hosts(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """NCCL refuses one side's card in the second direction: both sides agree on gloo, log the reason, and go on."""
+    open_direction = sides.nccl.open_direction
+
+    def refuse(meeting: Rendezvous, sender: int) -> NcclDirection:
+        if meeting.rank == refused and sender == DIALLER:
+            raise RuntimeError("Duplicate GPU detected")
+        if sender == DIALLER:
+            return sides.nccl.direction(meeting.rank, sender)
+        return open_direction(meeting, sender)
+
+    monkeypatch.setattr(sides.nccl, "open_direction", refuse)
+    with structlog.testing.capture_logs() as logs:
+        above, below = sides.meet()
+        for number in range(3):
+            above.send(on_card(FrameKind.ACTIVATION, number))
+            below.send(on_card(FrameKind.GRADIENT, number))
+        for number in range(3):
+            for side in (0, 1):
+                assert bool((sides.received(side).tensors[0] == number).all())
+    told = [(entry["peer"], entry["reason"]) for entry in logs if entry["event"] == "cards_not_linked"]
+    assert sorted(told) == sorted((link.peer, "Duplicate GPU detected") for link in (above, below))
+    assert [wire.num_sent for wire in sides.nccl.wires] == [1, 0]
+    wait_until(lambda: all(sides.nccl.communicators[rank, ACCEPTOR].num_aborts == 1 for rank in (0, 1)))
 
 
 def test_a_frame_is_announced_when_it_is_computed(sides: Sides) -> None:

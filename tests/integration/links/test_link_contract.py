@@ -1,4 +1,5 @@
-"""The one contract of `Link`, run against every transport: in one process, gRPC with mTLS, and gloo process groups.
+"""The one contract of `Link`, run against every transport: in one process, gRPC with mTLS, unix sockets, and
+gloo process groups.
 
 A link inside one process has no peer that could outlive it and copies nothing: what is said about closing, about limits
 and about views of graphs is asked of the sockets alone.
@@ -22,7 +23,7 @@ from headway.stages.links.held_frames import SLACK
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from tests.fakes.local_link import LocalLink
-from tests.integration.links.conftest import Endpoints, Workers
+from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints, Workers
 from tests.integration.links.two_sides import lower_terms, upper_terms
 
 DEADLINE_S = 20.0
@@ -99,16 +100,19 @@ class GrpcPairs:
     loop: LoopThread
     above: LinkEndpoint
     below: LinkEndpoint
+    port: int
+    """The TCP port that the upper side would dial."""
     num_made: int = 0
     links: list[Link] = field(default_factory=list)
 
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
         self.num_made += 1
-        job = f"job-{self.num_made}"
+        job = f"job-{id(self)}-{self.num_made}"
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        port = self.below.port
-        downstream_end = self.above.dial(upper_terms(job, port, inbox=at_upstream, contract=upper or frame_contract))
+        downstream_end = self.above.dial(
+            upper_terms(job, self.port, inbox=at_upstream, contract=upper or frame_contract)
+        )
         upstream_end = self.below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
         self.links += [downstream_end, upstream_end]
         return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
@@ -151,7 +155,16 @@ class LocalPairs:
 @pytest.fixture
 def make_grpc_pair(endpoints: Endpoints) -> Iterator[PairMaker]:
     """Both ends over a socket. `upstream` belongs to stage 0, `downstream` to stage 1."""
-    maker = GrpcPairs(*endpoints)
+    maker = GrpcPairs(*endpoints, endpoints[2].port)
+    yield maker
+    for link in maker.links:
+        link.close()
+
+
+@pytest.fixture
+def make_unix_pair(node_endpoints: Endpoints) -> Iterator[PairMaker]:
+    """Both ends in one node. Nobody listens at the TCP port, so frames can only travel over the unix socket."""
+    maker = GrpcPairs(*node_endpoints, NOBODY_LISTENS)
     yield maker
     for link in maker.links:
         link.close()
@@ -166,14 +179,14 @@ def make_collective_pair(workers: Workers) -> Iterator[PairMaker]:
         link.close()
 
 
-@pytest.fixture(params=["grpc", "collective"])
+@pytest.fixture(params=["grpc", "unix", "collective"])
 def make_remote_pair(request: pytest.FixtureRequest) -> PairMaker:
     """Both ends, over each transport with sockets."""
     maker: PairMaker = request.getfixturevalue(f"make_{request.param}_pair")
     return maker
 
 
-@pytest.fixture(params=["local", "grpc", "collective"])
+@pytest.fixture(params=["local", "grpc", "unix", "collective"])
 def make_pair(request: pytest.FixtureRequest) -> PairMaker:
     """Both ends, over each transport."""
     if request.param == "local":

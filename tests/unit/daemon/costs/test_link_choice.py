@@ -168,3 +168,23 @@ def test_the_dry_run_tells_of_the_links() -> None:
     assert any(line.startswith("Link by gRPC (a → b): frames of 0.5 MiB") for line in told.lines)
     coded, _ = preview(job(wire="bf16", wire_between="stages"), [node("a", site="hall"), node("b", site="hall")])
     assert any(line.startswith("Link by gRPC (a → b): frames of 0.25 MiB") for line in coded.lines)
+
+
+def test_links_inside_a_node_name_the_unix_socket() -> None:
+    """Two devices of one node, and one of another: only the first link needs no TLS, and the sentence says why."""
+    spec = job(link="grpc")
+    layers = tuple(cost.name for cost in layer_costs(spec))
+    places = (("a", 0, layers[:1]), ("a", 1, layers[1:5]), ("b", 0, layers[5:]))
+    plan = PlanRecord(
+        generation=1,
+        timeline=1,
+        stages=tuple(
+            StagePlan(node=name, node_incarnation=name, device_index=index, layers=held, depth=1)
+            for name, index, held in places
+        ),
+    )
+    links = planned_links(spec, plan, {"a": node("a", num_devices=2), "b": node("b")})
+    assert link_sentences(links) == (
+        "Link by gRPC (a:0 → a:1): the job asks for gRPC links; inside a node over a unix socket.",
+        "Link by gRPC (a:1 → b): the job asks for gRPC links.",
+    )

@@ -165,6 +165,22 @@ def test_until_a_cards_layers_are_timed_its_launches_tell_nothing() -> None:
     assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
 
 
+@pytest.mark.parametrize(
+    ("launched_s", "limit_s"), [(None, BUSY_SILENCE_S), (0.0, BUSY_SILENCE_S), (0.5, 5.0), (6.9, 27.6)]
+)
+def test_a_worker_on_a_card_is_silent_while_its_allocator_waits(launched_s: float | None, limit_s: float) -> None:
+    """It frees memory when all that was launched is done. Before the first heartbeat and the first times nobody knows
+    how long that is; a worker on a CPU has nothing before it.
+    """
+    for launches, expected_s in ((True, limit_s), (False, SERVING_SILENCE_S)):
+        liveness = Liveness(0.0)
+        liveness.ordered(OrderKind.START, OF, 0.0, launches=launches)
+        if launched_s is not None:
+            liveness.on_heartbeat(beat(40, launched_s=launched_s if launches else None), 0.0)
+        assert not liveness.complaint(RUNNING, expected_s - 0.1)
+        assert "said nothing for" in liveness.complaint(RUNNING, expected_s)
+
+
 def test_a_heartbeat_says_how_much_its_card_has_before_it() -> None:
     """Its times of layers, for the stage of its Start; on a CPU nothing is launched."""
     times = LayerSeconds(forward_s=0.25, backward_s=0.5, update_s=2.0)

@@ -5,8 +5,10 @@ import platform
 import pytest
 import torch
 
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.links.frame_contract import ALIGNMENT_BYTES
-from headway.stages.links.receive_buffers import empty_tensor
+from headway.stages.links.receive_buffers import bytes_for, empty_bytes, empty_tensor
+from tests.fakes.late_streams import late_device
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5, 7), (64, 1025)])
@@ -33,3 +35,12 @@ def test_a_freed_block_is_found_again() -> None:
     again = empty_tensor(torch.uint8, shape)
     assert again.data_ptr() == place
     assert all(block.data_ptr() != place for block in blocks)
+
+
+def test_a_device_with_streams_gets_payloads_that_it_copies_from() -> None:
+    """A payload for a device with streams, and a tensor at its beginning → in memory of the device's own kind."""
+    device = late_device(1)
+    payload = bytes_for(device)(256)
+    assert payload.nbytes == 256
+    assert device.streams.is_host_buffer(torch.from_numpy(payload).view(torch.float32))
+    assert bytes_for(CpuDevice()) is empty_bytes

@@ -1,0 +1,249 @@
+"""Links between two workers of one node: unix sockets without TLS, for this user's processes only, else TCP."""
+
+import contextlib
+import os
+import queue
+import random
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
+from headway.stages.ids import Batch, Microbatch
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.grpc.link import GrpcLink
+from headway.stages.links.grpc.local_server import LocalPlace
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.sockets import local_socket
+from headway.stages.sockets.local_socket import connect_locally, listen_locally, socket_path
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints
+from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
+
+DEADLINE_S = 20.0
+MAX_BYTES = 5 << 20
+STRANGER = 65534
+FORM = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
+CONTRACT = FrameContract({FrameKind.ACTIVATION: FORM, FrameKind.GRADIENT: FORM}, 64)
+Inbox = queue.SimpleQueue[Frame | LinkLost]
+
+
+class Pair:
+    """Both ends of a link of one node."""
+
+    def __init__(
+        self, endpoints: Endpoints, job: str, *, port: int = NOBODY_LISTENS, incarnation: str = "below"
+    ) -> None:
+        _, above, below = endpoints
+        self.at_upper, self.at_lower = Inbox(), Inbox()
+        self.lower = below.accept(lower_terms(job, inbox=self.at_lower, contract=CONTRACT))
+        terms = upper_terms(job, port, inbox=self.at_upper, contract=CONTRACT, peer_incarnation=incarnation)
+        self.upper: GrpcLink = above.dial(terms)
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.upper.close()
+        self.lower.close()
+
+    def exchange(self, sizes: list[int]) -> None:
+        """Send frames both ways at once, and compare each bit that arrives."""
+        for batch, size in enumerate(sizes):
+            self.upper.send(frame(FrameKind.ACTIVATION, batch, size))
+            self.lower.send(frame(FrameKind.GRADIENT, batch, size))
+        for inbox, kind in ((self.at_lower, FrameKind.ACTIVATION), (self.at_upper, FrameKind.GRADIENT)):
+            for batch, size in enumerate(sizes):
+                received, sent = inbox.get(timeout=DEADLINE_S), frame(kind, batch, size)
+                assert isinstance(received, Frame), received
+                assert (received.kind, received.batch) == (kind, batch)
+                assert torch.equal(received.tensors[0], sent.tensors[0])
+
+
+def frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
+    """Bytes that depend on the place of the frame and within it."""
+    values = (torch.arange(num_bytes) * 31 + batch + len(kind.name)).to(torch.uint8)
+    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (values,))
+
+
+def lost(inbox: Inbox) -> LinkLost:
+    """Return what must come next."""
+    item = inbox.get(timeout=DEADLINE_S)
+    assert isinstance(item, LinkLost), item
+    return item
+
+
+def test_both_ways_are_exact(node_endpoints: Endpoints) -> None:
+    """Frames from nothing to several chunks arrive bit for bit, though nobody listens at the TCP port."""
+    sizes = [int(MAX_BYTES ** random.Random(seed).random()) for seed in range(20)]
+    with Pair(node_endpoints, "exact") as pair:
+        pair.exchange([0, 1, MAX_BYTES, 1 << 20, *sizes])
+
+
+def test_a_cut_stream_resumes(node_endpoints: Endpoints) -> None:
+    """The stream breaks amid large frames, again and again: every frame comes once, in order, unchanged."""
+    _, above, below = node_endpoints
+    with Pair(node_endpoints, "cut") as pair:
+        pair.exchange([1])
+        for number in range(6):
+            (above, below)[number % 2].cut(timedelta(0))
+            pair.exchange([MAX_BYTES] * 3)
+        assert pair.upper.num_resumed > 0
+
+
+def test_without_a_socket_the_link_goes_over_tcp(node_endpoints: Endpoints, node_folder: Path) -> None:
+    """A process of the node that made no socket is dialled over TCP with TLS."""
+    path = path_of(node_folder, "below")
+    path.rename(path.with_suffix(".away"))
+    try:
+        with Pair(node_endpoints, "tcp", port=node_endpoints[2].port) as pair:
+            pair.exchange([1, MAX_BYTES])
+    finally:
+        path.with_suffix(".away").rename(path)
+
+
+def test_a_peer_of_another_node_is_dialled_over_tcp(node_endpoints: Endpoints) -> None:
+    """A socket of the peer's name does not count when the peer is of another node: its certificate has to prove it."""
+    inbox, soon = Inbox(), timedelta(seconds=0.3)
+    terms = upper_terms("other", NOBODY_LISTENS, inbox=inbox, contract=CONTRACT, peer_node="elsewhere")
+    link = node_endpoints[1].dial(replace(terms, first_contact=soon))
+    assert "UNAVAILABLE" in lost(inbox).reason
+    link.close()
+
+
+def test_the_hello_stays_in_force(node_endpoints: Endpoints, node_folder: Path) -> None:
+    """A link that is meant for another process is refused with the reason, at once."""
+    another = path_of(node_folder, "another")
+    another.symlink_to(path_of(node_folder, "below"))
+    with Pair(node_endpoints, "hello", incarnation="another") as pair:
+        assert "another process listens here now" in lost(pair.at_upper).reason
+    another.unlink()
+
+
+def test_another_user_is_neither_answered_nor_trusted(
+    node_endpoints: Endpoints, node_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of another user: the dialling side takes TCP instead, the listening side hangs up."""
+    assert node_endpoints[2].port
+    with contextlib.closing(connect(node_folder)) as own:
+        assert not is_hung_up(own, timeout_s=0.2), "a connection of our own waits for its hello"
+    monkeypatch.setattr(local_socket, "_own_user", lambda: STRANGER)
+    assert connect_locally(node_folder, "below") is None
+    with contextlib.closing(connect(node_folder)) as stranger:
+        assert is_hung_up(stranger, timeout_s=DEADLINE_S)
+
+
+STRANGERS_CALL = """
+import os, socket, sys
+os.setgid({user}); os.setuid({user})
+connection = socket.socket(socket.AF_UNIX)
+try:
+    connection.connect(sys.argv[1])
+except PermissionError:
+    print("refused by the kernel")
+else:
+    connection.settimeout({deadline_s})
+    print("hung up" if connection.recv(1) == b"" else "answered")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "outcome"), [(0o600, "refused by the kernel"), (0o666, "hung up")])
+def test_a_process_of_another_user_is_refused(
+    node_endpoints: Endpoints, node_folder: Path, mode: int, outcome: str
+) -> None:
+    """A real process of another user is refused by the socket's mode, and by its credentials if the mode is wrong."""
+    assert node_endpoints[2].port
+    path = path_of(node_folder, "below")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    script = STRANGERS_CALL.format(user=STRANGER, deadline_s=DEADLINE_S)
+    node_folder.chmod(0o711)  # the folder's own mode would end it even earlier
+    path.chmod(mode)
+    try:
+        command = [sys.executable, "-I", "-c", script, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    finally:
+        path.chmod(0o600)
+        node_folder.chmod(0o700)
+    assert done.stdout.strip() == outcome, done.stderr
+
+
+def test_sockets_of_dead_processes_are_deleted() -> None:
+    """An old socket where nobody listens goes with the next start; a young one and one in use stay."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        alive = listen_locally(folder, "alive")
+        for dead in ("old", "young"):
+            listener = listen_locally(folder, dead)
+            assert listener is not None
+            listener.close()
+        for old in ("old", "alive"):
+            os.utime(path_of(folder, old), (0, 0))
+        fresh = listen_locally(folder, "fresh")
+        assert alive is not None
+        assert fresh is not None
+        assert {path.stem for path in folder.iterdir()} == {"alive", "young", "fresh"}
+        alive.close()
+        fresh.close()
+
+
+def test_a_path_that_is_too_long_means_tcp(tmp_path: Path) -> None:
+    """No socket is made and none is dialled where its path would exceed the kernel's limit."""
+    folder = tmp_path / ("x" * local_socket.MAX_PATH_BYTES)
+    folder.mkdir()
+    assert listen_locally(folder, "below") is None
+    assert connect_locally(folder, "below") is None
+    assert list(folder.iterdir()) == []
+
+
+def test_the_longest_runtime_folder_has_room_for_a_socket() -> None:
+    """The daemon's folder is at most this long; the name of a worker's socket fits behind it."""
+    assert socket_path(Path("/" + "x" * (MAX_RUNTIME_DIR_BYTES - 1)), uuid.uuid4().hex) is not None
+
+
+def test_a_stopped_endpoint_leaves_no_socket(
+    identity: TlsIdentity, node_endpoints: Endpoints, node_folder: Path
+) -> None:
+    """Its file goes with it, so nobody dials it."""
+    place = LocalPlace("node", node_folder)
+    end = LinkEndpoint(
+        loop=node_endpoints[0], identity=identity, host="127.0.0.1", incarnation="short-lived", protocol=1, local=place
+    )
+    end.start()
+    path = path_of(node_folder, "short-lived")
+    assert path.exists()
+    end.stop()
+    assert not path.exists()
+
+
+def path_of(folder: Path, incarnation: str) -> Path:
+    """Return where a process listens."""
+    path = socket_path(folder, incarnation)
+    assert path is not None
+    return path
+
+
+def connect(folder: Path) -> socket.socket:
+    """Connect to the lower worker without looking who it is."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path_of(folder, "below")))
+    return connection
+
+
+def is_hung_up(connection: socket.socket, *, timeout_s: float) -> bool:
+    """Return whether the other side closes the connection in this time."""
+    connection.settimeout(timeout_s)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
