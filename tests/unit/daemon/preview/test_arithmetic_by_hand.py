@@ -81,6 +81,18 @@ def test_memory_is_what_a_hand_counts(job: str, nodes: str) -> None:
         assert told.usable == memory - told.reserve
 
 
+@pytest.mark.parametrize("nodes", ["nodes", "8xh100"])
+def test_the_parts_of_replicas_and_groups_make_up_the_sum(nodes: str) -> None:
+    """A job with four reduction groups, on stages of one worker and of two: nothing is left over or missing."""
+    plan = planned("large", nodes)
+    for worker in plan.workers:
+        told = worker.arithmetic.memory
+        parts = told.weights + told.versions + told.optimizer + told.gradients + told.activations + told.loss
+        assert worker.device_bytes == parts + told.recomputed + told.feedback
+        assert told.beyond == 0
+        assert told.gradients > 3 * 4 * told.num_parameters
+
+
 @pytest.mark.parametrize(("job", "nodes"), CASES)
 def test_every_parameter_has_one_worker(job: str, nodes: str) -> None:
     """8,030,261,248: the model card of Llama 3 8B, whose shapes these are."""
