@@ -23,6 +23,8 @@ from headway.stages.schedule.schedule import replica_depth, schedule_depth
 HOST_STATES: Final = 2
 """Number of boundary states for which a node's memory must have room: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
+OPEN_SUMS_IN_TURN: Final = 2
+"""Gradient sums of a stage where the job wants no replicas: the total, and that of the group that is under way."""
 
 
 class StageCosts:
@@ -36,6 +38,8 @@ class StageCosts:
         self.num_layers = len(self.layers)
         self.num_microbatches = spec.train.microbatches
         self.num_groups = spec.train.reduction_groups
+        self._is_without_replicas = set(spec.placement.replicas) == {1}
+        """Whether the job wants no replicas: then one group's microbatches come after another's."""
         self.ends = group_ends(self.num_microbatches, self.num_groups)
         self._num_hidden = num_hidden(spec)
         sites = {slot.site for slot in slots}
@@ -242,12 +246,14 @@ class StageCosts:
     def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
+        A worker alone counts all its groups, unless the job wants no replicas.
+
         While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
         worker's own part may be there, even of a coming batch. The worker's own part is being summed too.
         """
         own = np.asarray(num_groups, dtype=np.float64)
         if num_replicas == 1:
-            return own
+            return np.minimum(own, OPEN_SUMS_IN_TURN) if self._is_without_replicas else own
         others = (1 + self.spec.train.delay) * (self.num_groups - own)
         sets: Floats = 2 * own + (others + 1) / num_replicas
         return sets

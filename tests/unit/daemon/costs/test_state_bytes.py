@@ -6,9 +6,15 @@ from typing import Literal
 import pytest
 import torch
 
+from headway.daemon.costs.connections import LinkAssumptions, Links
+from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.stage_costs import StageCosts
+from headway.daemon.jobs.job import PlacementSpec
 from headway.stages.ids import LayerName
 from headway.stages.state.layer_state import LayerState
+from tests.unit.daemon.planning.clusters import job, node
 from tests.unit.stages.stage.pipeline import NARROW, TRAIN, factory_of, make_job
 
 
@@ -22,3 +28,15 @@ def test_the_state_of_a_narrow_optimizer_has_the_bytes_of_its_tensors(schedule: 
         )
         layer.update(0, {name: torch.ones_like(tensor) for name, tensor in layer.weights().items()})
         assert cost.state_bytes == sum(tensor.nbytes for tensor in layer.tensors().values())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "num_nodes", "num_sets"), [((1, 1), 2, 2), ((), 2, 4), ((2, 1), 3, 4), ((1, 2), 3, 4)]
+)
+def test_without_replicas_two_sums_count(replicas: tuple[int, ...], num_nodes: int, num_sets: int) -> None:
+    """Four reduction groups: two sums if the job wants no replicas, else one for each group of a worker alone."""
+    spec = job(num_blocks=4, placement=PlacementSpec(replicas=replicas), reduction_groups=4, microbatches=8)
+    slots = [DeviceSlot.of(node(f"n{index}"), 0) for index in range(num_nodes)]
+    costs = StageCosts(spec, slots, Profiles(), Links(LinkAssumptions(), Profiles(), frozenset()))
+    assert float(costs.gradient_sets(4, 1)) == num_sets
+    assert float(costs.gradient_sets(1, 1)) == 1
