@@ -49,8 +49,11 @@ TIMEOUT_S = 600.0
 SETTLING = 2
 """Batches at the beginning of a plan that are not counted: the pipe fills."""
 MODEL = ModelSpec(
-    num_hidden_layers=16, hidden_size=64, intermediate_size=176, num_attention_heads=4, num_key_value_heads=4
+    num_hidden_layers=18, hidden_size=64, intermediate_size=176, num_attention_heads=4, num_key_value_heads=4
 )
+"""Twenty layers: three quarters of them, less the cheap embedding, are a whole number. With 16 blocks the two best cuts
+were 5 % apart, 0.955 and 0.917 of the ideal, and noise in the first measurements chose between them.
+"""
 SETTINGS: dict[str, object] = {"quarantine_after": 0, "num_spares": 0}
 
 

@@ -1,14 +1,16 @@
 """The device of a worker: named on the command line, or by the first Prepare of a spare."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
 
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
+from headway.daemon.worker.layer_warm_up import warm_up_layers
 from headway.daemon.worker.session import OrderRefusedError
-from headway.stages.device.device import StageDevice
+from headway.stages.device.device import DeviceLateError, StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.stage.allocator import release_freed_memory
 
@@ -29,6 +31,7 @@ class WorkerDevice:
         self._index: int | None = None
         self._device = torch.device("cpu")
         self._opened: StageDevice | None = None
+        self._warmed: tuple[object, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -57,6 +60,23 @@ class WorkerDevice:
         if self._opened is None:
             self._opened = open_device(self._device, on_failure=on_failure)
         return self._opened
+
+    def warm_up(self, layers: Sequence[str], spec: JobSpec, *, on_failure: Callable[[BaseException], None]) -> None:
+        """Pay a card's first operations for these layers, once per shapes. If it lacks the memory, the stage pays.
+
+        on_failure: as for `open`.
+        """
+        shapes = (spec.model, spec.train, spec.optim)
+        if self._kind != "cuda" or self._warmed == shapes:
+            return
+        self._warmed = shapes
+        try:
+            for kind, seconds in warm_up_layers(layers, spec, self.open(on_failure=on_failure)):
+                log.info("layer_warmed_up", kind=kind, seconds=round(seconds, 3), device=str(self._device))
+        except (torch.OutOfMemoryError, DeviceLateError) as error:
+            log.warning("device_not_warmed_up", device=str(self._device), reason=str(error).partition("\n")[0])
+        finally:
+            self.release_memory()
 
     def measure(self) -> None:
         """Measure its speed in less than a second, once. If that fails, the speed stays unknown."""

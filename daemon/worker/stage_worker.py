@@ -244,6 +244,8 @@ class StageWorker:
             _check_layer(layer, spec)
         if spec.train.compile:
             compile_ahead(order.stage.layers, spec.model, spec.train, device)
+        if self._run is None and not session.layers:  # otherwise the card is warm, and perhaps full
+            self._device.warm_up(order.stage.layers, spec, on_failure=self._inbox.put)
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
         # Opening data reads its index, so open data is kept for every generation of the job.
