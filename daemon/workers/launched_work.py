@@ -1,7 +1,7 @@
 """Knows how long a device may need for work that its worker has launched. Pure.
 
-Operations on a CUDA device are launched and run later. A worker may launch all its microbatches in flight and an update
-in a moment. The next operation that waits for the device, if only for one frame, then takes as long as all of them.
+Operations on a CUDA device are launched and run later, a few ahead of it. A worker that waits for the device, for
+example to free memory, waits for all of them: at most as many microbatches as may be ahead, and an update.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ class LaunchedWork:
 
     kinds: tuple[str, ...]
     """Kind of each of its layers."""
-    depth: int
-    """Microbatches in flight."""
+    num_ahead: int
+    """Most operations that it may have launched."""
 
     @classmethod
-    def of(cls, stage: StageAssignment) -> "LaunchedWork":
+    def of(cls, stage: StageAssignment, *, num_ahead: int) -> "LaunchedWork":
         """Return the work of a stage that is about to start."""
-        return cls(tuple(map(kind_of_layer, stage.layers)), stage.depth)
+        return cls(tuple(map(kind_of_layer, stage.layers)), num_ahead)
 
     def seconds(self, timed: Mapping[str, LayerSeconds]) -> float:
         """Return its seconds, from the measured times of each kind of layer; 0: one is not timed yet."""
         if any(kind not in timed for kind in self.kinds):
             return 0.0
         layers = [timed[kind] for kind in self.kinds]
-        return sum(self.depth * (layer.forward_s + layer.backward_s) + layer.update_s for layer in layers)
+        return sum(self.num_ahead * (layer.forward_s + layer.backward_s) + layer.update_s for layer in layers)

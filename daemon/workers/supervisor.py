@@ -24,6 +24,7 @@ from headway.daemon.workers.service import WorkerStream, serve_workers
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
+from headway.stages.stage.launched_ops import MOST_AHEAD
 
 log = structlog.get_logger()
 
@@ -205,7 +206,8 @@ class Supervisor:
             stage = order.start.stage
             leads = not stage.groups or stage.groups[0] == 0
             has_journal = leads and stage.index + 1 == stage.num_stages
-            handle.launched = LaunchedWork.of(stage) if handle.device.kind == "cuda" else None
+            computes_later = handle.device.kind == "cuda"
+            handle.launched = LaunchedWork.of(stage, num_ahead=MOST_AHEAD) if computes_later else None
             handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
         launches = handle.launched is not None
         handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s, launches=launches)

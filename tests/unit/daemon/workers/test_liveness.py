@@ -34,6 +34,7 @@ from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
 from headway.daemon.workers.supervisor import _beat
 from headway.proto.control_pb2 import Heartbeat, LayerSeconds, StageAssignment
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.stage.launched_ops import MOST_AHEAD
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
 OF = JobGeneration("j", 3)
@@ -139,15 +140,15 @@ CARDS = [
 @pytest.mark.parametrize("newton_schulz_dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("job", "nodes"), CARDS)
 def test_a_wait_for_all_that_was_launched_is_no_standstill(job: str, nodes: str, newton_schulz_dtype: str) -> None:
-    """Launches take milliseconds; then one operation waits for every microbatch in flight and the update before it.
+    """Launches take milliseconds; then one waits for the microbatches and the update that are launched before it.
 
-    With the predicted times of the examples' plans that are up to 7 s, and twice as much is allowed for. A card that
+    With the predicted times of the examples' plans that are up to 5.3 s, and twice as much is allowed for. A card that
     hangs is noticed all the same.
     """
     for worker, stage in _predicted(job, nodes, newton_schulz_dtype):
         seconds = worker.arithmetic.seconds
-        launched_s = worker.depth * seconds.microbatch_s + seconds.update_s
-        work = LaunchedWork.of(stage)
+        launched_s = MOST_AHEAD * seconds.microbatch_s + seconds.update_s
+        work = LaunchedWork.of(stage, num_ahead=MOST_AHEAD)
         part = 1 / len(work.kinds)
         layer = LayerSeconds(forward_s=part * seconds.microbatch_s, update_s=part * seconds.update_s)
         assert work.seconds(dict.fromkeys(work.kinds, layer)) == pytest.approx(launched_s)
@@ -159,7 +160,7 @@ def test_a_wait_for_all_that_was_launched_is_no_standstill(job: str, nodes: str,
 
 def test_until_a_cards_layers_are_timed_its_launches_tell_nothing() -> None:
     """The first batches allocate, choose kernels, and run an update that nobody has timed; a CPU's own times count."""
-    untimed = LaunchedWork(("block", "head"), 4).seconds({"block": LayerSeconds(forward_s=0.1)})
+    untimed = LaunchedWork(("block", "head"), MOST_AHEAD).seconds({"block": LayerSeconds(forward_s=0.1)})
     stands = beat(40, typical_s=0.01, launched_s=untimed)
     assert first_complaint(Liveness(0.0), RUNNING, beats=stands, until_s=200) == FIRST_OPERATION_S
     assert first_complaint(Liveness(0.0), RUNNING, beats=beat(40), until_s=60) == MIN_STANDSTILL_S
@@ -185,8 +186,8 @@ def test_a_heartbeat_says_how_much_its_card_has_before_it() -> None:
     """Its times of layers, for the stage of its Start; on a CPU nothing is launched."""
     times = LayerSeconds(forward_s=0.25, backward_s=0.5, update_s=2.0)
     heartbeat = Heartbeat(layers={"block": times, "head": times})
-    work = LaunchedWork.of(StageAssignment(layers=["block.6", "block.7", "head"], depth=4))
-    assert _beat(heartbeat, work).launched_s == 3 * (4 * 0.75 + 2.0)
+    work = LaunchedWork.of(StageAssignment(layers=["block.6", "block.7", "head"]), num_ahead=2)
+    assert _beat(heartbeat, work).launched_s == 3 * (2 * 0.75 + 2.0)
     assert _beat(Heartbeat(), work).launched_s == 0.0
     assert _beat(heartbeat, None).launched_s is None
 
@@ -198,7 +199,7 @@ def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[Wor
     spec = replace(spec, optim=replace(spec.optim, matrices=matrices))
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
     plan = preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
-    stages = [StageAssignment(layers=stage.layers, depth=stage.depth) for stage in plan.stages]
+    stages = [StageAssignment(layers=stage.layers) for stage in plan.stages]
     return list(zip(plan.workers, stages, strict=True))
 
 
