@@ -26,8 +26,9 @@ class Outgoing(Protocol):
 
 def bundles(
     next_frame: Callable[[], Outgoing | None], acknowledged: Callable[[], int], chunk_bytes: Callable[[], int]
-) -> Iterator[bytes]:
-    """Yield all frames in their order; each bundle is made (one copy) when it is asked for.
+) -> Iterator[list[bytes | memoryview]]:
+    """Yield all frames in their order; each bundle is made when it is asked for, as parts that are not yet copied
+    together.
 
     chunk_bytes: the present chunk size, which is the size of a bundle.
     """
@@ -38,12 +39,12 @@ def bundles(
         for message in frame.messages(acknowledged, chunk_bytes=size):
             message_bytes = sum(map(len, message))
             if parts and num_bytes + MESSAGE_LENGTH.size + message_bytes > size + MAX_OVERHEAD_BYTES:
-                yield b"".join(parts)
+                yield parts
                 parts, num_bytes = [], 0
             parts += (MESSAGE_LENGTH.pack(message_bytes), *message)
             num_bytes += MESSAGE_LENGTH.size + message_bytes
     if parts:
-        yield b"".join(parts)
+        yield parts
 
 
 def bundle(message: bytes) -> bytes:

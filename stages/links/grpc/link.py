@@ -56,8 +56,11 @@ class MessageStream(Protocol):
         """
         ...
 
-    async def write(self, message: bytes) -> None:
-        """Return when flow control has room for more. Raises ConnectionError like `read`."""
+    async def write(self, *parts: bytes | memoryview) -> None:
+        """Send the parts as one message, and return when flow control has room for more.
+
+        Raises ConnectionError like `read`.
+        """
         ...
 
     async def finish(self) -> None:
@@ -293,8 +296,8 @@ class GrpcLink:
                 self._is_told = False
             for written in bundles(self._next_unwritten, self._acknowledge, lambda: pace.chunk_bytes):
                 began_at = time.monotonic()
-                await self._write_one(stream, written)
-                pace.wrote(len(written), time.monotonic() - began_at)
+                await self._write_one(stream, *written)
+                pace.wrote(sum(map(len, written)), time.monotonic() - began_at)
             if self._is_heartbeat_due or self._is_acknowledgement_due:
                 self._is_heartbeat_due = False
                 # Only the loop's thread marks frames as written, so this is the next one's number.
@@ -306,9 +309,9 @@ class GrpcLink:
                 return await stream.finish()
             await self._wake.wait()
 
-    async def _write_one(self, stream: MessageStream, message: bytes) -> None:
+    async def _write_one(self, stream: MessageStream, *parts: bytes | memoryview) -> None:
         self._is_writing = True
-        await stream.write(message)
+        await stream.write(*parts)
         self._is_writing = False
         self._num_written += 1
 

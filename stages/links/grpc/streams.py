@@ -50,9 +50,9 @@ class ClientStream:
             return None
         return message
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, *parts: bytes | memoryview) -> None:
         try:
-            await self._call.write(message)
+            await self._call.write(b"".join(parts))  # gRPC takes nothing but bytes
         except grpc.aio.AioRpcError as error:
             raise ConnectionError(f"{error.code().name}: {in_words(error.details() or '')}") from error
         except asyncio.InvalidStateError as error:
@@ -85,9 +85,9 @@ class ServerStream:
             raise ConnectionError(f"the stream broke: {error}") from error
         return message if isinstance(message, bytes) else None
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, *parts: bytes | memoryview) -> None:
         try:
-            await self._context.write(message)
+            await self._context.write(b"".join(parts))
         except (grpc.aio.BaseError, grpc.RpcError) as error:
             raise ConnectionError(f"the stream broke: {error}") from error
 

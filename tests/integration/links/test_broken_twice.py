@@ -26,7 +26,7 @@ class _Breaking:
         await self.broken.wait()
         raise ConnectionError("reset")
 
-    async def write(self, _: bytes) -> None:
+    async def write(self, *_: bytes | memoryview) -> None:
         self.is_writing.set()
         try:
             await asyncio.Event().wait()

@@ -33,8 +33,8 @@ class KeptStream:
     async def read(self) -> bytes | None:
         return await self.incoming.get()
 
-    async def write(self, message: bytes) -> None:
-        for part in unbundle(message):
+    async def write(self, *parts: bytes | memoryview) -> None:
+        for part in unbundle(b"".join(parts)):
             (length,) = HEADER_LENGTH.unpack_from(part)
             header = FrameHeader.FromString(bytes(part[HEADER_LENGTH.size : HEADER_LENGTH.size + length]))
             self.written.append((time.monotonic(), header))

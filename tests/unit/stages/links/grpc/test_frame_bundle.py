@@ -41,7 +41,7 @@ def bundled(sent: Sequence[Frame], *, chunk_bytes: int = CHUNK_BYTES) -> list[by
     """Return the bundles of frames with a goodbye after them."""
     outgoing = [OutgoingFrame(frame, sequence=sequence) for sequence, frame in enumerate(sent)]
     waiting: deque[Outgoing] = deque([*outgoing, Goodbye(GENERATION, sequence=len(sent))])
-    return list(bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: chunk_bytes))
+    return list(map(b"".join, bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: chunk_bytes)))
 
 
 @given(sizes=st.lists(st.integers(0, 5000), max_size=12), chunk_bytes=st.integers(1, 6000))
@@ -70,7 +70,7 @@ def test_what_waits_is_cut_by_the_size_of_the_moment() -> None:
     """The second frame is asked for after the line has become slow → it goes in smaller pieces."""
     sizes = iter([1000, 100])
     waiting = deque(OutgoingFrame(frame, sequence=i) for i, frame in enumerate(frames([900, 900])))
-    made = list(bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: next(sizes)))
+    made = list(map(b"".join, bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: next(sizes))))
     assert sum(len(list(unbundle(each))) for each in made) == 1 + -(-960 // 100)
 
 
