@@ -84,6 +84,17 @@ def test_configuring_fixes_threads_algorithms_and_precision() -> None:
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.parametrize(("allowed", "precision"), [(False, "highest"), (True, "high")])
+def test_tf32_is_what_the_job_says(allowed: bool, precision: str) -> None:
+    """On a card float32 products use TF32 if the job allows it, and only then, whatever the process did before."""
+    try:
+        torch.set_float32_matmul_precision("medium")
+        configure(TrainSpec(allow_tf32=allowed), torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        configure(TrainSpec(), CPU)
+
+
 def test_the_arithmetic_class_names_versions_and_hardware() -> None:
     """torch's version and the CPU's capability are in it."""
     name = arithmetic_class(CPU)
