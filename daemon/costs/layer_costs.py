@@ -142,8 +142,10 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
     num_rest = 2 * model.hidden_size
     tokens, size = _tokens(train), element_bytes(train)
     attention = 4.0 * train.sequence_length * model.hidden_size
-    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix, the residual; four of the MLP's width.
-    width = 8 * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
+    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix; four of the MLP's width. In float32 both
+    # norms also keep the normed input, as on a CPU; the fused norm of a card, where bfloat16 is at home, does not.
+    num_wide = 6 if train.dtype == "bfloat16" else 8
+    width = num_wide * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
     whole = kept = tokens * size * width + _attention_bytes(model, train)
     passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
     if train.recompute == "block":
@@ -180,13 +182,15 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     """Return the cost of norm, product with the vocabulary, and the loss.
 
     The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
-    bytes a logit in all, in either dtype. Its forward needs less. In chunks it keeps none: each chunk is computed a
-    second time, beside the fp32 sum of its weight's gradients and the chunk's own.
+    bytes a logit in all, in either dtype, before the gradient of the head's weights is there. Its forward needs less.
+    In chunks it keeps none: each chunk is computed a second time, beside the fp32 sum of its weight's gradients and the
+    chunk's own.
     """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
     logits = _tokens(train) * model.vocab_size
-    kept, passing = FP32_BYTES * logits, 2 * FP32_BYTES * logits
+    own_gradient = element_bytes(train) * (num_matrix + model.hidden_size)
+    kept, passing = FP32_BYTES * logits, max(2 * FP32_BYTES * logits - own_gradient, 0)
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
         kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + (FP32_BYTES + element_bytes(train)) * num_matrix
@@ -251,8 +255,6 @@ def _cost(
     master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
     set_bytes = element_bytes(train) * num_parameters
     live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
-    # The set that waits for its update under delay 1, and what one backward returns.
-    gradient_sets = train.delay + 1
     return LayerCost(
         name=name,
         num_parameters=num_parameters,
@@ -266,7 +268,8 @@ def _cost(
         master_bytes=master_bytes,
         version_bytes=2 * set_bytes,
         optimizer_bytes=slot_bytes,
-        gradient_bytes=FP32_BYTES * gradient_sets * num_parameters,
+        # The set that waits for its update under delay 1, and what one backward returns, in the job's dtype.
+        gradient_bytes=FP32_BYTES * train.delay * num_parameters + set_bytes,
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         loss_bytes=loss_bytes,

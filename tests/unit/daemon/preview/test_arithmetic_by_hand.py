@@ -60,17 +60,18 @@ def test_memory_is_what_a_hand_counts(job: str, nodes: str) -> None:
         assert told.versions == 2 * 2 * parameters  # two in bfloat16
         # Muon: one momentum. AdamW: two moments. Error Feedback keeps the last update of each. All fp32.
         assert told.optimizer == 4 * (matrices + 2 * rest) + 4 * parameters
-        # fp32: the sum of the one reduction group, the set that waits for its update, what one backward returns.
-        assert told.gradients == 3 * 4 * parameters
+        # fp32: the sum of the one reduction group, the set that waits for its update. bf16: what one backward returns.
+        assert told.gradients == (2 * 4 + 2) * parameters
         # A block keeps its input in bfloat16, and computes the rest again; the embedding keeps its output and two
         # int64 a token, the head the norm's input and output.
         kept = TOKENS * 2 * HIDDEN * (num_blocks + has_embed + 2 * has_head) + has_embed * TOKENS * 16
         assert told.activations == depth * kept
-        # The log-softmax of each microbatch in flight, and the gradients of it and of one microbatch's logits.
-        assert told.loss == has_head * TOKENS * VOCAB * 4 * (depth + 2)
-        # One block's graph: norms' inputs and outputs, q, mix, residual and the like (8 of the hidden width), k and v,
+        # The log-softmax of each microbatch in flight, and the gradients of it and of one microbatch's logits, in place
+        # of the gradient of the head's own weights, which is made after them.
+        assert told.loss == has_head * (TOKENS * VOCAB * 4 * (depth + 2) - 2 * (VOCAB * HIDDEN + HIDDEN))
+        # One block's graph: norms' inputs and outputs, q and mix (6 of the hidden width), k and v,
         # four of the MLP's width, in bfloat16; flash keeps one fp32 number a token and head. Without the input above.
-        graph = TOKENS * (2 * (8 * HIDDEN + 2 * KV + 4 * WIDE) + 4 * HEADS) - TOKENS * 2 * HIDDEN
+        graph = TOKENS * (2 * (6 * HIDDEN + 2 * KV + 4 * WIDE) + 4 * HEADS) - TOKENS * 2 * HIDDEN
         assert told.recomputed == (0 if has_head else graph)
         assert told.feedback == told.beyond == 0
         total = told.weights + told.versions + told.optimizer + told.gradients + told.activations + told.loss

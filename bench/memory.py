@@ -1,0 +1,268 @@
+"""Predicted over measured peak memory of every worker of a plan, for each feature that memory depends on.
+
+worst_low, worst_high: the least and the greatest ratio of the table, both within a tenth of 1. Replicas alone may be
+predicted higher: a plan has room for an exchange at the worst moment (MOST_OF_REPLICAS). With a card, each case has
+rows of it too.
+
+On a CPU every storage is counted from its making to its end, by the worker that made it (rigs/live_bytes.py), so that
+a ratio has no noise. In bfloat16 a CPU's norm keeps fp32 copies that a card's fused norm does not: the bench counts
+with a norm that keeps what a card's keeps. On a card one worker at a time is there, and `max_memory_allocated` counts.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from rigs.counted_pipeline import CountedPipeline
+from rigs.live_bytes import LiveBytes
+from rigs.measure import machine, progress, versions
+from torch import Tensor
+from torch.nn import functional
+
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.planner import make_plan
+from headway.daemon.records.records import Device, NodeRecord
+from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.model.determinism import configure
+from headway.stages.spec import ModelSpec, TrainSpec
+
+BAR = 0.1
+MOST_OF_REPLICAS = 1.5
+"""Replicas may exchange at the worst moment on a slow line, which no run here meets: the plan has room for it."""
+MODEL = ModelSpec(
+    hidden_size=128,
+    intermediate_size=344,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=640,
+)
+TRAIN = TrainSpec(batches=3, microbatches=8, microbatch_size=2, sequence_length=128, attention_backend="flash")
+OPTIM = OptimSpec(warmup_batches=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row's job, and the workers of its stages."""
+
+    name: str
+    replicas: tuple[int, ...] = (1, 1, 1)
+    train: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    most: float = 1 + BAR
+    """Greatest ratio that holds."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """Return the job."""
+        return JobSpec(
+            job=JobSection(name="memory"),
+            model=MODEL,
+            train=replace(TRAIN, **self.train),
+            optim=replace(OPTIM, **self.optim),
+            placement=PlacementSpec(replicas=self.replicas),
+            fault=FaultSpec(snapshot_every=0),
+        )
+
+    def plan(self) -> ClusterPlan:
+        """Return its plan on equal machines."""
+        nodes = [_node(f"n{index}") for index in range(sum(self.replicas))]
+        found = make_plan(self.spec, nodes)
+        if not isinstance(found, ClusterPlan):
+            raise RuntimeError(f"{self.name}: {found.reason}")
+        return found
+
+
+ADAMW, LION = GroupSpec(name="adamw"), GroupSpec(name="lion")
+BF16 = {"dtype": "bfloat16"}
+NARROW = {"matrices": replace(OPTIM.matrices, momentum_dtype="bfloat16"), "error_feedback_dtype": "bfloat16"}
+CASES = (
+    Case("2bw"),
+    Case("1f1b", train={"schedule": "1f1b"}),
+    Case("gpipe", train={"schedule": "gpipe"}),
+    Case("one stage", (1,)),
+    Case("five stages", (1, 1, 1, 1, 1)),
+    Case("bfloat16", train=BF16),
+    Case("bfloat16, five stages", (1, 1, 1, 1, 1), train=BF16),
+    Case("math", train={"attention_backend": "math"}),
+    Case("math, bfloat16", train={"attention_backend": "math"} | BF16),
+    Case("recompute block", train={"recompute": "block"}),
+    Case("recompute block, bfloat16", train={"recompute": "block"} | BF16),
+    Case("recompute block, math", train={"recompute": "block", "attention_backend": "math"}),
+    Case("loss in chunks", train={"loss_chunk": 64}),
+    Case("loss in chunks, bfloat16", train={"loss_chunk": 64} | BF16),
+    Case("AdamW", optim={"matrices": ADAMW}),
+    Case("Lion", optim={"matrices": LION}),
+    Case("no Error Feedback", optim={"error_feedback": 0.0}),
+    Case("state in bfloat16", optim=NARROW),
+    Case("no clipping", train={"clip_norm": 0.0}),
+    Case("four groups", train={"reduction_groups": 4}),
+    Case("replicas", (2, 2), train={"reduction_groups": 4}, most=MOST_OF_REPLICAS),
+    Case("replicas, 1f1b", (2, 1), train={"reduction_groups": 2, "schedule": "1f1b"}, most=MOST_OF_REPLICAS),
+    Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
+    Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One worker of one case."""
+
+    case: str
+    worker: str
+    predicted_bytes: int
+    measured_bytes: int
+    most: float = 1 + BAR
+
+    @property
+    def ratio(self) -> float:
+        """Return predicted over measured."""
+        return self.predicted_bytes / self.measured_bytes
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the prediction is within the bar."""
+        return 1 - BAR <= self.ratio <= self.most
+
+
+def counted(case: Case) -> list[Row]:
+    """Every worker of a case, on the CPU."""
+    spec, plan = case.spec, case.plan()
+    configure(spec.train, torch.device("cpu"))
+    live = LiveBytes(len(plan.stages))
+    with live, lean_norm() if spec.train.dtype == "bfloat16" else nullcontext():
+        pipeline = CountedPipeline(spec, plan, as_worker=live.of)
+        gc.collect()
+        live.begin()
+        pipeline.run()
+    return [
+        Row(case.name, _worker(plan, position), stage.device_bytes, live.peaks[position], case.most)
+        for position, stage in enumerate(plan.stages)
+    ]
+
+
+def on_card(case: Case) -> list[Row]:
+    """Return the first, a middle and the last worker of a case, each alone on the card."""
+    spec, plan = case.spec, case.plan()
+    rows = []
+    for position in sorted({0, len(plan.stages) // 2, len(plan.stages) - 1}):
+        configure(spec.train, torch.device("cuda", 0))
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        pipeline = CountedPipeline(spec, plan, as_worker=lambda _: nullcontext(), on_card=position)
+        torch.cuda.reset_peak_memory_stats()
+        pipeline.run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        rows.append(
+            Row(f"cuda: {case.name}", _worker(plan, position), plan.stages[position].device_bytes, peak, case.most)
+        )
+        del pipeline
+    return rows
+
+
+@contextmanager
+def lean_norm() -> Iterator[None]:
+    """Let rms_norm keep its input and one fp32 number a row, as a card's fused kernel does."""
+    plain = functional.rms_norm
+
+    class Lean(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+            ctx.save_for_backward(hidden, weight)
+            ctx.eps = eps
+            return plain(hidden, (hidden.shape[-1],), weight, eps)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+            hidden, weight = ctx.saved_tensors
+            # A fused kernel needs no more than its results.
+            return torch.ones_like(hidden) * gradients[0].mean(), torch.ones_like(weight), None
+
+    def lean(hidden: Tensor, _shape: object, weight: Tensor, eps: float) -> Tensor:
+        found: Tensor = Lean.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]
+        return found
+
+    functional.rms_norm = lean  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.rms_norm = plain
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a row for each worker and one JSON line; 1: a prediction is off by more than a tenth."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON alone")
+    parser.add_argument("--only", default="", help="cases whose name has this part")
+    options = parser.parse_args(arguments)
+    rows = []
+    for case in CASES:
+        if options.only in case.name:
+            progress(case.name)
+            rows += counted(case)
+            rows += on_card(case) if torch.cuda.is_available() else []
+    if not options.json:
+        for row in rows:
+            print(
+                f"{row.case:32}{row.worker:22}{row.predicted_bytes / 2**20:8.2f} MiB predicted"
+                f"{row.measured_bytes / 2**20:8.2f} MiB measured  {row.ratio:5.2f}{'' if row.holds else '  <- missed'}"
+            )
+    print(summary(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+def summary(rows: list[Row]) -> str:
+    """Return the line of JSON."""
+    ratios = [row.ratio for row in rows]
+    cells = [
+        {
+            "case": row.case,
+            "worker": row.worker,
+            "predicted_bytes": row.predicted_bytes,
+            "measured_bytes": row.measured_bytes,
+            "ratio": round(row.ratio, 4),
+        }
+        for row in rows
+    ]
+    body = {
+        "worst_low": round(min(ratios), 4),
+        "worst_high": round(max(ratios), 4),
+        "num_rows": len(rows),
+        "missed": [f"{row.case}, {row.worker}" for row in rows if not row.holds],
+        "rows": cells,
+        "machine": machine(),
+        "versions": versions(),
+    }
+    return json.dumps(body)
+
+
+def _worker(plan: ClusterPlan, position: int) -> str:
+    return worker_name(plan.stages, position)
+
+
+def _node(name: str) -> NodeRecord:
+    """Return a machine whose memory is not limited."""
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address="",
+        host="",
+        site="here",
+        devices=(Device(kind="cpu"),),
+        memory_bytes=0,
+        arithmetic_class="one",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""A whole plan in this process, one operation at a time, so that the memory of each worker can be counted.
+
+Each worker computes as far as its schedule allows before the next one does, which fills the pipeline to its depth. What
+arrives is a copy of the receiver's own, as over a network. One worker may be on a card, and the others on the CPU.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.records.records import PlanRecord
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.link import Frame, Link
+from headway.stages.schedule.schedule import WAIT, next_op
+from headway.stages.stage.content import StageContent
+from headway.stages.stage.context import StageContext
+from headway.stages.stage.executor import Executor
+from headway.stages.stage.stage_links import StageLinks
+from headway.stages.state.journal import Journal, JournalRow
+from headway.stages.state.layer_state import LayerState
+
+As = Callable[[int], AbstractContextManager[None]]
+"""Counts what is made inside for a worker."""
+
+
+class RandomTokens:
+    """Tokens by (batch, microbatch)."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """See `MicrobatchSource`."""
+        generator = torch.Generator().manual_seed(seed + batch * 1009 + microbatch)
+        window = torch.randint(self._vocabulary, (size, length + 1), generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+class Unobserved:
+    """A `StageObserver`."""
+
+    def waits(self, what: str, now: float) -> None:
+        """See `StageObserver`."""
+
+    def begins(self, op: object, now: float) -> None:
+        """See `StageObserver`."""
+
+    def ended(self, op: object, **facts: object) -> None:
+        """See `StageObserver`."""
+
+    def batch_done(self, row: JournalRow) -> None:
+        """See `StageObserver`."""
+
+
+class CopyLink:
+    """A link whose frames wait at the receiver until it takes them."""
+
+    def __init__(self, peer: str, inbox: deque[Frame]) -> None:
+        self.peer = peer
+        self._inbox = inbox
+
+    def send(self, frame: Frame) -> None:
+        """See `Link`. The tensors stay the sender's until they have arrived."""
+        self._inbox.append(replace(frame, tensors=tuple(tensor.detach() for tensor in frame.tensors)))
+
+    def close(self) -> None:
+        """See `Link`."""
+
+
+class CountedPipeline:
+    """The workers of a plan."""
+
+    def __init__(self, spec: JobSpec, plan: ClusterPlan, *, as_worker: As, on_card: int = -1) -> None:
+        """as_worker: see `As`. on_card: position of the worker whose device is a card; -1: none."""
+        self._spec = spec
+        self._as = as_worker
+        self._plan = PlanRecord(generation=1, timeline=1, stages=plan.stages, codecs=plan.codecs)
+        self._inboxes: list[deque[Frame]] = [deque() for _ in plan.stages]
+        self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.stages]
+        self._on_card = on_card
+        self.executors = []
+        for position in range(len(plan.stages)):
+            with as_worker(position):
+                self.executors.append(self._executor(position))
+
+    def run(self) -> None:
+        """Train all batches."""
+        for executor in self.executors:
+            executor.begin()
+        while not all(executor.state.is_done for executor in self.executors):
+            moved = [self._goes_on(position) for position in range(len(self.executors))]
+            if not any(moved) and not self._hear_siblings():
+                raise RuntimeError("all workers wait for each other")
+
+    def _hear_siblings(self) -> bool:
+        """Let replicas take what they sent each other: as late as it may arrive, when nobody can do anything else."""
+        waiting = [position for position, late in enumerate(self._from_siblings) if late]
+        for position in waiting:
+            with self._as(position):
+                self.executors[position].accept(_arrived(self._from_siblings[position].popleft()))
+        return bool(waiting)
+
+    def _goes_on(self, position: int) -> bool:
+        """Let a worker take what has arrived, and compute until it waits."""
+        executor, inbox = self.executors[position], self._inboxes[position]
+        has_moved = False
+        with self._as(position):
+            while True:
+                while inbox:
+                    executor.accept(_arrived(inbox.popleft()))
+                    has_moved = True
+                op = WAIT if executor.state.is_done else next_op(executor.state)
+                if op is not WAIT:
+                    executor.execute(op)
+                else:
+                    return has_moved
+                has_moved = True
+
+    def _executor(self, position: int) -> Executor:
+        spec, plan = self._spec, self._plan
+        stage_index = plan.stage_index(position)
+        replicas = plan.replicas[stage_index]
+        stage, index = plan.stages[position], replicas.index(position)
+        device = torch.device("cuda", 0) if position == self._on_card else torch.device("cpu")
+        context = StageContext(
+            model=spec.model,
+            train=spec.train,
+            seed=spec.job.seed,
+            job=spec.job.name,
+            generation=Generation(1),
+            timeline=Timeline(1),
+            stage_index=StageIndex(stage_index),
+            num_stages=plan.num_stages,
+            layers=tuple(map(LayerName, stage.layers)),
+            depth=stage.depth,
+            boundary=Boundary(0),
+            device=device,
+            replica_groups=tuple(plan.stages[each].groups for each in replicas) if len(replicas) > 1 else (),
+            replica_index=index,
+            group_by_group=all(len(workers) == 1 for workers in plan.replicas),
+            upstream_codec=plan.codec(stage_index),
+            downstream_codec=plan.codec(stage_index + 1),
+        )
+        make = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
+        content = StageContent(
+            layers=[
+                LayerState.initial(name, spec.model, spec.train, seed=1, device=device, optimizer_factory=make)
+                for name in context.layers
+            ],
+            tokens=RandomTokens(spec.model.vocab_size) if context.is_first else None,
+            journal=Journal() if context.is_last and context.is_lead else None,
+        )
+        return Executor(context, content, self._links(position), observer=Unobserved())
+
+    def _links(self, position: int) -> StageLinks:
+        plan, here = self._plan, self._plan.stage_index(position)
+        every = range(self._spec.train.reduction_groups)
+
+        def to_stage(stage: int) -> dict[int, Link]:
+            if not 0 <= stage < plan.num_stages:
+                return {}
+            codec, links = plan.codec(max(stage, here)), dict[int, Link]()
+            for other in plan.replicas[stage]:
+                link: Link = CopyLink(str(other), self._inboxes[other])
+                link = CodedLink(link, codec, self._spec.train) if codec else link
+                links |= dict.fromkeys(plan.stages[other].groups or every, link)
+            return {group: links[group] for group in plan.stages[position].groups or every}
+
+        siblings = {
+            index: CopyLink(str(other), self._from_siblings[other])
+            for index, other in enumerate(plan.replicas[here])
+            if other != position
+        }
+        return StageLinks(upstream=to_stage(here - 1), downstream=to_stage(here + 1), siblings=siblings)
+
+
+def _arrived(frame: Frame) -> Frame:
+    """Return the frame with tensors of the receiver's own."""
+    tensors = tuple(tensor.to("cpu", copy=True) for tensor in frame.tensors)
+    return replace(frame, tensors=tensors)
