@@ -5,16 +5,19 @@ from pathlib import Path
 
 import structlog
 
+from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.inbox import WorkerInbox
 from headway.daemon.worker.reports import snapshot_missed, snapshot_written
 from headway.daemon.worker.session import OrderRefusedError
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto.control_pb2 import Report, Start
+from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import LETTING_GO_S, Snapshots
+from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.snapshot_writer import SnapshotEnded, SnapshotWriter
 
 log = structlog.get_logger()
@@ -29,8 +32,11 @@ class SnapshotReports:
         self._report = report
         self._snapshots: Snapshots | None = None
         self._told_factor = 1
+        self._blocks: HostBlocks | None = None
 
-    def open(self, start: Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName]) -> Snapshots | None:
+    def open(
+        self, start: Start, spec: JobSpec, context: StageContext, live: Sequence[LayerName], device: StageDevice
+    ) -> Snapshots | None:
         """Open the snapshots of the run that begins. live: layers for which this boundary needs no file."""
         if not start.snapshot_dir:
             return None
@@ -42,8 +48,18 @@ class SnapshotReports:
             context,
             folder=Path(start.snapshot_dir),
             live=live if start.snapshot_live and not is_over else (),
+            blocks=self._reserved(device, spec, context),
         )
         return self._snapshots
+
+    def _reserved(self, device: StageDevice, spec: JobSpec, context: StageContext) -> HostBlocks | None:
+        """Return host memory for a copy of the stage, kept from run to run; None: the stage is in host memory."""
+        if device.is_immediate:
+            return None
+        if self._blocks is None:
+            self._blocks = HostBlocks(device)
+        self._blocks.reserve(sum(cost.state_bytes for cost in layer_costs(spec) if cost.name in context.layers))
+        return self._blocks
 
     def let_go(self) -> bool:
         """Cancel the snapshot in progress. False: the writer still reads the tensors."""

@@ -349,10 +349,10 @@ class StageWorker:
             journal=journal,
         )
         self._goodput.begin_generation(furthest=start.furthest)
-        snapshots = self._snapshots.open(start, spec, context, live)
+        device = self._device.open(on_failure=self._inbox.put)
+        snapshots = self._snapshots.open(start, spec, context, live, device)
         content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
         # Links open after the layers are loaded; until then a neighbour that dials is told to come again.
-        device = self._device.open(on_failure=self._inbox.put)
         links = self._neighbours.open(start, spec, context, device)
         observer = self._records.observer(self._goodput, self._on_batch)
         executor = Executor(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway.stages.device.device import Mark, StageDevice
+from headway.stages.device.device import HostCopy, Mark, StageDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,10 @@ class RunEvents:
 
     def when_copied(self, tensors: Sequence[Tensor], act: Callable[[tuple[Tensor, ...]], None]) -> None:
         """Call `act` with the values of these tensors, in host memory, as soon as they are known."""
-        copy = self._device.copy_out(tensors)
+        self.when_done(self._device.copy_out(tensors), act)
+
+    def when_done(self, copy: HostCopy, act: Callable[[tuple[Tensor, ...]], None]) -> None:
+        """Call `act` with the values of a copy to the host as soon as they are there."""
         if self._device.is_immediate:
             act(copy.wait(0.0))
             return

@@ -146,6 +146,7 @@ class Executor:
         if self._rows is not None:
             self._rows.begin()
         if self.snapshots is not None:
+            self.snapshots.attach(self.events, self._snapshot_copied)
             self.snapshots.started(self._content.layers, self._content.journal)
             self.state.updates_held = self.snapshots.is_reading
 
@@ -183,6 +184,10 @@ class Executor:
         if self.snapshots is not None:
             self.snapshots.ended(item)
             self.state.updates_held = self.snapshots.is_reading
+
+    def _snapshot_copied(self) -> None:
+        assert self.snapshots is not None
+        self.state.updates_held = self.snapshots.is_reading
 
     # --- Operations ---
 

@@ -1,15 +1,21 @@
 """One generation's periodic snapshots: when they are due, their content, and how late they were."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
+import torch
+from torch import Tensor
+
+from headway.stages.device.device import HostCopy
+from headway.stages.device.run_events import RunEvents
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.state.host_blocks import HostBlocks, HostMemoryError
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_state import LayerState
-from headway.stages.state.snapshot_writer import SideStream, Snapshot, SnapshotEnded, SnapshotWriter
+from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.state.state_file import StateHeader, to_host
 
 PATIENCE_S = 60.0
@@ -29,21 +35,36 @@ class Snapshots:
         *,
         folder: Path,
         live: Collection[LayerName] = (),
+        blocks: HostBlocks | None = None,
     ) -> None:
-        """folder: files go to `<folder>/<boundary>/`. live: layers to write at the boundary of the start."""
+        """folder: files go to `<folder>/<boundary>/`. live: layers to write at the boundary of the start.
+
+        blocks: host memory to which the device copies the layers; None: they are there, and are read in place.
+        """
         self.interval = interval
         self._writer = writer
         self._context = context
         self._folder = folder
         self._live = frozenset(live)
+        self._blocks = blocks
+        self._events: RunEvents | None = None
+        self._on_copied: Callable[[], None] = lambda: None
         self._reading: Boundary | None = None
+        """Boundary whose tensors must not change."""
+        self._writing: Boundary | None = None
+        self._next: tuple[Boundary, Sequence[LayerState], Journal | None] | None = None
+        """What to write when the blocks are free: its boundary is being read, too."""
         self._waited_s = 0.0
         self._last_began = self._began = perf_counter()
 
     @property
     def is_reading(self) -> bool:
-        """Return whether a snapshot of this generation is being written, so that no update may run."""
+        """Return whether tensors of this generation are being read, so that no update may run."""
         return self._reading is not None
+
+    def attach(self, events: RunEvents, on_copied: Callable[[], None]) -> None:
+        """Connect to a run, before `started`. on_copied: is called when `is_reading` may have changed."""
+        self._events, self._on_copied = events, on_copied
 
     def started(self, layers: Sequence[LayerState], journal: Journal | None) -> None:
         """The run begins: what stayed live and was not written at the stop is written now."""
@@ -64,45 +85,80 @@ class Snapshots:
         """End a snapshot that takes too long: it leaves no files, and its end is reported."""
         assert self._reading is not None, "no snapshot is being written"
         self._writer.cancel(timeout_s=0.0)
-        self._report_missed(self._reading, f"not written within {PATIENCE_S:g} s")
+        self._next = None
+        for boundary in sorted({self._reading, self._writing} - {None}):  # type: ignore[type-var]
+            self._report_missed(boundary, f"not written within {PATIENCE_S:g} s")  # type: ignore[arg-type]
 
     def ended(self, item: SnapshotEnded) -> None:
         """Note a finished snapshot of any generation. The interval doubles when this generation's are too late."""
-        if (item.generation, item.boundary) == (self._context.generation, self._reading):
+        if item.generation != self._context.generation:
+            return
+        if item.boundary == self._reading:
             self._reading = None
+        if item.boundary == self._writing:
+            self._writing = None
             self.interval.ended(waited_s=self._waited_s, since_last_s=self._began - self._last_began)
+        if self._next is not None and self._writing is None:
+            waiting, self._next, self._reading = self._next, None, None
+            self._begin(*waiting)
 
     def _begin(self, boundary: Boundary, layers: Sequence[LayerState], journal: Journal | None) -> None:
-        context = self._context
-        tensors = {layer.name: layer.tensors() for layer in layers}
+        if self._writing is not None:  # its copy is still being hashed: the next one would overwrite it
+            self._reading, self._next = boundary, (boundary, layers, journal)
+            return
+        self._last_began, self._began = self._began, perf_counter()
+        self._waited_s = 0.0
+        if not self._writer.is_free:
+            self._report_missed(boundary, "the writer has not let go of an earlier snapshot")
+            return
+        try:
+            snapshot = self._snapshot(boundary, {layer.name: layer.tensors() for layer in layers}, journal)
+        except HostMemoryError as error:
+            self._report_missed(boundary, str(error))
+            return
+        self._reading = self._writing = boundary
+        self._writer.begin(snapshot)
+        if snapshot.copy is not None:
+            self._tell_when_copied(boundary, snapshot.copy)
+
+    def _snapshot(
+        self, boundary: Boundary, tensors: dict[LayerName, dict[str, Tensor]], journal: Journal | None
+    ) -> Snapshot:
+        copy, pieces = None, dict[int, Sequence[Tensor]]()
+        if self._blocks is not None:
+            copy, pieces, tensors = _copied(self._blocks, tensors)
         if journal is not None:
             tensors[JOURNAL] = journal.tensors(below=boundary)
-        headers = {
-            name: StateHeader(
-                job=context.job,
-                layer=name,
-                boundary=boundary,
-                timeline=context.timeline,
-                dtype=context.train.dtype,
-            )
-            for name in tensors
-        }
-        snapshot = Snapshot(
+        context = self._context
+        return Snapshot(
             folder=self._folder / str(boundary),
-            headers=headers,
+            headers={
+                name: StateHeader(
+                    job=context.job,
+                    layer=name,
+                    boundary=boundary,
+                    timeline=context.timeline,
+                    dtype=context.train.dtype,
+                )
+                for name in tensors
+            },
             tensors=tensors,
             job=context.job,
             generation=context.generation,
             timeline=context.timeline,
             boundary=boundary,
-            fetch=SideStream(context.device) if context.device.type == "cuda" else to_host,
+            fetch=lambda tensor: pieces.get(id(tensor)) or to_host(tensor),
+            copy=copy,
         )
-        self._last_began, self._began = self._began, perf_counter()
-        self._waited_s = 0.0
-        if self._writer.begin(snapshot):
-            self._reading = boundary
-        else:
-            self._report_missed(boundary, "the writer has not let go of an earlier snapshot")
+
+    def _tell_when_copied(self, boundary: Boundary, copy: HostCopy) -> None:
+        def copied(_: tuple[Tensor, ...]) -> None:
+            if self._reading == boundary:
+                self._reading = None
+                self._on_copied()
+
+        assert self._events is not None
+        self._events.when_done(copy, copied)
 
     def _report_missed(self, boundary: Boundary, reason: str) -> None:
         context = self._context
@@ -114,3 +170,20 @@ class Snapshots:
             trouble=f"{self._folder / str(boundary)}: {reason}",
         )
         self._writer.report(missed)
+
+
+def _copied(
+    blocks: HostBlocks, tensors: Mapping[LayerName, Mapping[str, Tensor]]
+) -> tuple[HostCopy, dict[int, Sequence[Tensor]], dict[LayerName, dict[str, Tensor]]]:
+    """Begin to copy. Return the copy, the pieces by the id of a description, and the descriptions of all tensors.
+
+    The descriptions have no content, so that nothing holds the device's tensors after the copy.
+    """
+    state = blocks.begin_copy([tensor for of_layer in tensors.values() for tensor in of_layer.values()])
+    numbered = iter(state.pieces)
+    pieces: dict[int, Sequence[Tensor]] = {}
+    described: dict[LayerName, dict[str, Tensor]] = {}
+    for layer, of_layer in tensors.items():
+        described[layer] = {name: torch.empty_like(tensor, device="meta") for name, tensor in of_layer.items()}
+        pieces |= {id(tensor): next(numbered) for tensor in described[layer].values()}
+    return state.copy, pieces, described

@@ -1,24 +1,28 @@
-"""Writes a boundary's files from the live tensors, in its own thread, while the next batch is computed.
+"""Writes a boundary's files in its own thread, while the next batches are computed.
 
-No tensor of boundary b changes between update(b-1) and update(b). So the tensors are read in place; the caller runs no
-update until `SnapshotEnded` has arrived. A cancelled snapshot may read torn content: none of its files gets a name, or
-keeps it.
+No tensor of boundary b changes between update(b-1) and update(b). On a CPU the tensors are read in place, and the
+caller runs no update until `SnapshotEnded` has arrived. On other devices they are copied to the host first, and updates
+wait for that copy only.
+A cancelled snapshot may read torn content: none of its files gets a name, or keeps it.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Final, Protocol
 
-import torch
 from torch import Tensor
 
+from headway.stages.device.device import DeviceLateError, HostCopy
 from headway.stages.ids import Boundary, Generation, LayerName, Timeline
 from headway.stages.state.layer_file import SUFFIX
 from headway.stages.state.state_file import StateHeader, WriteCancelledError, WrittenFile, to_host, write_state
+
+COPYING_S: Final = 120.0
+"""Maximum wait for the copy to the host. The stage has given the snapshot up before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Reports(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The tensors of each layer to write, live."""
+    """The tensors of each layer to write: live, or described by tensors without content."""
 
     folder: Path
     headers: Mapping[LayerName, StateHeader]
@@ -51,7 +55,10 @@ class Snapshot:
     generation: Generation
     timeline: Timeline
     boundary: Boundary
-    fetch: Callable[[Tensor], Tensor] = to_host
+    fetch: Callable[[Tensor], Sequence[Tensor]] = to_host
+    """Returns the content of a tensor, as `write_state` wants it."""
+    copy: HostCopy | None = None
+    """Copy to the host that must be done before `fetch`; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -79,6 +86,12 @@ class SnapshotWriter:
         self._lock = threading.Lock()
         self._current: _Task | None = None
         self._thread = threading.Thread(target=self._main, name="headway-snapshots", daemon=True)
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether a snapshot can begin."""
+        with self._lock:
+            return self._current is None
 
     def begin(self, snapshot: Snapshot) -> bool:
         """Write in the background; its end is reported. Returns False, and does nothing, while another is being
@@ -126,6 +139,8 @@ class SnapshotWriter:
             ended = None
         except OSError as error:
             ended = _ended(snapshot, {}, trouble=f"{snapshot.folder}: {error.strerror or error}")
+        except DeviceLateError as error:
+            ended = _ended(snapshot, {}, trouble=str(error))
         except BaseException as error:  # the worker's main thread raises any error
             ended = error
         with self._lock:
@@ -140,6 +155,8 @@ class SnapshotWriter:
     def _write(self, task: _Task, written: dict[LayerName, WrittenFile], new: list[Path]) -> None:
         """Write the files. new: receives those that were not there before; others may have been reported."""
         snapshot = task.snapshot
+        if snapshot.copy is not None:
+            snapshot.copy.wait(COPYING_S)
         snapshot.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for layer, tensors in snapshot.tensors.items():
             path = snapshot.folder / f"{layer}{SUFFIX}"
@@ -155,23 +172,6 @@ class SnapshotWriter:
                 new.append(path)
             self._on_file(snapshot, layer)
         self._on_done(snapshot)
-
-
-class SideStream:
-    """Copies from a CUDA device to pinned memory in parallel with computation, after earlier work on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Make the stream where the computation is launched, after the last writes to the tensors are launched."""
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """Return the tensor's content in pinned memory; it is then complete, so an update may follow."""
-        with torch.no_grad(), torch.cuda.stream(self._stream):
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            pinned.copy_(tensor, non_blocking=True)
-        self._stream.synchronize()
-        return pinned
 
 
 def _ended(snapshot: Snapshot, files: Mapping[LayerName, WrittenFile], *, trouble: str = "") -> SnapshotEnded:

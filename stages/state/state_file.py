@@ -11,7 +11,7 @@ XXH3 of 128 bits: against accidents. The nodes' certificates keep forgers out.
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from io import BytesIO
@@ -75,9 +75,9 @@ class WrittenFile(FileDigest):
     path: Path
 
 
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU; without a copy if it is there."""
-    return tensor.detach().cpu()
+def to_host(tensor: Tensor) -> tuple[Tensor]:
+    """Return a tensor on the CPU, in one piece; without a copy if it is there."""
+    return (tensor.detach().cpu(),)
 
 
 def write_state(
@@ -86,12 +86,13 @@ def write_state(
     header: StateHeader,
     *,
     durable: bool = False,
-    fetch: Callable[[Tensor], Tensor] = to_host,
+    fetch: Callable[[Tensor], Sequence[Tensor]] = to_host,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> WrittenFile:
     """Write a file under a temporary name next to `path`, then rename it.
 
-    durable: it survives a power cut. fetch: brings a tensor to the CPU when its turn comes. is_wanted: is asked before
+    durable: it survives a power cut. fetch: returns a tensor's content on the CPU, in pieces, when its turn comes.
+    is_wanted: is asked before
     every chunk and before the file gets its name.
 
     Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
@@ -116,7 +117,7 @@ def write_state(
         with temporary.open("wb") as file:
             file.write(head)
             for name in names:
-                for chunk in _chunks(_bytes_of(fetch(tensors[name]))):
+                for chunk in (chunk for piece in fetch(tensors[name]) for chunk in _chunks(_bytes_of(piece))):
                     if not is_wanted():
                         raise WriteCancelledError(str(path))
                     file.write(chunk)

@@ -35,6 +35,7 @@ from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.stage.stage_links import StageLinks
+from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.state.layer_state import LayerState
@@ -147,6 +148,8 @@ def places(num_groups: int, replicas: Sequence[int]) -> list[Place]:
     ]
 
 
+BLOCK_BYTES = 5000
+"""No tensor's size: most tensors of a snapshot lie in two blocks or more."""
 Item = Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException | str | int
 """What reaches a worker of a pipeline: `abort`, `choose` and a boundary to stop at stand for orders."""
 
@@ -170,11 +173,12 @@ class SnapshotPlan:
     writers: list[WatchedWriter] = field(default_factory=list)
     live: tuple[LayerName, ...] = ()
 
-    def open(self, context: StageContext, inbox: SimpleQueue[Item]) -> Snapshots:
-        """One stage's, with a writer of its own."""
+    def open(self, context: StageContext, inbox: SimpleQueue[Item], device: StageDevice) -> Snapshots:
+        """One stage's, with a writer of its own, and small blocks unless the device is immediate."""
         self.writers.append(WatchedWriter(inbox, on_file=self.on_file))
         interval = SnapshotInterval(self.every, 0)
-        return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live)
+        blocks = None if device.is_immediate else HostBlocks(device, block_bytes=BLOCK_BYTES)
+        return Snapshots(self.writers[-1], interval, context, folder=self.folder, live=self.live, blocks=blocks)
 
 
 class Pipeline:
@@ -232,7 +236,7 @@ class Pipeline:
                 layers=[held[name] for name in context.layers],
                 tokens=(tokens or CountingTokens()) if is_first else None,
                 journal=journal if has_journal else None,
-                snapshots=snapshots.open(context, self.inboxes[worker]) if snapshots else None,
+                snapshots=snapshots.open(context, self.inboxes[worker], self.devices[worker]) if snapshots else None,
             )
             observer: StageObserver = observers[worker] if observers else Unobserved()
             if has_journal:

@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from headway.stages.ids import Boundary
+from headway.stages.ids import Boundary, LayerName
 from headway.stages.links.codec import Codec
+from headway.stages.schedule.schedule import Update
 from headway.stages.state.journal import Journal
+from headway.stages.state.snapshot_writer import Snapshot
 from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
-from tests.unit.stages.stage.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, load_all, make_job, with_train
+from tests.unit.stages.stage.pipeline import (
+    EF,
+    Pipeline,
+    SnapshotPlan,
+    Trace,
+    initial_layers,
+    load_all,
+    make_job,
+    save_all,
+    with_train,
+)
 from tests.unit.stages.stage.test_exactness import JOBS, assert_exact
 
 NUM_SEEDS = 20
@@ -71,6 +83,41 @@ def test_a_snapshot_of_a_late_device_leads_to_the_same_bits(tmp_path: Path, name
     layers, journal = load_all(tmp_path / "2", job, Boundary(2))
     Pipeline(job, layers, journal, num_stages=3, generation=2, late_seed=seed).run()
     assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_snapshot_of_a_late_device_is_what_a_stop_would_have_written(tmp_path: Path, seed: int) -> None:
+    """The copies to the host are late, and the files are written after the next updates → the bytes of a stop."""
+    name = list(test_snapshots.JOBS)[seed % len(test_snapshots.JOBS)]
+    test_snapshots.assert_snapshots_are_those_of_stops(tmp_path, name, num_stages=2, late_seed=seed)
+
+
+def test_updates_run_while_a_snapshot_is_written(tmp_path: Path) -> None:
+    """The writer is held at its first file: update 1 runs, the snapshot of boundary 2 waits; both have their bits."""
+    job = make_job(with_train(batches=5), EF)
+    seen: list[object] = []
+
+    def hold(snapshot: Snapshot, _layer: LayerName) -> None:
+        if snapshot.boundary == 1 and not seen:
+            test_snapshots.until_it_waits(pipeline.loops[0])
+            seen.extend(op for op, _, _ in trace.ops)
+
+    layers, journal, trace = initial_layers(job), Journal(), Trace()
+    plan = SnapshotPlan(tmp_path / "snapshots", on_file=hold)
+    pipeline = Pipeline(job, layers, journal, num_stages=1, observers=[trace], snapshots=plan, late_seed=3)
+    pipeline.run()
+    assert Update(1) in seen
+    assert Update(2) not in seen
+    assert_exact(job, layers, journal)
+    assert [ended.trouble for ended in pipeline.ended] == [""] * 4
+    for boundary in (1, 2):
+        layers, journal = initial_layers(job), Journal()
+        stopped = Pipeline(job, layers, journal, num_stages=1)
+        stopped.stop_all_at(boundary)
+        stopped.run()
+        (tmp_path / f"stop-{boundary}").mkdir()
+        save_all(tmp_path / f"stop-{boundary}", job, layers, journal)
+        test_snapshots.assert_equal_files(plan.folder / str(boundary), tmp_path / f"stop-{boundary}", job)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

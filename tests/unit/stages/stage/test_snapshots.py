@@ -61,10 +61,16 @@ def assert_equal_files(one: Path, other: Path, job: JobSpec) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_a_snapshot_is_what_a_stop_would_have_written(tmp_path: Path, name: str, num_stages: int) -> None:
     """A snapshot of every boundary, while the run goes on → the bytes of a run that stopped there."""
+    assert_snapshots_are_those_of_stops(tmp_path, name, num_stages=num_stages)
+
+
+def assert_snapshots_are_those_of_stops(
+    tmp_path: Path, name: str, *, num_stages: int, late_seed: int | None = None
+) -> None:
     job = JOBS[name]
     layers, journal = initial_layers(job), Journal()
     plan = SnapshotPlan(tmp_path / "snapshots")
-    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, snapshots=plan)
+    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, snapshots=plan, late_seed=late_seed)
     pipeline.run()
     assert_exact(job, layers, journal)
     assert sorted(path.name for path in plan.folder.iterdir()) == ["1", "2", "3", "4"]
