@@ -310,14 +310,20 @@ class Pipeline:
 
     def run(self) -> list[Boundary]:
         with ThreadPoolExecutor(len(self.loops)) as threads:
-            futures = [threads.submit(loop.run) for loop in self.loops]
+            futures = [threads.submit(self._run_one, worker) for worker in range(len(self.loops))]
             boundaries = [future.result(timeout=60) for future in futures]
         self.finish_snapshots()
         for device in self.devices:
-            device.close()
             if isinstance(device, StreamedDevice) and isinstance(device.streams, LateStreams):
                 assert device.streams.faults == []
         return boundaries
+
+    def _run_one(self, worker: int) -> Boundary:
+        """What its device has not done when the run ends never happens."""
+        try:
+            return self.loops[worker].run()
+        finally:
+            self.devices[worker].close()
 
     def finish_snapshots(self) -> None:
         """Wait for the writers, as a worker does in its idle time, and hear what they have to say."""

@@ -1,0 +1,133 @@
+"""A stage on a device that works later: what waits for what, who is named, and what becomes of errors."""
+
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.stages.device.device import DeviceLateError
+from headway.stages.device.run_events import DeviceDone, RunEvents
+from headway.stages.errors import DataError, NonFiniteLossError
+from headway.stages.schedule.schedule import Awaited, Op, ScheduleState, StageSchedule, awaited
+from headway.stages.stage.launched_ops import MOST_AHEAD
+from headway.stages.state.journal import Journal
+from tests.fakes.late_streams import late_device
+from tests.fakes.unobserved import Unobserved
+from tests.unit.stages.stage.pipeline import EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
+from tests.unit.stages.stage.test_exactness import assert_exact
+
+PATIENCE_S = 20.0
+NEVER_S = 3600.0
+
+
+def test_an_update_waits_for_the_losses_of_its_batch() -> None:
+    """The journal's stage has all sums of a batch, and its losses are still on the device → it waits, and says so."""
+    job = make_job(with_train(clip_norm=0.0, batches=1))
+    schedule = StageSchedule.of(job.train, stage_index=0, num_stages=1, depth=1)
+    state = ScheduleState(schedule)
+    state.awaits_losses = True
+    for microbatch in range(job.train.microbatches):
+        state.forwarded(0, microbatch)
+        state.backwarded(0, microbatch)
+    state.groups_reduced(0)
+    assert not state.is_update_ready
+    assert awaited(state) is Awaited.LOSSES
+    state.losses_known(0)
+    assert state.is_update_ready
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
+    """The head's weights are NaN, the losses come late → the run ends, and no layer of that stage was updated."""
+    job = make_job(with_train(clip_norm=0.0), EF)
+    layers, journal = initial_layers(job), Journal()
+    with torch.no_grad():
+        for tensor in layers["head"].weights().values():
+            tensor.fill_(float("nan"))
+    pipeline = Pipeline(job, layers, journal, num_stages=1, late_seed=3)
+    with pytest.raises(NonFiniteLossError, match="batch 0, microbatch 0"):
+        pipeline.run()
+    assert {layer.boundary for layer in layers.values()} == {0}
+
+
+class Counting(Unobserved):
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def begins(self, op: Op, now: float) -> None:  # noqa: ARG002
+        self.heard.append(f"begins {op}")
+
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:  # noqa: ARG002
+        assert started <= ended
+        self.heard.append(f"ended {op}")
+
+
+def test_a_device_that_has_stopped_is_named() -> None:
+    """Nothing that was launched is ever done → two operations are launched, and the error names the device."""
+    job = make_job(with_train(), EF)
+    observer = Counting()
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, observers=[observer], late_seed=1)
+    executor = pipeline.loops[0].executor
+    executor.context = replace(executor.context, patience_s=0.05)
+    stopped = late_device(1, max_late_s=NEVER_S)
+    pipeline.devices[0].streams = stopped.streams  # type: ignore[attr-defined]
+    with pytest.raises(DeviceLateError, match="late device"):
+        pipeline.loops[0].run()
+    assert [line for line in observer.heard if line.startswith("begins")] == ["begins F0.0"]
+    assert executor.state.in_flight + executor.state.backwards.num_done <= MOST_AHEAD
+
+
+def test_the_observer_hears_of_what_the_device_does() -> None:
+    """A run on a late device → each operation begins when the one before has ended, in the order of launches."""
+    job = make_job(with_train(batches=2), EF)
+    observer = Counting()
+    Pipeline(job, initial_layers(job), Journal(), num_stages=1, observers=[observer], late_seed=5).run()
+    begins, ends = observer.heard[::2], observer.heard[1::2]
+    assert [line.partition(" ")[2] for line in begins] == [line.partition(" ")[2] for line in ends]
+    assert len(begins) == 2 * (2 * job.train.microbatches + 1)
+    assert all(line.startswith("begins") for line in begins)
+
+
+def test_what_an_earlier_run_waited_for_is_ignored() -> None:
+    """A run is aborted while a copy is under way → the next run on the device hears nothing of it."""
+    inbox: SimpleQueue[DeviceDone] = SimpleQueue()
+    device = late_device(1)
+    earlier, later = RunEvents(device, inbox), RunEvents(device, inbox)
+    earlier.when_copied([torch.ones(1)], lambda _: pytest.fail("of the earlier run"))
+    heard: list[Tensor] = []
+    later.when_copied([torch.full((1,), 2.0)], lambda copied: heard.extend(copied))
+    for _ in range(2):
+        later.heard(inbox.get(timeout=PATIENCE_S))
+    assert [tensor.tolist() for tensor in heard] == [[2.0]]
+    assert later.num_pending == 0
+    device.close()
+
+
+def test_every_frame_has_left_when_a_run_ends() -> None:
+    """A job without clipping: a stage's last gradients may leave after its last update → they still arrive."""
+    job = make_job(with_train(clip_norm=0.0, batches=2, schedule="1f1b"), EF)
+    for seed in range(2):
+        layers, journal = initial_layers(job), Journal()
+        Pipeline(job, layers, journal, num_stages=3, late_seed=seed).run()
+        assert_exact(job, layers, journal)
+
+
+class EndingTokens(CountingTokens):
+    """A folder of which a shard disappears."""
+
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+        if (batch, microbatch) == (1, 2):
+            raise DataError("shard-3", "this shard is missing")
+        return super().microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=length)
+
+
+def test_an_error_of_the_data_ends_the_run_in_the_thread_of_the_stage() -> None:
+    """A microbatch that is drawn ahead cannot be read → the stage's run raises that error."""
+    job = make_job(with_train(), EF)
+    tokens = EndingTokens()
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, tokens=tokens, late_seed=2)
+    with pytest.raises(DataError, match="shard-3"):
+        pipeline.run()
