@@ -112,7 +112,8 @@ class StageDevice(Protocol):
     def after(self, moment: Moment, act: Callable[[], None]) -> None:
         """Call `act` once the moment is done, in a thread of the device; at once if the device is immediate.
 
-        Acts after copies to the host run in the order of their calls, and so do those after marks. An exception, also
+        Acts after copies to the host run in the order of their calls, and so do those after copies to the
+        device, and those after marks. An exception, also
         that of a late device, goes to the device's `on_failure`.
         """
         ...

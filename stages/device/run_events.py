@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway.stages.device.device import HostCopy, Mark, StageDevice
+from headway.stages.device.device import DeviceCopy, HostCopy, Mark, StageDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,15 @@ class RunEvents:
             return
         self.num_pending += 1
         done = DeviceDone(self, lambda: act(copy.wait(0.0)))
+        self._device.after(copy, lambda: self._inbox.put(done))
+
+    def when_arrived(self, copy: DeviceCopy, act: Callable[[], None]) -> None:
+        """Call `act` when the copy is on the device, so that the computation need not wait for it."""
+        if self._device.is_immediate:
+            act()
+            return
+        self.num_pending += 1
+        done = DeviceDone(self, act)
         self._device.after(copy, lambda: self._inbox.put(done))
 
     def when_marked(self, mark: Mark, at_once: Callable[[], None], act: Callable[[], None]) -> None:

@@ -99,6 +99,7 @@ class StreamedDevice:
         """on_failure: is called in a thread of the device, and must not block."""
         self.streams = streams
         self._copies = Completions(f"{streams.name} copies", on_failure)
+        self._arrivals = Completions(f"{streams.name} arrivals", on_failure)
         self._marks = Completions(f"{streams.name} marks", on_failure)
         self._lock = threading.Lock()
         self._held: dict[Stream, deque[tuple[Event, tuple[Tensor, ...]]]] = {stream: deque() for stream in Stream}
@@ -152,9 +153,15 @@ class StreamedDevice:
 
     def after(self, moment: Moment, act: Callable[[], None]) -> None:
         """See `StageDevice`."""
-        assert isinstance(moment, StreamMark | CopyToHost)
-        line = self._marks if isinstance(moment, StreamMark) else self._copies
-        line.add(moment.event, act)
+        match moment:
+            case StreamMark():
+                self._marks.add(moment.event, act)
+            case CopyToDevice():
+                self._arrivals.add(moment.event, act)
+            case CopyToHost():
+                self._copies.add(moment.event, act)
+            case _:
+                raise AssertionError(f"a moment of another device: {moment}")
 
     def is_on_host(self, tensor: Tensor) -> bool:
         """See `StageDevice`."""
@@ -167,6 +174,7 @@ class StreamedDevice:
     def close(self) -> None:
         """See `StageDevice`."""
         self._copies.close()
+        self._arrivals.close()
         self._marks.close()
 
     def _copy(self, stream: Stream, targets: Sequence[Tensor], sources: tuple[Tensor, ...]) -> Event:

@@ -6,6 +6,7 @@ gradient scales the result.
 
 from torch import Tensor
 
+from headway.stages.device.device import DeviceCopy
 from headway.stages.links.link import Frame
 from headway.stages.schedule.schedule import ScheduleState
 from headway.stages.stage.gradient_sums import GradientSums
@@ -41,10 +42,15 @@ class BatchGradients:
         else:
             self._reduced_if_whole(batch, self._siblings.end_batch(batch, self.sums.take()))
 
-    def arrived(self, frame: Frame, tensor: Tensor) -> None:
-        """An expected SUMS or REDUCED of a sibling."""
+    def arrived(self, frame: Frame, tensor: DeviceCopy) -> None:
+        """An expected SUMS or REDUCED of a sibling has arrived in host memory."""
         assert self._siblings is not None
-        self._reduced_if_whole(frame.batch, self._siblings.received(frame, tensor))
+        self._siblings.received(frame, tensor)
+
+    def go_on(self, batch: int) -> None:
+        """What a sibling has sent is on the device."""
+        assert self._siblings is not None
+        self._reduced_if_whole(batch, self._siblings.go_on(batch))
 
     def take(self, batch: int) -> list[Tensor]:
         """The gradient of a batch, clipped, for its update."""

@@ -98,6 +98,7 @@ class Executor:
             norm=self._norm,
             rows=self._rows,
             device=device,
+            events=self.events,
         )
         self.awaited_peer = self._reception.awaited_peer
         self.layer_times = LayerTimes(context.layers, device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.stages.device.device import DeviceCopy, StageDevice
 from headway.stages.device.host_values import numbers_of
+from headway.stages.device.run_events import RunEvents
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
 from headway.stages.links.codec import Codec
 from headway.stages.links.compression import decode
@@ -59,8 +60,10 @@ class FrameReception:
         norm: NormRelay,
         rows: JournalWriter | None,
         device: StageDevice,
+        events: RunEvents,
     ) -> None:
         self._device = device
+        self._events = events
         self._context = context
         self._contract = context.contract
         self._links = links
@@ -145,7 +148,9 @@ class FrameReception:
             assert self._rows is not None
             self._rows.add(frame.batch, siblings.received_losses(frame), numbers_of(frame.tensors[0]))
         else:
-            self._gradients.arrived(frame, self._received(frame.tensors[0]))
+            copy, batch = self._device.copy_in(frame.tensors), frame.batch
+            self._gradients.arrived(frame, copy)
+            self._events.when_arrived(copy, lambda: self._gradients.go_on(batch))
 
     def _check_form(self, frame: Frame) -> None:
         if self._siblings is not None and frame.kind in _REPLICA_KINDS:
@@ -174,6 +179,3 @@ class FrameReception:
         if self._context.is_last:
             return ArrivedValues(self._device.copy_in(frame.tensors), frame.codec)
         return ArrivedValues(self._device.copy_in(coded), frame.codec, (targets,))
-
-    def _received(self, tensor: Tensor) -> Tensor:
-        return self._device.copy_in((tensor,)).take()[0]

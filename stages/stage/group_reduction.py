@@ -5,7 +5,8 @@ replicas. Each replica sends each owner its groups' part of that slice. The owne
 starting from the first, multiplies once by 1/m in fp32, and sends the slice to the others. Slicing does not change
 elementwise sums. So the bits are those of `GradientSums.reduce` on a worker that is alone on its stage.
 
-Only tensors and accounts are here: no link, no clock.
+Only tensors and accounts are here: no link, no clock. What arrives is still being copied to the device when it is
+added; it is used when all of it is there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from headway.stages.device.cpu import Held
+from headway.stages.device.device import DeviceCopy
 from headway.stages.sums import slice_bounds
 
 
@@ -41,15 +44,17 @@ class GroupReduction:
         self._others = tuple(k for k in range(len(self._groups)) if k != replica_index)
         self._next_sums = dict.fromkeys(range(len(self._groups)), first_batch)
         self._next_reduced = dict.fromkeys(range(len(self._groups)), first_batch)
-        self._sums: dict[int, dict[int, Tensor]] = {}
+        self._sums: dict[int, dict[int, DeviceCopy]] = {}
         """Batch to replica to [its groups, own slice]."""
+        self._slices: dict[int, dict[int, DeviceCopy]] = {}
+        """Batch to replica to its slice of the mean gradient."""
         self._reduced: dict[int, Tensor] = {}
         """Batch to the mean gradient as one row; filled slice by slice."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half reduced."""
-        return not (self._sums or self._reduced)
+        return not (self._sums or self._slices or self._reduced)
 
     def expects_sums(self, replica: int, batch: int) -> bool:
         """Return whether sums of a batch would be the replica's next ones. The schedule limits how far it may
@@ -76,27 +81,29 @@ class GroupReduction:
         """
         assert batch == self._next_sums[self._index], f"sums of batch {batch} out of order"
         parts = [self._cut(sums, *bounds) for bounds in self._bounds]
-        self._take_sums(batch, self._index, parts[self._index])
+        self._take_sums(batch, self._index, Held((parts[self._index],)))
         self._reduced[batch] = torch.empty(self._offsets[-1], dtype=torch.float32, device=self._device)
         return {k: parts[k] for k in self._others}
 
-    def add_sums(self, batch: int, replica: int, sums: Tensor) -> None:
+    def add_sums(self, batch: int, replica: int, sums: DeviceCopy) -> None:
         """Add arrived sums of another replica, [its groups, own slice]."""
         assert self.expects_sums(replica, batch), f"sums of batch {batch} from replica {replica} out of order"
         self._take_sums(batch, replica, sums)
 
-    def add_reduced(self, batch: int, replica: int, mean: Tensor) -> None:
+    def add_reduced(self, batch: int, replica: int, mean: DeviceCopy) -> None:
         """Add another owner's slice."""
         assert self.expects_reduced(replica, batch), f"slice {replica} of batch {batch} out of order"
-        self._place(batch, replica, mean)
+        self._slices.setdefault(batch, {})[replica] = mean
+        self._next_reduced[replica] = batch + 1
 
     @torch.no_grad()
     def reduce_own(self, batch: int) -> Tensor | None:
         """Return the own slice of the mean gradient, once all groups' sums of it are there; the others need it."""
-        of_replicas = self._sums.get(batch, {})
-        if len(of_replicas) < len(self._groups):
+        copies = self._sums.get(batch, {})
+        if len(copies) < len(self._groups) or not _are_done(copies):
             return None
         del self._sums[batch]
+        of_replicas = {replica: copy.take()[0] for replica, copy in copies.items()}
         rows: Mapping[int, Tensor] = {
             group: row
             for replica, groups in enumerate(self._groups)
@@ -108,12 +115,17 @@ class GroupReduction:
             mean.add_(row)
         mean.mul_(1 / self._num_microbatches)
         self._place(batch, self._index, mean)
+        self._next_reduced[self._index] = batch + 1
         return mean
 
     def finish(self, batch: int) -> list[Tensor] | None:
         """Return the mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
         if batch not in self._reduced or any(batch >= next_batch for next_batch in self._next_reduced.values()):
             return None
+        if not _are_done(self._slices.get(batch, {})):
+            return None
+        for owner, copy in self._slices.pop(batch, {}).items():
+            self._place(batch, owner, copy.take()[0])
         whole = self._reduced.pop(batch)
         parts = zip(pairwise(self._offsets), self._shapes, strict=True)
         return [whole[start:stop].view(shape) for (start, stop), shape in parts]
@@ -128,11 +140,15 @@ class GroupReduction:
                     row[first - start : last - start] = tensor.view(-1)[first - offset : last - offset]
         return part
 
-    def _take_sums(self, batch: int, replica: int, sums: Tensor) -> None:
+    def _take_sums(self, batch: int, replica: int, sums: DeviceCopy) -> None:
         self._next_sums[replica] = batch + 1
         self._sums.setdefault(batch, {})[replica] = sums
 
     def _place(self, batch: int, owner: int, mean: Tensor) -> None:
         start, stop = self._bounds[owner]
         self._reduced[batch][start:stop] = mean
-        self._next_reduced[owner] = batch + 1
+
+
+def _are_done(copies: Mapping[int, DeviceCopy]) -> bool:
+    """Return whether the computation would wait for none of them."""
+    return all(copy.is_done for copy in copies.values())

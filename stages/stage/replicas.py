@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from headway.stages.device.device import DeviceCopy
 from headway.stages.ids import Batch, Microbatch
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
@@ -91,20 +92,19 @@ class Siblings:
         return self._reduction.expects_reduced(sibling, batch)
 
     def end_batch(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
-        """End the own backwards of a batch; sums: per held group. Returns as `received`."""
+        """End the own backwards of a batch; sums: per held group. Returns as `go_on`."""
         for sibling, part in self._reduction.contribute(batch, sums).items():
             self._links[sibling].send(self._frame(FrameKind.SUMS, batch, part))
-        return self._go_on(batch)
+        return self.go_on(batch)
 
-    def received(self, frame: Frame, tensor: Tensor) -> list[Tensor] | None:
-        """Take an expected SUMS or REDUCED. Returns the batch's mean gradient once all of it is here."""
+    def received(self, frame: Frame, tensor: DeviceCopy) -> None:
+        """Take an expected SUMS or REDUCED; call `go_on` once it is on the device."""
         sibling = self._sender(frame)
         assert sibling is not None
         if frame.kind is FrameKind.SUMS:
             self._reduction.add_sums(frame.batch, sibling, tensor)
         else:
             self._reduction.add_reduced(frame.batch, sibling, tensor)
-        return self._go_on(frame.batch)
 
     def received_losses(self, frame: Frame) -> tuple[int, ...]:
         """Take expected LOSSES. Returns their microbatches."""
@@ -123,7 +123,8 @@ class Siblings:
         for link in self._links.values():
             link.send(frame)
 
-    def _go_on(self, batch: int) -> list[Tensor] | None:
+    def go_on(self, batch: int) -> list[Tensor] | None:
+        """Do what is possible now. Returns the batch's mean gradient once all of it is here."""
         mean = self._reduction.reduce_own(batch)
         if mean is not None:
             for link in self._links.values():

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from time import monotonic, sleep
 from typing import Any
 
@@ -84,6 +84,10 @@ class LateStreams:
     def __init__(self, seed: int, *, max_late_s: float = MAX_LATE_S) -> None:
         self.faults: list[str] = []
         """Rules of streams that were broken without a trace in the results."""
+        self.slow_out_s = 0.0
+        """Seconds by which each copy to the host is later still."""
+        self.is_stopped = False
+        """Whether nothing that enters a stream from now on is ever done."""
         self._random = random.Random(seed)
         self._max_late_s = max_late_s
         self._lock = threading.RLock()
@@ -177,7 +181,9 @@ class LateStreams:
             late_s = self._random.choice((0.0, 0.0, self._random.random())) * self._max_late_s
             queue = self._queues[stream]
             earliest = queue[-1].due if queue else 0.0
-            work = _Work(max(earliest, monotonic() + late_s), act, after)
+            late_s += self.slow_out_s if stream is Stream.OUT else 0.0
+            due = inf if self.is_stopped else max(earliest, monotonic() + late_s)
+            work = _Work(due, act, after)
             queue.append(work)
             return work
 

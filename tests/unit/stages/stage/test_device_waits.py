@@ -9,17 +9,23 @@ from torch import Tensor
 
 from headway.stages.device.device import DeviceLateError
 from headway.stages.device.run_events import DeviceDone, RunEvents
+from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import DataError, NonFiniteLossError
 from headway.stages.schedule.schedule import Awaited, Op, ScheduleState, StageSchedule, awaited
 from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.journal import Journal
-from tests.fakes.late_streams import late_device
+from tests.fakes.late_streams import LateStreams, late_device
 from tests.fakes.unobserved import Unobserved
 from tests.unit.stages.stage.pipeline import EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
 from tests.unit.stages.stage.test_exactness import assert_exact
 
 PATIENCE_S = 20.0
-NEVER_S = 3600.0
+
+
+def streams_of(pipeline: Pipeline) -> list[LateStreams]:
+    """The streams of all devices."""
+    of_devices = [device.streams for device in pipeline.devices if isinstance(device, StreamedDevice)]
+    return [streams for streams in of_devices if isinstance(streams, LateStreams)]
 
 
 def test_an_update_waits_for_the_losses_of_its_batch() -> None:
@@ -46,6 +52,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
         for tensor in layers["head"].weights().values():
             tensor.fill_(float("nan"))
     pipeline = Pipeline(job, layers, journal, num_stages=1, late_seed=3)
+    streams_of(pipeline)[0].slow_out_s = 0.1
     with pytest.raises(NonFiniteLossError, match="batch 0, microbatch 0"):
         pipeline.run()
     assert {layer.boundary for layer in layers.values()} == {0}
@@ -72,8 +79,7 @@ def test_a_device_that_has_stopped_is_named() -> None:
     pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, observers=[observer], late_seed=1)
     executor = pipeline.loops[0].executor
     executor.context = replace(executor.context, patience_s=0.05)
-    stopped = late_device(1, max_late_s=NEVER_S)
-    pipeline.devices[0].streams = stopped.streams  # type: ignore[attr-defined]
+    streams_of(pipeline)[0].is_stopped = True
     with pytest.raises(DeviceLateError, match="late device"):
         pipeline.loops[0].run()
     assert [line for line in observer.heard if line.startswith("begins")] == ["begins F0.0"]
@@ -108,11 +114,13 @@ def test_what_an_earlier_run_waited_for_is_ignored() -> None:
 
 def test_every_frame_has_left_when_a_run_ends() -> None:
     """A job without clipping: a stage's last gradients may leave after its last update → they still arrive."""
-    job = make_job(with_train(clip_norm=0.0, batches=2, schedule="1f1b"), EF)
-    for seed in range(2):
-        layers, journal = initial_layers(job), Journal()
-        Pipeline(job, layers, journal, num_stages=3, late_seed=seed).run()
-        assert_exact(job, layers, journal)
+    job = make_job(with_train(clip_norm=0.0, batches=1, microbatches=2, schedule="1f1b"), EF)
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=3, late_seed=4)
+    for streams in streams_of(pipeline):
+        streams.slow_out_s = 0.02
+    pipeline.run()
+    assert_exact(job, layers, journal)
 
 
 class EndingTokens(CountingTokens):

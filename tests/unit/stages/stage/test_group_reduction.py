@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.stages.device.cpu import Held
 from headway.stages.links.frame_contract import SIBLING_KINDS, FrameContract, num_elements
 from headway.stages.links.link import FrameKind
 from headway.stages.stage.gradient_sums import GradientSums
@@ -93,10 +94,10 @@ def test_any_order_of_arrival_gives_the_sums_in_order_of_the_group(data: st.Data
             kind, tensor = lines[sender, listener].pop(0)
             if kind == "sums":
                 assert replica.reduction.expects_sums(sender, 0)
-                replica.reduction.add_sums(0, sender, tensor)
+                replica.reduction.add_sums(0, sender, Held((tensor,)))
             else:
                 assert replica.reduction.expects_reduced(sender, 0)
-                replica.reduction.add_reduced(0, sender, tensor)
+                replica.reduction.add_reduced(0, sender, Held((tensor,)))
         go_on(replica)
     assert sorted(finished) == list(range(len(held)))
     for whole in finished.values():
@@ -120,18 +121,18 @@ def test_who_is_late_is_named() -> None:
     replica, *others = (Replica(held, index, 3, 3) for index in range(3))
     parts = [other.reduction.contribute(0, other.sums)[0] for other in others]
     assert replica.reduction.missing(0) == 1
-    replica.reduction.add_sums(0, 1, parts[0])
+    replica.reduction.add_sums(0, 1, Held((parts[0],)))
     assert replica.reduction.missing(0) == 2
     assert not replica.reduction.expects_sums(1, 0)
     assert not replica.reduction.expects_reduced(1, 0), "before it has contributed itself"
     replica.reduction.contribute(0, replica.sums)
-    replica.reduction.add_sums(0, 2, parts[1])
+    replica.reduction.add_sums(0, 2, Held((parts[1],)))
     assert replica.reduction.reduce_own(0) is not None
     assert replica.reduction.reduce_own(0) is None
     assert replica.reduction.missing(0) == 1
     for index in (1, 2):
         start, stop = slice_bounds(30, 3)[index]
-        replica.reduction.add_reduced(0, index, torch.zeros(stop - start))
+        replica.reduction.add_reduced(0, index, Held((torch.zeros(stop - start),)))
     assert replica.reduction.missing(0) is None
     assert replica.reduction.missing(1) == 1
     assert replica.reduction.finish(0) is not None
