@@ -83,7 +83,8 @@ def test_a_device_that_has_stopped_is_named() -> None:
     with pytest.raises(DeviceLateError, match="late device"):
         pipeline.loops[0].run()
     assert [line for line in observer.heard if line.startswith("begins")] == ["begins F0.0"]
-    assert executor.state.in_flight + executor.state.backwards.num_done <= MOST_AHEAD
+    cursors = (executor.state.forwards, executor.state.backwards)
+    assert sum(cursor.batch * job.train.microbatches + cursor.num_done for cursor in cursors) == MOST_AHEAD
 
 
 def test_the_observer_hears_of_what_the_device_does() -> None:
