@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu import __main__ as command
-from gpu import idle_share, memory, sizes
+from gpu import idle_share
 from gpu.probes import PROBES, Probe
 from gpu.rows import ProbeResult, Row, Verdict, judge
 
@@ -64,9 +64,3 @@ def test_the_traced_stage_has_all_blocks(place: idle_share.Place, rank: int) -> 
     assert found == rank
     assert {"block.0", "block.1"} <= set(cuts[found])
     assert [name for cut in cuts for name in cut] == ["embed", "block.0", "block.1", "head"]
-
-
-def test_a_prediction_grows_with_the_depth() -> None:
-    """Activations of each microbatch in flight count."""
-    model, train = sizes.stage_model("cpu"), sizes.stage_train("cpu", batches=1)
-    assert memory.predicted_bytes(model, train, 3) > memory.predicted_bytes(model, train, 1) > 0
