@@ -248,7 +248,7 @@ class ScheduleState:
         self.totals_below = schedule.first_batch
         """Batches below this have known clip totals."""
         self.losses_below = schedule.first_batch
-        """Batches below this have known losses."""
+        """Batches below this have a row in the journal."""
         self.awaits_losses = False
         """Whether an update waits for the losses of its batch: where the journal is written."""
         self.updates_held = False
@@ -351,7 +351,7 @@ class ScheduleState:
         self.totals_below = batch + 1
 
     def losses_known(self, batch: int) -> None:
-        """Note that the host has this worker's losses of a batch."""
+        """Note that all losses of a batch are in the journal."""
         assert batch == self.losses_below < self.backwards.batch, f"losses of batch {batch} out of order"
         self.losses_below = batch + 1
 

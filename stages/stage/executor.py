@@ -28,6 +28,7 @@ from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks, by_microbatch
+from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.layer_times import LayerTimes
 
@@ -83,7 +84,7 @@ class Executor:
             shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
             self._siblings = Siblings(context, links.siblings, shapes)
         self._losses = BatchLosses()
-        self._rows = JournalWriter(journal, context, self.observer.batch_done) if journal is not None else None
+        self._rows = JournalWriter(journal, context, self._row_done) if journal is not None else None
         self.state.awaits_losses = self._rows is not None
         self._norm = NormRelay(
             context, layers, state=self.state, links=links, siblings=self._siblings, events=self.events
@@ -254,11 +255,15 @@ class Executor:
 
             def known(copied: tuple[Tensor, ...]) -> None:
                 rows.add(batch, microbatches, numbers_of(copied[0]))
-                self.state.losses_known(batch)
 
             self.events.when_copied((losses,), known)
         elif self._siblings is not None:
             self._siblings.send_losses(batch, losses)
+
+    def _row_done(self, row: JournalRow) -> None:
+        """All losses of a batch are known, so that its update may run."""
+        self.state.losses_known(row.batch)
+        self.observer.batch_done(row)
 
     def _update(self, batch: int) -> int:
         self._graph.update(batch, self._gradients.take(batch))

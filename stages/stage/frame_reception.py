@@ -5,6 +5,7 @@ A frame of another generation is dropped. One that breaks the contract or the sc
 sender.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,12 +146,20 @@ class FrameReception:
             except ValueError as error:
                 raise ProtocolError(self._sender(frame), str(error)) from error
         elif frame.kind is FrameKind.LOSSES:
-            assert self._rows is not None
-            self._rows.add(frame.batch, siblings.received_losses(frame), numbers_of(frame.tensors[0]))
+            self._take_losses(frame, siblings.received_losses(frame))
         else:
             copy, batch = self._device.copy_in(frame.tensors), frame.batch
             self._gradients.arrived(frame, copy)
             self._events.when_arrived(copy, lambda: self._gradients.go_on(batch))
+
+    def _take_losses(self, frame: Frame, microbatches: Sequence[int]) -> None:
+        """A link between devices brings them on the device, and they come to the host late."""
+        rows, batch = self._rows, frame.batch
+        assert rows is not None
+        if self._device.is_on_host(frame.tensors[0]):
+            rows.add(batch, microbatches, numbers_of(frame.tensors[0]))
+        else:
+            self._events.when_copied(frame.tensors, lambda copied: rows.add(batch, microbatches, numbers_of(copied[0])))
 
     def _check_form(self, frame: Frame) -> None:
         if self._siblings is not None and frame.kind in _REPLICA_KINDS:

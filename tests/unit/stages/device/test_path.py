@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[4]
-PATH: Final = ("stages/stage", "stages/links", "stages/telemetry", "stages/state/weight_versions.py")
+PATH: Final = (
+    "stages/stage",
+    "stages/links",
+    "stages/telemetry",
+    "stages/state/weight_versions.py",
+    "stages/state/snapshot_writer.py",
+)
 """Folders and files that a run calls between its boundaries."""
 FORBIDDEN: Final = frozenset(
     {"cpu", "cuda", "item", "tolist", "synchronize", "wait_stream", "record_stream", "pin_memory"}

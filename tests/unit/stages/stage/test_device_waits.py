@@ -1,5 +1,6 @@
 """A stage on a device that works later: what waits for what, who is named, and what becomes of errors."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -11,12 +12,14 @@ from headway.stages.device.device import DeviceLateError
 from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import DataError, NonFiniteLossError
+from headway.stages.links.link import Frame, FrameKind
 from headway.stages.schedule.schedule import Awaited, Op, ScheduleState, StageSchedule, awaited
 from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.journal import Journal
 from tests.fakes.late_streams import LateStreams, late_device
+from tests.fakes.local_link import LocalLink
 from tests.fakes.unobserved import Unobserved
-from tests.unit.stages.stage.pipeline import EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
+from tests.unit.stages.stage.pipeline import ADAMW, EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
 from tests.unit.stages.stage.test_exactness import assert_exact
 
 PATIENCE_S = 20.0
@@ -115,11 +118,11 @@ def test_what_an_earlier_run_waited_for_is_ignored() -> None:
 
 def test_every_frame_has_left_when_a_run_ends() -> None:
     """A job without clipping: a stage's last gradients may leave after its last update → they still arrive."""
-    job = make_job(with_train(clip_norm=0.0, batches=1, microbatches=2, schedule="1f1b"), EF)
+    job = make_job(with_train(clip_norm=0.0, batches=1, microbatches=2, schedule="1f1b"), ADAMW)
     layers, journal = initial_layers(job), Journal()
     pipeline = Pipeline(job, layers, journal, num_stages=3, late_seed=4)
     for streams in streams_of(pipeline):
-        streams.slow_out_s = 0.02
+        streams.slow_out_s = 0.3
     pipeline.run()
     assert_exact(job, layers, journal)
 
@@ -140,3 +143,35 @@ def test_an_error_of_the_data_ends_the_run_in_the_thread_of_the_stage() -> None:
     pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=1, tokens=tokens, late_seed=2)
     with pytest.raises(DataError, match="shard-3"):
         pipeline.run()
+
+
+def test_losses_that_arrive_on_the_device_are_in_the_journal_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link between devices brings a replica's losses on the card, and copies out are slow → the reference's bits."""
+
+    class LinkToDevice(LocalLink):
+        """What replicas say of losses is on the receiver's device when it arrives."""
+
+        def send(self, frame: Frame) -> None:
+            if frame.kind is FrameKind.LOSSES:
+                device = pipeline.devices[[id(inbox) for inbox in pipeline.inboxes].index(id(self._peer_inbox))]
+                frame = replace(frame, tensors=device.copy_in(frame.tensors).take())
+            super().send(frame)
+
+    monkeypatch.setattr("tests.unit.stages.stage.pipeline.LocalLink", LinkToDevice)
+    job = make_job(with_train(batches=3, microbatches=4, reduction_groups=2, clip_norm=0.0), EF)
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=1, replicas=(2,), late_seed=6)
+    for streams in streams_of(pipeline):
+        streams.slow_out_s = 0.02
+    graph = pipeline.loops[0].executor._graph
+    update, updated = graph.update, list[int]()
+
+    def update_with_a_row(batch: int, gradients: Sequence[Tensor]) -> None:
+        assert len(journal) > batch
+        updated.append(batch)
+        update(batch, gradients)
+
+    monkeypatch.setattr(graph, "update", update_with_a_row)
+    pipeline.run()
+    assert_exact(job, layers, journal)
+    assert updated == [0, 1, 2]
