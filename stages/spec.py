@@ -45,7 +45,8 @@ class TrainSpec:
     reduction_groups: int = 1
     """G: microbatch i is summed in group i mod G."""
     exactness: Literal["required", "preferred"] = "preferred"
-    recompute: Literal["none", "block"] = "none"
+    recompute: Literal["none", "attention", "block"] = "none"
+    """The part of each block that the backward computes again instead of keeping it."""
     compile: bool = False
     allow_tf32: bool = False
     loss_chunk: int = 0

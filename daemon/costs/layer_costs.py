@@ -148,8 +148,16 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
     width = num_wide * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
     whole = kept = tokens * size * width + _attention_bytes(model, train)
     passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
+    again = 0.0
     if train.recompute == "block":
-        kept = tokens * size * model.hidden_size
+        kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_matrix + attention)
+    elif train.recompute == "attention":
+        # The block's input stays, and all from attention's output on.
+        kept = tokens * size * (num_wide // 2 * model.hidden_size + 4 * model.intermediate_size)
+        # Before attention is computed again, the backward of the block's other half has freed what that kept.
+        passing -= kept - tokens * size * model.hidden_size
+        num_attention = sum(rows * columns for rows, columns in shapes[:4])
+        again = tokens * (2.0 * num_attention + attention)
     update_flops = 0.0
     if group.name == "muon":
         update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in shapes)
@@ -159,9 +167,9 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
         parts=((num_matrix, group), (num_rest, spec.optim.rest)),
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
-        is_recomputed=train.recompute == "block",
+        recomputed_flops=again,
         activation_bytes=kept,
-        passing_bytes=passing + whole - kept,
+        passing_bytes=max(passing + whole - kept, 0),
     )
 
 
@@ -200,7 +208,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         parts=((num_matrix + model.hidden_size, spec.optim.rest),),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
-        is_recomputed=train.loss_chunk > 0,
+        recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
         activation_bytes=2 * hidden_bytes(spec) + kept,
         loss_bytes=kept,
         passing_bytes=passing,
@@ -243,12 +251,12 @@ def _cost(
     activation_bytes: int,
     loss_bytes: int = 0,
     passing_bytes: int = 0,
-    is_recomputed: bool = False,
+    recomputed_flops: float = 0.0,
 ) -> LayerCost:
-    """is_recomputed: the forward is computed again as the first part of the backward."""
+    """recomputed_flops: the part of the forward that the backward computes again."""
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
-    backward_flops = (3.0 if is_recomputed else 2.0) * forward_flops
+    backward_flops = 2.0 * forward_flops + recomputed_flops
     slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
     if spec.optim.error_feedback * train.delay > 0:
         slot_bytes += num_parameters * DTYPE_BYTES[spec.optim.error_feedback_dtype]

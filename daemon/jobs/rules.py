@@ -146,6 +146,12 @@ def _check_train(spec: JobSpec, source: str) -> None:
             f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch; "
             f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed. Take more microbatches instead",
         )
+    if train.recompute == "attention" and train.compile:
+        _refuse(
+            source,
+            "train.recompute",
+            "compiled blocks are computed again as a whole; set it to block, or compile to false",
+        )
     if train.loss_chunk and train.compile:
         _refuse(source, "train.loss_chunk", "a compiled head has all logits at once; set it to 0, or compile to false")
     if train.exactness == "required" and is_rounding(train):

@@ -205,7 +205,7 @@ class _Planner:
 
 def remedy(train: TrainSpec) -> str:
     """Return what would make a job need less memory, or give it more."""
-    ways = ['recompute = "block"'] if train.recompute == "none" else []
+    ways = ['recompute = "block"'] if train.recompute != "block" else []
     ways += ["a smaller microbatch_size"] if train.microbatch_size > 1 else []
     return f"{', '.join([*ways, 'more devices'])} or devices with more memory would help"
 

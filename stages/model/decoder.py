@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from headway.stages.spec import ModelSpec
 
@@ -76,10 +77,20 @@ class Block(nn.Module):
         self.mlp = SwiGlu(spec)
         self.input_layernorm = _rms_norm(spec)
         self.post_attention_layernorm = _rms_norm(spec)
+        self.recomputes_attention = False
+        """Whether the backward computes attention and its norm again, from the block's input."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden))
+        if self.recomputes_attention:
+            # No randomness is inside, so there is no generator's state to keep.
+            mixed = checkpoint(self._attention, hidden, use_reentrant=False, preserve_rng_state=False)
+        else:
+            mixed = self._attention(hidden)
+        hidden = hidden + mixed
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+
+    def _attention(self, hidden: Tensor) -> Tensor:
+        return self.self_attn(self.input_layernorm(hidden))  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):

@@ -1,8 +1,9 @@
 """Forward and backward of a stage's layers, and the autograd graphs of the microbatches in flight.
 
 A stage is a row of *pieces*: runs of layers with one graph each. A piece keeps its graph from its forward to its
-backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. The place
-of a graph's cut changes no bit: the gradient of a piece's input is that of the output of the piece above it.
+backward; with `recompute = "block"` each block is a piece that keeps only its input and recomputes its graph. With
+`attention` the graph stays one, and attention is computed again inside it. The place of a graph's cut changes no bit:
+the gradient of a piece's input is that of the output of the piece above it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
-from headway.stages.model.decoder import build_layer
+from headway.stages.model.decoder import Block, build_layer
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
@@ -74,6 +75,11 @@ class StageGraph:
             )
             for k in (0, 1)
         )
+        self._recomputes = train.recompute != "none"
+        if train.recompute == "attention":
+            for module in (*self._modules[0], *self._modules[1]):
+                if isinstance(module, Block):
+                    module.recomputes_attention = True
         if train.compile:
             for module in (*self._modules[0], *self._modules[1]):
                 compile_layer(module)
@@ -130,8 +136,9 @@ class StageGraph:
             piece, leaf, output = self._pieces[index], held.inputs.pop(), held.outputs.pop()
             if held.sample is not None:
                 held.sample.begin()
-            if output is None:
+            if self._recomputes:
                 self._check_live(held.version)
+            if output is None:
                 output = self._compute(piece, leaf, held)
             parameters = self._parameters[held.version % 2][index]
             by = parameters if self._is_first and index == 0 else [*parameters, leaf]
@@ -196,7 +203,7 @@ class StageGraph:
 
 def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
     """Return a stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
-    if train.recompute == "none":
+    if train.recompute != "block":
         return (_Piece(0, len(names), is_recomputed=False),)
     return tuple(_Piece(k, k + 1, is_recomputed=name.startswith("block.")) for k, name in enumerate(names))
 

@@ -84,10 +84,11 @@ async def test_bfloat16_jobs_have_the_bits_of_the_plain_loop_too(
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=nodes), oracle(spec))
 
 
-async def test_computing_blocks_again_changes_no_bit(cluster: LocalCluster, oracle: Oracle, tmp_path: Path) -> None:
-    """A job that keeps only the inputs of its blocks, on three nodes → the reference, which keeps every graph."""
+@pytest.mark.parametrize("part", ["block", pytest.param("attention", marks=pytest.mark.slow)])
+async def test_computing_again_changes_no_bit(cluster: LocalCluster, oracle: Oracle, tmp_path: Path, part: str) -> None:
+    """A job that computes blocks, or attention, again, on three nodes → the reference, which keeps every graph."""
     plain = small_job("kept")
-    spec = small_job("recomputed", recompute="block")
+    spec = small_job(f"again-{part}", recompute=part)
     assert_same_bits(await train(cluster, spec, tmp_path, num_nodes=3), oracle(plain))
 
 

@@ -112,9 +112,13 @@ REFUSED = {
         "placement.replicas: names 11 stages, but 10 layers and",
     ),
     "evaluation": (NAMED + "[train]\neval_every = 5", "train.eval_every: 5 asks for held-out evaluation, which this"),
-    "recomputation of what": (
+    "attention of compiled blocks": (
+        NAMED + '[train]\nrecompute = "attention"\ncompile = true',
+        "train.recompute: compiled blocks are computed again as a whole; set it to block, or compile to false",
+    ),
+    "recomputation of a kind that there is not": (
         NAMED + '[train]\nrecompute = "blocks"',
-        "train.recompute: 'blocks' is not one of none, block; did you mean `block`?",
+        "train.recompute: 'blocks' is not one of none, attention, block; did you mean `block`?",
     ),
     "lossy wire": (
         NAMED + '[train]\nwire = "int8"\nexactness = "required"',

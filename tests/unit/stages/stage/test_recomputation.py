@@ -173,3 +173,45 @@ def test_each_piece_of_a_stage_differentiates_alone() -> None:
             results.append([output, *gradients, *([] if by_input is None else [by_input])])
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernel", ["math", "flash"])
+def test_attention_computed_again_gives_the_same_bits(dtype: str, kernel: str) -> None:
+    """Outputs, the weights' gradients and the input's, of three microbatches in flight, as without recomputation."""
+
+    def all_bits(recompute: str) -> list[Tensor]:
+        job = job_with(recompute)
+        train = replace(job.train, dtype=dtype, attention_backend=kernel)  # type: ignore[arg-type]
+        job = replace(job, train=train)
+        graph, _ = middle_stage(job)
+        inputs = [hidden(k).to(getattr(torch, dtype)) for k in range(NUM_IN_FLIGHT)]
+        seen = [graph.forward((0, k), tensor, tensor, version=0) for k, tensor in enumerate(inputs)]
+        for k, tensor in enumerate(inputs):
+            gradients, below = graph.backward((0, k), tensor)
+            assert below is not None
+            seen += [*gradients, below]
+        return seen
+
+    for one, other in zip(all_bits("none"), all_bits("attention"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_attention_computed_again_is_not_kept() -> None:
+    """In flight: less than without, more than with whole blocks, and what the planner counts."""
+    kept, peak, estimate = measured("attention")
+    plain, plain_peak, _ = measured("none")
+    blocks, _, _ = measured("block")
+    assert blocks < kept < 0.8 * plain
+    assert peak < plain_peak
+    assert 0.9 * estimate <= kept <= 1.1 * estimate
+
+
+def test_attention_is_never_computed_again_on_other_weights() -> None:
+    """An update has overwritten the version of a microbatch in flight: its backward is refused."""
+    graph, layers = middle_stage(job_with("attention"))
+    graph.forward((0, 0), hidden(), hidden(), version=0)
+    for layer in layers:
+        layer.versions._held[0] = 2
+    with pytest.raises(AssertionError, match="W_0 is not live"):
+        graph.backward((0, 0), hidden())
