@@ -3,6 +3,8 @@
 state_file_cpu_s_per_gb: a worker writes layer files with their checksum into its node's store in memory.
 state_copy_cpu_s_per_gb: a second node fetches them over gRPC with TLS, both sides counted, and verifies them.
 state_cpu_s_per_gb: the sum; the bar is 3. What it costs to delete files is in none of them.
+state_load_vs_read: the rate at which a worker on a CPU loads a file, with its digest, over that of a plain read.
+state_load_mb_per_s: that rate.
 
 Samples alternate; processor time, unlike wall time, hardly depends on what else the machine does.
 """
@@ -13,6 +15,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from rigs.measure import Figure, progress, report
@@ -29,7 +32,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.stage.allocator import keep_freed_memory
-from headway.stages.state.state_file import StateHeader, write_state
+from headway.stages.state.state_file import StateHeader, read_state, write_state
 
 FILE_BYTES = 64 << 20
 IN_MEMORY = Path("/dev/shm")
@@ -101,12 +104,33 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
     }
 
 
+def measure_load(*, num_samples: int) -> dict[str, Figure]:
+    """Load one file and read it plainly, in turns."""
+    rates, ratios = [], []
+    parent = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="headway-bench-", dir=parent) as name:
+        path = Path(name) / "layer"
+        header = StateHeader(job="bench", layer="layer", boundary=0, timeline=1, dtype="float32")
+        size_bytes = write_state(path, {"current/a": torch.randn(FILE_BYTES // 4)}, header).size_bytes
+        for sample in range(num_samples + 1):
+            began = perf_counter()
+            path.read_bytes()
+            between = perf_counter()
+            read_state(path)
+            ended = perf_counter()
+            if sample:
+                rates.append(size_bytes / 1e6 / (ended - between))
+                ratios.append((between - began) / (ended - between))
+    return {"state_load_vs_read": Figure.of(ratios), "state_load_mb_per_s": Figure.of(rates)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds, for a first look")
     options = parser.parse_args()
     keep_freed_memory(most_bytes=KEPT_BYTES, growth_bytes=None)  # as every daemon does
     figures = asyncio.run(measure(num_samples=3 if options.quick else 9, num_files=4))
+    figures |= measure_load(num_samples=9)
     report("What a GB of state costs", figures)
     return 0 if options.quick else int(figures["state_cpu_s_per_gb"].median > 3.0)
 

@@ -11,7 +11,9 @@ from headway.daemon.worker.start_order import leads
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
 from headway.stages.data.tokens import TokenShards
+from headway.stages.device.device import StageDevice
 from headway.stages.ids import Boundary, LayerName, Timeline
+from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.state.layer_state import LayerState
@@ -50,7 +52,7 @@ def load_stage(
     spec: JobSpec,
     *,
     session: HeldSession,
-    device: torch.device,
+    device: StageDevice,
     on_layer: Callable[[LayerSource], None] = lambda _: None,
 ) -> tuple[dict[str, LayerState], Journal | None]:
     """Return the stage's layers at the start's boundary, each from its source, and the journal if it is written here.
@@ -59,10 +61,12 @@ def load_stage(
     `live_sources` has admitted the start.
     """
     sources = {source.layer: source for source in start.sources}
-    layers = {}
+    layers, loading = {}, DeviceLoading(device)
     for layer in start.stage.layers:
         on_layer(sources[layer])
-        layers[layer] = _load_layer(sources[layer], start, spec, session=session, device=device)
+        layers[layer] = _load_layer(
+            sources[layer], start, spec, session=session, device=device.torch_device, loading=loading
+        )
     if not has_journal(start):
         return layers, None
     if JOURNAL in sources:
@@ -97,7 +101,13 @@ def _source_timeline(start: Start) -> Timeline | None:
 
 
 def _load_layer(
-    source: LayerSource, start: Start, spec: JobSpec, *, session: HeldSession, device: torch.device
+    source: LayerSource,
+    start: Start,
+    spec: JobSpec,
+    *,
+    session: HeldSession,
+    device: torch.device,
+    loading: DeviceLoading,
 ) -> LayerState:
     name = LayerName(source.layer)
     kind = source.WhichOneof("source")
@@ -116,6 +126,7 @@ def _load_layer(
         model=spec.model,
         train=spec.train,
         device=device,
+        loading=loading,
         optimizer_factory=make_optimizer,
         timeline=_source_timeline(start),
     )

@@ -337,9 +337,8 @@ class StageWorker:
         self._records.begin(start)
         # Old layers go before new ones are loaded: a device may lack room for both.
         self._drop_all_but(live)
-        layers, journal = load_stage(
-            start, spec, session=session, device=self._device.device, on_layer=self._records.loading
-        )
+        device = self._device.open(on_failure=self._inbox.put)
+        layers, journal = load_stage(start, spec, session=session, device=device, on_layer=self._records.loading)
         session.did_start(
             start.generation,
             start.boundary,
@@ -349,7 +348,6 @@ class StageWorker:
             journal=journal,
         )
         self._goodput.begin_generation(furthest=start.furthest)
-        device = self._device.open(on_failure=self._inbox.put)
         snapshots = self._snapshots.open(start, spec, context, live, device)
         content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
         # Links open after the layers are loaded; until then a neighbour that dials is told to come again.

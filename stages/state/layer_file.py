@@ -9,6 +9,7 @@ import torch
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, LayerName, Timeline
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_state import LayerState
 from headway.stages.state.optimizer import OptimizerFactory
@@ -48,12 +49,15 @@ def read_layer(
     device: torch.device | str,
     optimizer_factory: OptimizerFactory,
     timeline: Timeline | None = None,
+    loading: DeviceLoading | None = None,
 ) -> LayerState:
     """Read a layer and check that it is complete and the requested one; timeline None: of any.
 
+    loading: brings it to the device while it is read; None: a copy follows, unless the device is the CPU.
+
     Raises DamagedFileError, FileNotFoundError.
     """
-    header, tensors = read_state(path)
+    header, tensors = read_state(path, loading=loading)
     check_header(path, header, job=job, layer=name, boundary=boundary, dtype=train.dtype)
     if timeline is not None:
         check_header(path, header, timeline=timeline)

@@ -54,8 +54,9 @@ class LayerState:
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
     ) -> Self:
-        """Return the inverse of `tensors()`. Copies. Raises ValueError when a tensor is missing, unknown or
-        misshapen.
+        """Return the inverse of `tensors()`. Takes over those that are on the device.
+
+        Raises ValueError when a tensor is missing, unknown or misshapen.
         """
         slots: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -128,7 +129,7 @@ def _checked(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[str, Tensor]:
-    """Return one slot's tensors in the module's order, copied to the device."""
+    """Return one slot's tensors in the module's order, on the device."""
     given = slots.get(slot, {})
     if given.keys() != shapes.keys():
         raise ValueError(f"{slot} has not exactly the parameters {', '.join(shapes)}")
@@ -137,7 +138,7 @@ def _checked(
             raise ValueError(
                 f"{slot}/{name} is {given[name].dtype} {list(given[name].shape)} instead of {dtype} {list(shape)}"
             )
-    return {name: given[name].to(device, copy=True) for name in shapes}
+    return {name: given[name].to(device) for name in shapes}
 
 
 def split_by_layer(layers: Sequence[LayerState], gradients: Sequence[Tensor]) -> list[dict[str, Tensor]]:

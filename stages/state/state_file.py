@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import DamagedFileError
+from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.file_digest import FileDigest
 
 FORMAT = "headway-state-1"
@@ -139,8 +141,8 @@ def write_state(
     return WrittenFile(path=path, size_bytes=len(head) + offset, checksum=content.hexdigest())
 
 
-def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
-    """Read a whole file, once, and check it. The caller owns the tensors.
+def read_state(path: Path, *, loading: DeviceLoading | None = None) -> tuple[StateHeader, dict[str, Tensor]]:
+    """Read a whole file, once, and check it. The caller owns the tensors. loading: to a device; None: to the CPU.
 
     Raises DamagedFileError when a byte is missing, added or altered, FileNotFoundError when there is no such file.
     """
@@ -148,12 +150,16 @@ def read_state(path: Path) -> tuple[StateHeader, dict[str, Tensor]]:
         head = _read_head(path, file, os.fstat(file.fileno()).st_size)
         tensors = {}
         content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
-        for name, entry in head.index.items():
-            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-            for chunk in _chunks(_bytes_of(tensor)):
+
+        def fill(piece: Tensor) -> None:
+            for chunk in _chunks(_bytes_of(piece)):
                 _fill(path, file, chunk)
                 content.update(chunk)
-            tensors[name] = tensor
+
+        loading = loading or DeviceLoading(CpuDevice())
+        for name, entry in head.index.items():
+            tensors[name] = loading.read(_DTYPES[entry["dtype"]], entry["shape"], fill)
+        loading.finish()
     head.check(path, content.hexdigest())
     try:
         header = StateHeader(

@@ -7,6 +7,7 @@ import torch
 
 from headway.daemon.worker.held_layers import HeldSession, load_stage
 from headway.proto.control_pb2 import LayerSource, StageAssignment, Start
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, Timeline
 from headway.stages.state.journal import Journal
@@ -50,7 +51,7 @@ def start(paths: dict[str, Path], *, source_timeline: int) -> Start:
 
 def load(order: Start) -> dict[str, torch.Tensor]:
     """Every tensor by layer and name; the journal's losses too."""
-    layers, journal = load_stage(order, JOB, session=HeldSession(), device=torch.device("cpu"))
+    layers, journal = load_stage(order, JOB, session=HeldSession(), device=CpuDevice())
     assert journal is not None
     tensors = {f"{name}/{key}": tensor for name, layer in layers.items() for key, tensor in layer.tensors().items()}
     return tensors | {"losses": journal.tensors()["losses"]}
