@@ -4,14 +4,20 @@ A wait that is missing, and memory that is used again too early, would show here
 """
 
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
+from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.links.codec import Codec
 from headway.stages.schedule.schedule import Update
+from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.stage.snapshots import Snapshots
+from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal
-from headway.stages.state.snapshot_writer import Snapshot
+from headway.stages.state.snapshot_writer import Snapshot, SnapshotWriter
+from tests.fakes.late_streams import late_device
 from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
 from tests.unit.stages.stage.pipeline import (
     EF,
@@ -108,6 +114,27 @@ def test_a_snapshot_of_a_late_device_is_what_a_stop_would_have_written(tmp_path:
     """The copies to the host are late, and the files are written after the next updates → the bytes of a stop."""
     name = list(test_snapshots.JOBS)[seed % len(test_snapshots.JOBS)]
     test_snapshots.assert_snapshots_are_those_of_stops(tmp_path, name, num_stages=2, late_seed=seed)
+
+
+def test_updates_wait_until_a_snapshot_is_copied(tmp_path: Path) -> None:
+    """The state is on its way to the host → the tensors are being read, until the copy is heard of."""
+    device, inbox = late_device(1), SimpleQueue[DeviceDone]()
+    job = make_job(with_train(batches=4), EF)
+    layers = list(initial_layers(job).values())
+    events = RunEvents(device, inbox)
+    snapshots = Snapshots(
+        SnapshotWriter(SimpleQueue()),
+        SnapshotInterval(1, 0),
+        test_snapshots.context_of(job),
+        folder=tmp_path,
+        blocks=HostBlocks(device, block_bytes=5000),
+    )
+    snapshots.attach(events, lambda: None)
+    snapshots.reached(Boundary(3), layers, None)
+    assert snapshots.is_reading
+    events.heard(inbox.get(timeout=20))
+    assert not snapshots.is_reading
+    device.close()
 
 
 def test_updates_run_while_a_snapshot_is_written(tmp_path: Path) -> None:

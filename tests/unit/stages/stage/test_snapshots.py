@@ -224,10 +224,9 @@ def test_a_cancelled_snapshot_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "5").iterdir()) == [f"a{SUFFIX}", f"b{SUFFIX}"]
 
 
-def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
-    """The end of a snapshot of the generation before, at the same boundary, arrives late: the update is held on."""
-    job = make_job(with_train(batches=4), EF)
-    context = StageContext(
+def context_of(job: JobSpec) -> StageContext:
+    """The only stage of a job's second generation."""
+    return StageContext(
         model=job.model,
         train=job.train,
         seed=7,
@@ -241,6 +240,12 @@ def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
         boundary=Boundary(0),
         device=torch.device("cpu"),
     )
+
+
+def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
+    """The end of a snapshot of the generation before, at the same boundary, arrives late: the update is held on."""
+    job = make_job(with_train(batches=4), EF)
+    context = context_of(job)
     snapshots = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
     layers = list(initial_layers(job).values())
     snapshots.reached(Boundary(3), layers, None)
