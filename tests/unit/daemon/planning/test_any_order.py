@@ -138,8 +138,9 @@ def test_blocked_nodes_are_no_neighbours() -> None:
     """Where an order has room only with two neighbours that cannot talk, none is found; without the block, one is."""
     spec = wide_job(4, microbatches=8)
     room = rooms(spec)
-    nodes = [node("first", memory_bytes=room[0] + room[1], speed=2.0), node("last", memory_bytes=room[-1], speed=3.0)]
-    nodes += [node(f"s{index}", memory_bytes=room[1] + 1, speed=1.0 + 0.1 * index) for index in range(4)]
+    assert room[0] < room[-1], "only one node has room for the head"
+    nodes = [node("first", memory_bytes=room[0], speed=2.0), node("last", memory_bytes=room[-1], speed=3.0)]
+    nodes += [node(f"s{index}", memory_bytes=room[1], speed=1.0 + 0.1 * index) for index in range(4)]
     slots = [DeviceSlot.of(each, 0) for each in nodes]
     orders = []
     for blocked in (frozenset[tuple[str, str]](), frozenset(("last", f"s{index}") for index in range(4))):
