@@ -1,7 +1,12 @@
 """The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+Recompute = Literal["none", "attention", "block"]
+"""The part of each block that a stage's backward computes again instead of keeping it."""
+RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
+"""All of them: the later ones take more time and less memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,8 @@ class TrainSpec:
     reduction_groups: int = 1
     """G: microbatch i is summed in group i mod G."""
     exactness: Literal["required", "preferred"] = "preferred"
-    recompute: Literal["none", "attention", "block"] = "none"
-    """The part of each block that the backward computes again instead of keeping it."""
+    recompute: Literal["auto", "none", "attention", "block"] = "none"
+    """See `Recompute`; auto: the plan chooses for each stage."""
     compile: bool = False
     allow_tf32: bool = False
     loss_chunk: int = 0
@@ -72,6 +77,20 @@ class TrainSpec:
     def tokens_per_batch(self) -> int:
         """Return the tokens of one update."""
         return self.microbatches * self.microbatch_size * self.sequence_length
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Return the choices that a plan has for a stage, the fastest one first."""
+        if self.recompute != "auto":
+            return (self.recompute,)
+        # A compiled block is computed again as a whole.
+        return ("none", "block") if self.compile else RECOMPUTES
+
+
+def timed_kind(layer: str, recompute: str) -> str:
+    """Return the name under which a layer's times are known: its kind, and what of it the backward computes again."""
+    kind = layer.partition(".")[0]
+    return f"{kind}+{recompute}" if kind == "block" and recompute in ("attention", "block") else kind
 
 
 def weight_version(batch: int, delay: int) -> int:

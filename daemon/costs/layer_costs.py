@@ -10,7 +10,7 @@ from typing import Final
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 
 FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
@@ -64,10 +64,13 @@ class LayerCost:
         return self.master_bytes + self.version_bytes + self.optimizer_bytes + self.gradient_bytes
 
 
-def layer_costs(spec: JobSpec) -> tuple[LayerCost, ...]:
-    """Return the cost of every layer, in the model's order."""
-    model = spec.model
-    block = [_block_cost(spec, f"block.{index}") for index in range(model.num_hidden_layers)]
+def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[LayerCost, ...]:
+    """Return the cost of every layer, in the model's order.
+
+    recompute: what a block's backward computes again; None: the job's own choice, or the fastest one that it allows.
+    """
+    model, again = spec.model, recompute or spec.train.recomputes[0]
+    block = [_block_cost(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
     return (_embed_cost(spec), *block, _head_cost(spec))
 
 
@@ -135,7 +138,7 @@ def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
     return steps * (4.0 * short * short * long + 2.0 * short**3)
 
 
-def _block_cost(spec: JobSpec, name: str) -> LayerCost:
+def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     model, train, group = spec.model, spec.train, spec.optim.matrices
     shapes = _block_shapes(model)
     num_matrix = sum(rows * columns for rows, columns in shapes)
@@ -149,9 +152,9 @@ def _block_cost(spec: JobSpec, name: str) -> LayerCost:
     whole = kept = tokens * size * width + _attention_bytes(model, train)
     passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
     again = 0.0
-    if train.recompute == "block":
+    if recompute == "block":
         kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_matrix + attention)
-    elif train.recompute == "attention":
+    elif recompute == "attention":
         # The block's input stays, and all from attention's output on.
         kept = tokens * size * (num_wide // 2 * model.hidden_size + 4 * model.intermediate_size)
         # Before attention is computed again, the backward of the block's other half has freed what that kept.

@@ -1,8 +1,10 @@
 """Holds measurements of devices and links, and estimates what is not measured. Pure.
 
-A layer's seconds on a device are those measured there. Otherwise the estimate is scaled twice. The first factor is the
-median of measured over estimated times of this kind of layer on other devices. The second is the factor of this
-device's own other layers: a machine whose blocks take three times as long as elsewhere is as slow with the head.
+A layer's seconds on a device are those measured there. Blocks of which the backward computes a part again have times
+of their own: where blocks were measured in another way, the estimate is scaled as theirs. Otherwise the estimate is
+scaled twice. The first factor is the median of measured over estimated times of this kind of layer on other devices.
+The second is the factor of this device's own other layers: a machine whose blocks take three times as long as elsewhere
+is as slow with the head.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ class Profiles:
     """All measurements that a plan may use. Equal measurements are equal keys of a cache: see `of`."""
 
     layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerTime], ...]], ...] = ()
-    """Times by device and kind of layer; sorted."""
+    """Times by device and kind of layer, as in `timed_kind`; sorted."""
     links: tuple[tuple[tuple[str, str], LinkProbe], ...] = ()
     """Speeds by (node, peer); sorted."""
 
@@ -71,7 +73,7 @@ class KindSeconds:
 
 
 class DeviceClock:
-    """The seconds of each kind of layer on each device of a job."""
+    """The seconds of each kind of layer, as in `timed_kind`, on each device of a job."""
 
     def __init__(
         self, costs: Mapping[str, LayerCost], train: TrainSpec, profiles: Profiles, devices: Mapping[DeviceKey, Device]
@@ -89,13 +91,13 @@ class DeviceClock:
                     continue
                 computing[0].add(
                     device,
-                    kind,
+                    layer_of(kind),
                     (measured.forward_s + measured.backward_s)
                     / microbatch_seconds(costs[kind], devices[device], train),
                 )
                 if measured.update_s > 0:
                     estimate = update_seconds(costs[kind], devices[device], train)
-                    computing[1].add(device, kind, measured.update_s / estimate)
+                    computing[1].add(device, layer_of(kind), measured.update_s / estimate)
         self._microbatch, self._update = computing
 
     def seconds(self, node: str, device: Device, kind: str) -> KindSeconds:
@@ -106,15 +108,22 @@ class DeviceClock:
         if measured is not None:
             microbatch_s = measured.forward_s + measured.backward_s
         else:
-            microbatch_s = microbatch_seconds(cost, device, self._train) * self._microbatch.expected(key, kind)
+            microbatch_s = microbatch_seconds(cost, device, self._train) * self._microbatch.expected(
+                key, layer_of(kind)
+            )
         if measured is not None and measured.update_s > 0:
             return KindSeconds(microbatch_s=microbatch_s, update_s=measured.update_s)
-        update_s = update_seconds(cost, device, self._train) * self._update.expected(key, kind)
+        update_s = update_seconds(cost, device, self._train) * self._update.expected(key, layer_of(kind))
         return KindSeconds(microbatch_s=microbatch_s, update_s=update_s)
 
 
+def layer_of(kind: str) -> str:
+    """Return `embed`, `block` or `head` of a kind, however it is computed."""
+    return kind.partition("+")[0]
+
+
 class _Ratios:
-    """Measured over estimated seconds, by device and kind of layer."""
+    """Measured over estimated seconds, by device and `layer_of` a kind."""
 
     def __init__(self) -> None:
         self._of_kind: dict[str, dict[DeviceKey, float]] = {}
@@ -123,7 +132,9 @@ class _Ratios:
         self._of_kind.setdefault(kind, {})[device] = ratio
 
     def expected(self, device: DeviceKey, kind: str) -> float:
-        """Return the expected ratio for a kind that was not measured on a device."""
+        """Return the expected ratio for a kind: its own on that device, if it was measured there in any way."""
+        if device in (measured := self._of_kind.get(kind, {})):
+            return measured[device]
         medians = {name: median(ratios.values()) for name, ratios in self._of_kind.items()}
         if not medians:
             return 1.0

@@ -4,7 +4,7 @@ Layers of one kind cost the same, so a slice is known by its number of layers of
 slices serves every place in the pipeline.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -13,12 +13,20 @@ import numpy as np
 
 from headway.daemon.costs.connections import Links
 from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.layer_costs import FP32_BYTES, element_bytes, kind_of_layer, layer_costs, num_hidden
+from headway.daemon.costs.layer_costs import (
+    FP32_BYTES,
+    LayerCost,
+    element_bytes,
+    kind_of_layer,
+    layer_costs,
+    num_hidden,
+)
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedback_bytes
 from headway.stages.schedule.schedule import replica_depth, schedule_depth
+from headway.stages.spec import Recompute, timed_kind
 
 HOST_STATES: Final = 2
 """Number of boundary states for which a node's memory must have room: one being written, one being sent."""
@@ -28,12 +36,18 @@ OPEN_SUMS_IN_TURN: Final = 2
 
 
 class StageCosts:
-    """The costs of a job on a set of seats. Slices are (first layer, end); tables over them are [num slices]."""
+    """The costs of a job on a set of seats. Slices are (first layer, end); tables over them are [num slices].
+
+    A table has all slices once for each choice of recomputation, one choice after another.
+    """
 
     def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links) -> None:
         self.spec = spec
         self.links = links
-        self.layers = layer_costs(spec)
+        self.recomputes = spec.train.recomputes
+        """What a stage may compute again, the fastest first."""
+        self._layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
+        self.layers = self._layers_by_choice[0]
         self.names = tuple(cost.name for cost in self.layers)
         self.num_layers = len(self.layers)
         self.num_microbatches = spec.train.microbatches
@@ -48,7 +62,11 @@ class StageCosts:
         is_coded = bool(self._near_codec or (self._far_codec and len(sites) > 1))
         self.feedback_bytes = feedback_bytes(spec.train, self._num_hidden) if is_coded else 0
         """Bytes per reduction group if the links upstream are coded. They count on every worker of such a job."""
-        self._by_kind = {kind_of_layer(cost.name): cost for cost in self.layers}
+        self._by_kind = {
+            timed_kind(cost.name, recompute): cost
+            for recompute, layers in zip(self.recomputes, self._layers_by_choice, strict=True)
+            for cost in layers
+        }
         self._kinds = tuple(self._by_kind)
         self._clock = DeviceClock(
             self._by_kind, spec.train, profiles, {(slot.node, slot.device.index): slot.device for slot in slots}
@@ -56,23 +74,28 @@ class StageCosts:
         self._count_slices()
         self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
         self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
-        self._run_seconds: dict[object, Floats] = {}
+        self._run_seconds: dict[object, tuple[Floats, Counts]] = {}
         self._widest: dict[frozenset[str], float] = {}
         self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
         self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
     def _count_slices(self) -> None:
-        """Count all different slices, by their number of layers of each kind."""
-        kinds = np.array([self._kinds.index(kind_of_layer(cost.name)) for cost in self.layers])
+        """Count all different slices, by their number of layers of each kind, once for each choice of recomputation."""
+        plain = list(dict.fromkeys(kind_of_layer(cost.name) for cost in self.layers))
+        kinds = np.array([plain.index(kind_of_layer(cost.name)) for cost in self.layers])
         size = self.num_layers + 1
-        before = np.zeros((size, len(self._kinds)), dtype=np.int64)
-        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(self._kinds)), axis=0)
+        before = np.zeros((size, len(plain)), dtype=np.int64)
+        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(plain)), axis=0)
         firsts, ends = np.triu_indices(size, k=1)
-        counts, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
-        self.num_slices = len(counts)
+        numbers, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
+        self.num_slices = len(numbers)
+        counts = np.zeros((len(self.recomputes) * self.num_slices, len(self._kinds)), dtype=np.int64)
+        for choice, recompute in enumerate(self.recomputes):
+            columns = [self._kinds.index(timed_kind(kind, recompute)) for kind in plain]
+            counts[choice * self.num_slices : (choice + 1) * self.num_slices, columns] = numbers
         self.slice_of: Counts = np.full((size, size), self.num_slices, dtype=np.int64)
-        """Slice of each [first, end]; num_slices where there is none."""
+        """Slice of each [first, end] under the first choice of recomputation; num_slices where there is none."""
         self.slice_of[firsts, ends] = slices.reshape(-1)
         self._counts = counts.astype(np.float64)
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
@@ -88,6 +111,16 @@ class StageCosts:
         """Sum over a slice's layers. [num slices]"""
         sums: Floats = self._counts @ np.array([of_kind(kind) for kind in self._kinds], dtype=np.float64)
         return sums
+
+    def slice_number(self, span: tuple[int, int], recompute: str) -> int:
+        """Return the slice of (first layer, end) under a choice of recomputation."""
+        choice = self.recomputes.index(recompute) if recompute in self.recomputes else 0
+        return choice * self.num_slices + int(self.slice_of[span])
+
+    def layers_of(self, layers: Collection[str], recompute: str) -> tuple[LayerCost, ...]:
+        """Return the costs of some layers under a choice of recomputation."""
+        choice = self.recomputes.index(recompute) if recompute in self.recomputes else 0
+        return tuple(cost for cost in self._layers_by_choice[choice] if cost.name in layers)
 
     # --- Seconds ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +155,7 @@ class StageCosts:
     def reduction_seconds(self, run: Sequence[DeviceSlot]) -> Floats:
         """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]"""
         if len(run) == 1:
-            return np.zeros(self.num_slices)
+            return np.zeros(len(self._counts))
         return self.reduction_bytes(len(run)) / self.links.slowest_sibling_bytes_per_s(run)
 
     def with_reduction(self, computing: Floats, reducing: Floats) -> Floats:
@@ -136,6 +169,14 @@ class StageCosts:
 
         num_stages: this stage and those after it. [first, end], each of num_layers + 1
         """
+        return self._best_of_choices(run, num_stages)[0]
+
+    def recompute(self, run: tuple[DeviceSlot, ...], span: tuple[int, int], num_stages: int) -> Recompute:
+        """Return what a stage computes again in its least time, for a slice for which `run_seconds` found a fit."""
+        return self.recomputes[int(self._best_of_choices(run, num_stages)[1][self.slice_of[span]])]
+
+    def _best_of_choices(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Counts]:
+        """Return the seconds [first, end], and the choice of recomputation that takes them [num slices]."""
         workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
@@ -146,8 +187,10 @@ class StageCosts:
         )
         found = self._run_seconds.get(key)
         if found is None:
-            slices = np.append(self._slice_seconds(run, num_stages), inf)
-            found = self._run_seconds[key] = slices[self.slice_of]
+            by_choice = self._slice_seconds(run, num_stages).reshape(len(self.recomputes), self.num_slices)
+            seconds = np.append(np.min(by_choice, axis=0), inf)
+            # Of equal times, the first choice is the one that computes the least again.
+            found = self._run_seconds[key] = seconds[self.slice_of], np.argmin(by_choice, axis=0)
         return found
 
     def _slice_seconds(self, run: tuple[DeviceSlot, ...], num_stages: int) -> Floats:
@@ -166,11 +209,13 @@ class StageCosts:
         are_alike = all(one.arithmetic_class == other.arithmetic_class for one, other in pairwise(run))
         return len(run) <= self.num_groups and are_alike and self.links.siblings_talk(run)
 
-    def shares(self, run: tuple[DeviceSlot, ...], first: int, end: int, num_stages: int) -> tuple[int, ...]:
+    def shares(
+        self, run: tuple[DeviceSlot, ...], span: tuple[int, int], num_stages: int, recompute: Recompute
+    ) -> tuple[int, ...]:
         """Return how many groups each replica holds, for a slice for which `run_seconds` found a fit."""
         if len(run) == 1:
             return (self.num_groups,)
-        index, depth = self.slice_of[first, end], self.least_depth(num_stages)
+        index, depth = self.slice_number(span, recompute), self.least_depth(num_stages)
         timed = [self.seconds(slot) for slot in run]
         return best_shares(
             [float(each[index]) for each, _ in timed],
@@ -264,7 +309,7 @@ class StageCosts:
         key = (limit, slot.host_memory_bytes, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]
-        most = np.full(self.num_slices, self.num_groups, dtype=np.int64)
+        most = np.full(len(self._counts), self.num_groups, dtype=np.int64)
         if limit:
             below, above = np.zeros_like(most), most
             # The first groups have the most microbatches.

@@ -1,4 +1,4 @@
-"""Fills in what a job file leaves to the devices: on cards, bfloat16 and a loss in chunks. Pure.
+"""Fills in what a job file leaves to the devices: on cards, bfloat16, a loss in chunks, recomputation by plan. Pure.
 
 On other devices nothing changes, so a job keeps the bits that it had. Each key counts by itself, and a key that the
 file names is never touched.
@@ -16,6 +16,7 @@ from headway.stages.spec import ModelSpec, TrainSpec
 DTYPE: Final = "train.dtype"
 NEWTON_SCHULZ: Final = "optim.matrices.newton_schulz_dtype"
 LOSS_CHUNK: Final = "train.loss_chunk"
+RECOMPUTE: Final = "train.recompute"
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -46,18 +47,22 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
     if not devices or not all(computes_bfloat16(device) for device in devices):
         return spec
     chunk = 0 if spec.train.compile else _loss_chunk(spec.model, spec.train)
-    return _filled_in(spec, named, dtype="bfloat16", newton_schulz_dtype="bfloat16", loss_chunk=chunk)
+    spec = _filled_in(spec, named, dtype="bfloat16", newton_schulz_dtype="bfloat16", loss_chunk=chunk)
+    return spec if RECOMPUTE in named else replace(spec, train=replace(spec.train, recompute="auto"))
 
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
     """Return the job with the keys that it leaves open as in the job whose checkpoint it begins with."""
-    return _filled_in(
+    spec = _filled_in(
         spec,
         named,
         dtype=origin.train.dtype,
         newton_schulz_dtype=origin.optim.matrices.newton_schulz_dtype,
         loss_chunk=0 if spec.train.compile else origin.train.loss_chunk,
     )
+    if RECOMPUTE in named or spec.train.compile:  # compiled blocks are not computed again in part
+        return spec
+    return replace(spec, train=replace(spec.train, recompute=origin.train.recompute))
 
 
 def _filled_in(
@@ -92,4 +97,5 @@ def _values(spec: JobSpec) -> dict[str, str | int]:
         DTYPE: spec.train.dtype,
         NEWTON_SCHULZ: spec.optim.matrices.newton_schulz_dtype,
         LOSS_CHUNK: spec.train.loss_chunk,
+        RECOMPUTE: spec.train.recompute,
     }

@@ -1,11 +1,17 @@
 """The planner's answer: a plan with its figures and sentences, or a refusal with its arithmetic. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate
 from headway.daemon.costs.distance import Distance
 from headway.daemon.planning.pipeline_shape import group_names, worker_name
 from headway.daemon.records.records import StagePlan
+
+_COMPUTED_AGAIN: Final = {
+    "attention": ", attention computed again",
+    "block": ", blocks computed again",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,7 @@ class ClusterPlan:
         return (
             f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
             f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}"
+            f"{_COMPUTED_AGAIN.get(estimate.stage.recompute, '')}"
             f"{f' ({estimate.demand:.2f} times the estimate, as measured)' if estimate.demand > 1 else ''}."
         )
 

@@ -34,6 +34,10 @@ ANY_TIME: Final = 1e15
 """Multiple of the least time that stands for no limit."""
 
 
+_Rooms = tuple[Counts, NDArray[np.bool_], Counts]
+"""See `PaceSearch._rooms_at`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """The end of a pipeline: the layers from `first` on, in a number of stages."""
@@ -64,11 +68,11 @@ class PaceSearch:
         self._limits = list(dict.fromkeys(map(_limits, order)))
         self._limits_at = np.array([self._limits.index(_limits(slot)) for slot in order])
         """Memory limits of each place."""
-        self._rooms: dict[int, tuple[Counts, NDArray[np.bool_], Counts]] = {}
+        self._rooms: dict[int, _Rooms] = {}
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
         self._widest = costs.widest_boundary_s(order)
-        self._has_limits = any(slot.device.usable_bytes or slot.host_memory_bytes for slot in order)
+        self._has_limits = any(slot.limit_bytes or slot.host_memory_bytes for slot in order)
         per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
         whole = costs.slice_of[0, costs.num_layers]
@@ -187,7 +191,23 @@ class PaceSearch:
             low = max(low, int(rooms[2][self._limits_at[place - 1], end]))
             if low >= end:
                 return []
-        slices = costs.slice_of[low:end, end]
+        enough = self._enough(place, costs.slice_of[low:end, end], limit, rooms)
+        for choice in range(1, len(costs.recomputes) if rooms is not None else 1):
+            # Less memory for more time: some candidates keep to both limits only so.
+            enough |= self._enough(place, costs.slice_of[low:end, end] + choice * costs.num_slices, limit, rooms)
+        found, best = [], end
+        firsts = (low + enough.argmax(axis=1)).tolist()
+        for index in np.flatnonzero(enough.any(axis=1)).tolist():
+            first = firsts[index]
+            if first < best and self._link_keeps(walk, place, index + 1, limit):
+                found.append((first, index + 1))
+                best = first
+        return found
+
+    def _enough(self, place: int, slices: Counts, limit: float, rooms: _Rooms | None) -> NDArray[np.bool_]:
+        """Return whether the 1, 2, … devices before a place manage slices within a time. [reach, num candidates]"""
+        costs, reach = self._costs, self._reach[place]
+        slots = slice(place - reach, place)
         # Nearest device first. [reach, num candidates]
         each, update = self._each[slots, slices][::-1], self._update[slots, slices][::-1]
         alone = costs.num_microbatches * each[0] + update[0] <= limit
@@ -209,16 +229,9 @@ class PaceSearch:
             number = np.arange(1, reach + 1)
             share = (costs.num_groups / number + 1) * (number - 1) / number / self._slowest_sibling[place]
             enough &= share[:, np.newaxis] * costs.sums_bytes[slices][np.newaxis, :] <= limit
-        found, best = [], end
-        firsts = (low + enough.argmax(axis=1)).tolist()
-        for index in np.flatnonzero(enough.any(axis=1)).tolist():
-            first = firsts[index]
-            if first < best and self._link_keeps(walk, place, index + 1, limit):
-                found.append((first, index + 1))
-                best = first
-        return found
+        return enough
 
-    def _rooms_at(self, depth: int) -> tuple[Counts, NDArray[np.bool_], Counts]:
+    def _rooms_at(self, depth: int) -> _Rooms:
         """Return the room on devices, by their memory.
 
         These are: groups that a device has room for as one of several replicas, [memory, slice]; whether it has room
@@ -231,7 +244,9 @@ class PaceSearch:
             # Of two replicas, each has the most to add up.
             shared = np.array([costs.most_groups(slot, depth, 2) for slot in slots])
             alone = np.array([costs.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
-            may_be = np.append((shared >= 1) | alone, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slice_of]
+            each = ((shared >= 1) | alone).reshape(len(slots), len(costs.recomputes), costs.num_slices)
+            either: NDArray[np.bool_] = np.logical_or.reduce(each, axis=1)
+            may_be = np.append(either, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slice_of]
             some = np.any(may_be, axis=1)
             firsts = np.where(some, np.argmax(may_be, axis=1), np.arange(costs.num_layers + 1))
             found = self._rooms[depth] = shared, alone, firsts
@@ -261,4 +276,4 @@ class PaceSearch:
 
 
 def _limits(slot: DeviceSlot) -> tuple[int, int]:
-    return slot.device.usable_bytes, slot.host_memory_bytes
+    return slot.room_bytes, slot.host_memory_bytes

@@ -54,10 +54,12 @@ def assemble(
 
 
 def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
-    """Return the stages of a cut, with the groups of every worker."""
+    """Return the stages of a cut, with what each computes again, and the groups of every worker."""
     placed = []
     for index, (run, (first, end)) in enumerate(zip(cut.runs, cut.spans, strict=True)):
-        shares = costs.shares(run, first, end, len(cut.runs) - index)
+        num_stages = len(cut.runs) - index
+        recompute = costs.recompute(run, (first, end), num_stages)
+        shares = costs.shares(run, (first, end), num_stages, recompute)
         placed.append(
             PlacedStage(
                 span=(first, end),
@@ -65,6 +67,7 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
                     Worker(slot=slot, groups=groups)
                     for slot, groups in zip(run, interleaved(shares, costs.num_microbatches), strict=True)
                 ),
+                recompute=recompute,
             )
         )
     return tuple(placed)
@@ -95,7 +98,7 @@ def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> 
 
 
 def _device_bytes(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
-    return costs.device_bytes(int(costs.slice_of[stage.span]), depth, worker.groups, len(stage.workers))
+    return costs.device_bytes(costs.slice_number(stage.span, stage.recompute), depth, worker.groups, len(stage.workers))
 
 
 def _estimate(
@@ -118,6 +121,7 @@ def _estimate(
             depth=costs.depth_of(depths[index], costs.num_held(worker.groups)),
             groups=() if is_alone else worker.groups,
             device_bytes=device_bytes,
+            recompute=stage.recompute if costs.spec.train.recompute == "auto" else "",
         ),
         batch_seconds=times.worker_seconds[index][position],
         device_bytes=round(device_bytes * worker.slot.demand),

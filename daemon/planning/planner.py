@@ -199,13 +199,17 @@ class _Planner:
 
     def _alone(self, first: int, end: int) -> int:
         """Return the bytes of layers on one device, at one microbatch in flight."""
-        estimate = self._costs.device_bytes(int(self._costs.slice_of[first, end]), 1, range(self._costs.num_groups))
-        return round(estimate * max(slot.demand for slot in self._slots))
+        costs = self._costs
+        least = min(
+            costs.device_bytes(costs.slice_number((first, end), choice), 1, range(costs.num_groups))
+            for choice in costs.recomputes
+        )
+        return round(least * max(slot.demand for slot in self._slots))
 
 
 def remedy(train: TrainSpec) -> str:
     """Return what would make a job need less memory, or give it more."""
-    ways = ['recompute = "block"'] if train.recompute != "block" else []
+    ways = ['recompute = "auto"'] if "block" not in train.recomputes else []
     ways += ["a smaller microbatch_size"] if train.microbatch_size > 1 else []
     return f"{', '.join([*ways, 'more devices'])} or devices with more memory would help"
 

@@ -36,6 +36,8 @@ class PlacedStage:
 
     span: tuple[int, int]
     workers: tuple[Worker, ...]
+    recompute: str = ""
+    """The plan's choice of what the stage computes again; empty: the job's own."""
 
     @property
     def slots(self) -> tuple[DeviceSlot, ...]:
@@ -49,7 +51,7 @@ class PredictedTime:
     def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
         self._costs = costs
         self._stages = stages
-        self._slices = [int(costs.slice_of[stage.span]) for stage in stages]
+        self._slices = [costs.slice_number(stage.span, stage.recompute) for stage in stages]
         self.worker_seconds = [
             [self._worker(index, worker) for worker in stage.workers]
             for index, stage in zip(self._slices, stages, strict=True)
@@ -257,6 +259,7 @@ def predict(
                 workers=tuple(
                     Worker(slot=slots[position], groups=stages[position].groups or all_groups) for position in positions
                 ),
+                recompute=stages[positions[0]].recompute,
             )
         )
     return PredictedTime(costs, placed).seconds_with(depths)

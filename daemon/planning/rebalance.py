@@ -199,7 +199,7 @@ def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after:
 
 
 def is_same(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
-    """Return whether two plans give every worker equal layers and groups; depths may differ."""
+    """Return whether two plans give every worker equal layers, groups and recomputation; depths may differ."""
     return [_part(worker) for worker in one] == [_part(worker) for worker in other]
 
 
@@ -209,7 +209,7 @@ def is_depth_alone(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool
 
 
 def _part(worker: StagePlan) -> tuple[object, ...]:
-    return worker.node, worker.node_incarnation, worker.device_index, worker.layers, worker.groups
+    return worker.node, worker.node_incarnation, worker.device_index, worker.layers, worker.groups, worker.recompute
 
 
 def _held(stages: Iterable[StagePlan]) -> Iterable[tuple[tuple[str, int], str]]:

@@ -7,13 +7,14 @@ from typing import Final
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.layer_costs import LayerCost, element_bytes, kind_of_layer, layer_costs, num_hidden
+from headway.daemon.costs.layer_costs import LayerCost, element_bytes, layer_costs, num_hidden
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
 from headway.stages.schedule.schedule import StageSchedule, Update
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
+from headway.stages.spec import timed_kind
 
 MOST_BATCHES: Final = 12
 LEAST_BATCHES: Final = 4
@@ -92,17 +93,22 @@ class _Clock:
     """The seconds of a worker's operations."""
 
     def __init__(self, spec: JobSpec, profiles: Profiles, slots: Sequence[DeviceSlot]) -> None:
-        self._costs: Mapping[str, LayerCost] = {cost.name: cost for cost in layer_costs(spec)}
+        self._spec = spec
         self._profiles = profiles
-        by_kind = {kind_of_layer(cost.name): cost for cost in self._costs.values()}
+        self._costs: Mapping[str, LayerCost] = {
+            timed_kind(cost.name, recompute): cost
+            for recompute in spec.train.recomputes
+            for cost in layer_costs(spec, recompute)
+        }
         devices = {(slot.node, slot.device.index): slot.device for slot in slots}
-        self._clock = DeviceClock(by_kind, spec.train, profiles, devices)
+        self._clock = DeviceClock(self._costs, spec.train, profiles, devices)
 
     def times(self, worker: StagePlan, slot: DeviceSlot) -> StageTimes:
         """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
         forward = backward = update = 0.0
         for layer in worker.layers:
-            kind, cost = kind_of_layer(layer), self._costs[layer]
+            kind = timed_kind(layer, worker.recompute or self._spec.train.recompute)
+            cost = self._costs[kind]
             seconds = self._clock.seconds(slot.node, slot.device, kind)
             share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
             measured = self._profiles.by_device.get((slot.node, slot.device.index), {}).get(kind)

@@ -48,6 +48,8 @@ class WorkerPreview:
     share: float
     """Share of the batch's microbatches."""
     depth: int
+    recompute: str
+    """What the backward computes again: none, attention, block."""
     batch_seconds: float
     device_bytes: int
     device_limit_bytes: int
@@ -273,7 +275,10 @@ def table(titles: Row, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-_WORKER_TITLES = ("stage", "node", "device", "layers", "share", "depth", "s/batch", "device memory", "host memory")
+_WORKER_TITLES = (
+    *("stage", "node", "device", "layers", "share", "depth", "recompute"),
+    *("s/batch", "device memory", "host memory"),
+)
 _LINK_TITLES = ("link", "a microbatch, each way", "microbatches", "s/batch", "round trip")
 
 
@@ -285,6 +290,7 @@ def _worker_row(worker: WorkerPreview) -> Row:
         worker.layers,
         f"{worker.share:.0%}, {group_names(worker.groups)}" if worker.groups else "all",
         str(worker.depth),
+        worker.recompute,
         f"{worker.batch_seconds:.3g}",
         _of(worker.device_bytes, worker.device_limit_bytes)
         + (f", {size(worker.device_reserve_bytes)} in reserve" if worker.device_reserve_bytes else ""),
@@ -322,6 +328,7 @@ def _workers(plan: ClusterPlan, slots: Iterable[DeviceSlot], costs: StageCosts) 
             groups=stage.groups,
             share=estimate.share,
             depth=stage.depth,
+            recompute=stage.recompute or costs.spec.train.recompute,
             batch_seconds=estimate.batch_seconds,
             device_bytes=estimate.device_bytes,
             device_limit_bytes=estimate.device_limit_bytes,

@@ -130,7 +130,7 @@ _PARTS: Final = {
 
 
 def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_replicas: int) -> MemoryArithmetic:
-    layers = [cost for cost in costs.layers if cost.name in set(estimate.stage.layers)]
+    layers = costs.layers_of(set(estimate.stage.layers), estimate.stage.recompute)
     groups = estimate.stage.groups or tuple(range(costs.num_groups))
     depth = estimate.stage.depth
     sums = float(costs.gradient_sets(len(groups), num_replicas)) * sum(cost.group_bytes for cost in layers)
@@ -157,11 +157,11 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
 
 
 def _seconds(costs: StageCosts, estimate: StageEstimate, slot: DeviceSlot) -> SecondsArithmetic:
-    layers = estimate.stage.layers
+    layers, recompute = estimate.stage.layers, estimate.stage.recompute
     first = costs.names.index(layers[0])
-    index = costs.slice_of[first, first + len(layers)]
+    index = costs.slice_number((first, first + len(layers)), recompute)
     each, update = costs.seconds(slot)
-    flops = sum(cost.forward_flops + cost.backward_flops for cost in costs.layers[first : first + len(layers)])
+    flops = sum(cost.forward_flops + cost.backward_flops for cost in costs.layers_of(layers, recompute))
     return SecondsArithmetic(
         flops=flops,
         flops_per_s=flops / float(each[index]),

@@ -80,7 +80,9 @@ class ProfileRecord:
     generation: int
     """Generation of the plan under which it was measured."""
     layers: dict[str, LayerTime] = field(default_factory=dict)
-    """Times by kind of layer: `embed`, `block` or `head`, for the kinds that the worker has."""
+    """Times by kind of layer, for the kinds that the worker has: `embed`, `block`, `head`. A block of which the
+    backward computes a part again has its own kind: `block+attention`, `block+block`.
+    """
     peak_bytes: int = 0
     """Maximum allocation on a CUDA device; 0: not known."""
     num_samples: int = 0

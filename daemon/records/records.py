@@ -260,6 +260,8 @@ class StagePlan:
     """Reduction groups whose microbatches it computes, rising; empty: all, because it is the stage's only worker."""
     device_bytes: int = field(default=0, compare=False)
     """Predicted memory on the device, before any measurement; 0: an older leader planned it."""
+    recompute: str = ""
+    """The plan's choice of what the stage's backward computes again; empty: the job itself says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

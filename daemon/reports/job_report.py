@@ -34,6 +34,8 @@ class StageReport:
     num_replicas: int = 1
     groups: tuple[int, ...] = ()
     """Reduction groups whose microbatches the worker computes; empty: all."""
+    recompute: str = ""
+    """What its backward computes again, if the plan has chosen that: none, attention, block."""
 
     @property
     def name(self) -> str:
@@ -225,6 +227,7 @@ def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
             replica=number,
             num_replicas=len(positions),
             groups=plan.stages[position].groups,
+            recompute=plan.stages[position].recompute,
         )
         for index, positions in enumerate(plan.replicas)
         for number, position in enumerate(positions, start=1)

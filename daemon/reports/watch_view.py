@@ -332,7 +332,8 @@ def _stage(stage: StageReport) -> Text:
     text = Text("■ ", style=_colour(stage))
     text.append(f"{stage.name}: {layer_range(stage.layers)}", style="default")
     groups = f"  groups {' '.join(map(str, stage.groups))}" if stage.num_replicas > 1 else ""
-    text.append(f"{groups}  depth {stage.depth}  {stage.worker}", style="dim")
+    again = f"  computes {stage.recompute} again" if stage.recompute not in ("", "none") else ""
+    text.append(f"{groups}  depth {stage.depth}{again}  {stage.worker}", style="dim")
     return text
 
 

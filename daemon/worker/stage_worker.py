@@ -31,7 +31,7 @@ from headway.daemon.worker.run_observer import RunObserver
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import StageRecords
-from headway.daemon.worker.start_order import start_context
+from headway.daemon.worker.start_order import for_stage, start_context
 from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
@@ -245,7 +245,7 @@ class StageWorker:
         if spec.train.compile:
             compile_ahead(order.stage.layers, spec.model, spec.train, device)
         if self._run is None and not session.layers:  # otherwise the card is warm, and perhaps full
-            self._device.warm_up(order.stage.layers, spec, on_failure=self._inbox.put)
+            self._device.warm_up(order.stage.layers, for_stage(spec, order.stage), on_failure=self._inbox.put)
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
         # Opening data reads its index, so open data is kept for every generation of the job.

@@ -1,14 +1,16 @@
 """Reads a Start order: the context of the stage, and which neighbour holds which groups. It opens nothing."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker.session import OrderRefusedError
-from headway.proto.control_pb2 import Peer, Start
+from headway.proto.control_pb2 import Peer, StageAssignment, Start
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
+from headway.stages.spec import RECOMPUTES, Recompute
 from headway.stages.stage.context import PATIENCE_S, StageContext
 
 
@@ -19,7 +21,7 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
     replicas = replica_groups(start, spec.train.reduction_groups)
     return StageContext(
         model=spec.model,
-        train=spec.train,
+        train=for_stage(spec, start.stage).train,
         seed=spec.job.seed,
         job=start.job_name,
         generation=Generation(start.generation),
@@ -38,6 +40,14 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
         patience_s=start.patience_s or PATIENCE_S,
         stops_at_non_finite=spec.fault.non_finite == "stop",
     )
+
+
+def for_stage(spec: JobSpec, stage: StageAssignment) -> JobSpec:
+    """Return the job with what its plan has chosen for a stage. Raises OrderRefusedError for an unknown choice."""
+    known: dict[str, Recompute] = {"": spec.train.recomputes[0], **{name: name for name in RECOMPUTES}}
+    if stage.recompute not in known:
+        raise OrderRefusedError(f"stage {stage.index} cannot compute {stage.recompute!r} again")
+    return replace(spec, train=replace(spec.train, recompute=known[stage.recompute]))
 
 
 def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ example to free memory, waits for all of them: at most as many microbatches as m
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.daemon.costs.layer_costs import kind_of_layer
 from headway.proto.control_pb2 import LayerSeconds, StageAssignment
+from headway.stages.spec import timed_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class LaunchedWork:
     """The most that a worker of a stage may have launched."""
 
     kinds: tuple[str, ...]
-    """Kind of each of its layers."""
+    """Kind of each of its layers, as their times are known."""
     num_ahead: int
     """Most operations that it may have launched."""
 
     @classmethod
     def of(cls, stage: StageAssignment, *, num_ahead: int) -> "LaunchedWork":
         """Return the work of a stage that is about to start."""
-        return cls(tuple(map(kind_of_layer, stage.layers)), num_ahead)
+        return cls(tuple(timed_kind(layer, stage.recompute) for layer in stage.layers), num_ahead)
 
     def seconds(self, timed: Mapping[str, LayerSeconds]) -> float:
         """Return its seconds, from the measured times of each kind of layer; 0: one is not timed yet."""

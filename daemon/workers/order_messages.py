@@ -70,7 +70,7 @@ def order_message(
                 job=encode(spec),
                 job_name=step.run_key.job,
                 generation=step.run_key.generation,
-                stage=_assignment(step.plan, step.position),
+                stage=_assignment(step.plan, step.position, spec),
                 data_path=step.data_path,
                 data_state=data_state(step.data_path),
                 log_path=str(log_path(step.run_key.job)),
@@ -85,7 +85,7 @@ def order_message(
                 generation=step.run_key.generation,
                 timeline=step.plan.timeline,
                 boundary=step.plan.boundary,
-                stage=_assignment(step.plan, step.position),
+                stage=_assignment(step.plan, step.position, spec_of(step.run_key.job)),
                 sources=[_source(source) for source in step.sources],
                 upstream=_peers(step.plan, step.neighbours.upstream),
                 downstream=_peers(step.plan, step.neighbours.downstream),
@@ -145,7 +145,7 @@ def loading_s(spec: JobSpec, layers: Collection[str]) -> float:
     return LOADING_S + transfer_s(sum(cost.state_bytes for cost in layer_costs(spec) if cost.name in layers))
 
 
-def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:
+def _assignment(plan: PlanRecord, position: int, spec: JobSpec) -> control_pb2.StageAssignment:
     worker = plan.stages[position]
     return control_pb2.StageAssignment(
         index=plan.stage_index(position),
@@ -157,6 +157,7 @@ def _assignment(plan: PlanRecord, position: int) -> control_pb2.StageAssignment:
         worker=position,
         upstream_codec=plan.codec(plan.stage_index(position)),
         downstream_codec=plan.codec(plan.stage_index(position) + 1),
+        recompute=worker.recompute or spec.train.recompute,
     )
 
 

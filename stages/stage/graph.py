@@ -75,6 +75,7 @@ class StageGraph:
             )
             for k in (0, 1)
         )
+        assert train.recompute != "auto", "the plan chooses what a stage computes again"
         self._recomputes = train.recompute != "none"
         if train.recompute == "attention":
             for module in (*self._modules[0], *self._modules[1]):

@@ -16,6 +16,7 @@ from typing import Final
 from torch import Tensor
 
 from headway.stages.device.device import Mark, StageDevice
+from headway.stages.spec import timed_kind
 
 MICROBATCHES_PER_SAMPLE: Final = 50
 UPDATES_PER_SAMPLE: Final = 10
@@ -50,7 +51,7 @@ class Measurements:
     """A worker's knowledge of its stage's layers."""
 
     layers: Mapping[str, LayerSeconds] = field(default_factory=dict)
-    """Times by kind, `embed`, `block` or `head`, if every time of the kind is known."""
+    """Times by kind, as in `timed_kind`, if every time of the kind is known."""
     peak_bytes: int = 0
     """Maximum allocation on the device, since the plan began; 0: not known."""
     num_samples: int = 0
@@ -89,9 +90,9 @@ class Sample:
 class LayerTimes:
     """One stage's, for the time of one generation. Written by the thread that computes, read by any."""
 
-    def __init__(self, layers: Sequence[str], device: StageDevice) -> None:
-        """layers: their names."""
-        self._kinds = tuple(name.partition(".")[0] for name in layers)
+    def __init__(self, layers: Sequence[str], device: StageDevice, *, recompute: str = "none") -> None:
+        """layers: their names. recompute: what the stage's backward computes again."""
+        self._kinds = tuple(timed_kind(name, recompute) for name in layers)
         self._device = device
         self._num_microbatches = 0
         self._num_updates = 0

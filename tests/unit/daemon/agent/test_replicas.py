@@ -36,9 +36,13 @@ from headway.daemon.situation.boundaries import copier, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.worker.session import OrderRefusedError
+from headway.daemon.worker.start_order import for_stage
+from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.order_messages import order_message
 from headway.daemon.workers.orders import OrderChooseStop, OrderStart, OrderStopAt, OrderWrite, SourceKind
 from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
+from headway.proto.control_pb2 import StageAssignment
 from headway.stages.spec import ModelSpec, TrainSpec
 
 FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
@@ -175,6 +179,28 @@ def test_a_start_order_has_groups_and_positions(tmp_path: Path) -> None:
     assert (sibling.stage, sibling.worker, list(sibling.groups), sibling.address) == (2, 4, [2, 3], "e:1")
     assert (above.stage, above.worker, list(above.groups), above.collective) == (1, 2, [], False)
     assert start.snapshot_dir
+
+
+@pytest.mark.parametrize(("by_plan", "by_job", "told"), [("attention", "auto", "attention"), ("", "block", "block")])
+def test_orders_have_what_the_stage_computes_again(tmp_path: Path, by_plan: str, by_job: str, told: str) -> None:
+    """A plan's choice, or the job's own where an older leader planned → the worker's settings, and the names of its
+    layers' times.
+    """
+    spec = replace(SPEC, train=replace(SPEC.train, recompute=by_job))  # type: ignore[arg-type]
+    stages = (part("a", FRONT), replace(part("b", (*MIDDLE, *BACK)), recompute=by_plan))
+    store = StateStore(tmp_path, quota_bytes=1 << 20)
+    stage = order_message(
+        start_of("b", plan_of(1, *stages)), lambda _: spec, store, lambda _: tmp_path
+    ).message.start.stage
+    assert stage.recompute == told
+    assert for_stage(spec, stage) == replace(spec, train=replace(spec.train, recompute=told))  # type: ignore[arg-type]
+    assert LaunchedWork.of(stage, num_ahead=2).kinds == (f"block+{told}", "head")
+
+
+def test_a_worker_refuses_what_it_cannot_compute_again() -> None:
+    """The order of a newer daemon names a part that this worker does not know → refused, with its name."""
+    with pytest.raises(OrderRefusedError, match="stage 3 cannot compute 'mlp' again"):
+        for_stage(SPEC, StageAssignment(index=3, recompute="mlp"))
 
 
 def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:

@@ -174,7 +174,7 @@ def test_replicas_share_the_bar_of_their_stage() -> None:
         index=0, node="a", device=0, layers=layers, depth=1, worker="running", num_replicas=2, groups=(0, 2)
     )
     second = dataclasses.replace(first, node="b", replica=2, groups=(1,))
-    alone = StageReport(index=1, node="c", device=0, layers=("head",), depth=1, worker="running")
+    alone = StageReport(index=1, node="c", device=0, layers=("head",), depth=1, worker="running", recompute="attention")
     stages = (first, second, alone)
     console = Console(file=io.StringIO(), width=80)
     shown = dataclasses.replace(report(9), layers=("embed", "block.0", "head"), stages=stages)
@@ -182,7 +182,7 @@ def test_replicas_share_the_bar_of_their_stage() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert " a + b " in text
     assert "stage 0 on b (replica 2 of 2): embed, block.0  groups 1  depth 1  running" in text
-    assert "stage 1 on c: head  depth 1  running" in text
+    assert "stage 1 on c: head  depth 1  computes attention again  running" in text
 
 
 def test_one_loss_is_no_curve() -> None:

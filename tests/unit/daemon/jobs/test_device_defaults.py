@@ -62,6 +62,14 @@ def test_a_key_that_is_named_stays(text: str, dtype: str, newton_schulz: str, ch
     assert found == (dtype, newton_schulz, chunk)
 
 
+def test_plans_choose_what_open_jobs_compute_again() -> None:
+    """On cards, unless the file names it; a CPU has no limit that a plan would need it for."""
+    choices = ("", "[train]\nrecompute = 'none'", "[train]\nrecompute = 'block'")
+    assert [filled_in(text, [H100]).train.recompute for text in choices] == ["auto", "none", "block"]
+    assert filled_in("", [CPU]).train.recompute == "none"
+    assert filled_in("[train]\ncompile = true", [H100]).train.recomputes == ("none", "block")
+
+
 def test_few_logits_need_no_chunks() -> None:
     """A vocabulary of bytes → all rows at once; the largest vocabulary → still as many rows as a product needs."""
     assert filled_in("", [H100]).train.loss_chunk == 0
@@ -77,7 +85,7 @@ def test_what_was_decided_is_told_and_written(tmp_path: Path) -> None:
     resolved = resolve_job(given, job_file=file, devices=[H100], cache_dir=tmp_path, named=named)
     assert decode(encode(resolved), JobSpec) == resolved
     assert what_was_filled_in(given, resolved) == (
-        "train.dtype = bfloat16, optim.matrices.newton_schulz_dtype = bfloat16"
+        "train.dtype = bfloat16, optim.matrices.newton_schulz_dtype = bfloat16, train.recompute = auto"
     )
     again = resolve_job(resolved, job_file=file, devices=[CPU], cache_dir=tmp_path)
     assert what_was_filled_in(resolved, again) == ""
@@ -91,6 +99,7 @@ def test_a_job_from_a_checkpoint_takes_what_it_leaves_open_from_there() -> None:
         spec = with_those_of(parse_job(NAMED + text, named=named), origin, named=named)
         assert spec.train.dtype == spec.optim.matrices.newton_schulz_dtype == "bfloat16"
         assert spec.train.loss_chunk == chunk
+        assert spec.train.recompute == "auto"
 
 
 def test_keys_are_named_by_their_section() -> None:

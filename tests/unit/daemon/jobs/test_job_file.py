@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "recomputation of a kind that there is not": (
         NAMED + '[train]\nrecompute = "blocks"',
-        "train.recompute: 'blocks' is not one of none, attention, block; did you mean `block`?",
+        "train.recompute: 'blocks' is not one of auto, none, attention, block; did you mean `block`?",
     ),
     "lossy wire": (
         NAMED + '[train]\nwire = "int8"\nexactness = "required"',

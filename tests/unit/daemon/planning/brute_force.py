@@ -6,7 +6,7 @@ division of the reduction groups, each judged against memory and timed.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 
@@ -77,8 +77,12 @@ def between(instance: Instance, uppers: Sequence[NodeRecord], lowers: Sequence[N
 
 
 def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: int, end: int, num_stages: int) -> float:
-    """Under the best division of the groups; inf where there is none."""
+    """Under the best division of the groups, and the best choice of what to compute again; inf where there is none."""
     spec, train = instance.spec, instance.spec.train
+    if train.recompute == "auto":
+        place = first_node, end_node, first, end, num_stages
+        specs = [replace(spec, train=replace(train, recompute=each)) for each in train.recomputes]
+        return min(_stage_seconds(replace(instance, spec=each), *place) for each in specs)
     run = instance.nodes[first_node:end_node]
     num_groups = train.reduction_groups
     if len(run) > num_groups or len({node.arithmetic_class for node in run}) > 1:

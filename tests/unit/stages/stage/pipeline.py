@@ -26,7 +26,7 @@ from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.schedule.schedule import Op, depths_with_slack, replica_depth, schedule_depth
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 from headway.stages.stage.content import MicrobatchSource, StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
@@ -201,9 +201,10 @@ class Pipeline:
         observers: Sequence[StageObserver] | None = None,
         tokens: MicrobatchSource | None = None,
         late_seed: int | None = None,
+        recompute: Sequence[Recompute] = (),
     ) -> None:
         """late_seed: of devices whose copies are late; none: the CPU. tokens: what the first stage reads; none:
-        CountingTokens.
+        CountingTokens. recompute: what each stage computes again; none: what the job says.
 
         replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
         lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
@@ -228,6 +229,8 @@ class Pipeline:
             held = layers if place.replica == 0 else self.copies[place.replica - 1]
             context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
             is_alone = len(self.places) == num_stages
+            if recompute:
+                context = replace(context, train=replace(job.train, recompute=recompute[place.stage]))
             context = replace(context, group_by_group=is_alone, generation=Generation(generation))
             context = replace(context, boundary=held[slices[0][0]].boundary)
             is_first, is_last = place.stage == 0, place.stage == num_stages - 1

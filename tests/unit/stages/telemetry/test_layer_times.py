@@ -215,3 +215,12 @@ def test_every_stage_of_a_pipeline_knows_its_layers() -> None:
     pipeline.run()
     kinds = [set(loop.executor.layer_times.measured.layers) for loop in pipeline.loops]
     assert kinds == [{"embed", "block"}, {"block", "head"}]
+
+
+def test_blocks_that_are_computed_again_are_another_kind() -> None:
+    """Each stage computes another part again → its blocks are known by that, the embedding and the head as always."""
+    job = make_job()
+    pipeline = Pipeline(job, initial_layers(job), Journal(), num_stages=2, recompute=("attention", "block"))
+    pipeline.run()
+    kinds = [set(loop.executor.layer_times.measured.layers) for loop in pipeline.loops]
+    assert kinds == [{"embed", "block+attention"}, {"block+block", "head"}]
