@@ -9,6 +9,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
 from headway.daemon.worker.layer_warm_up import warm_up_layers
+from headway.daemon.worker.out_of_memory import refusals_of_libraries
 from headway.daemon.worker.session import OrderRefusedError
 from headway.stages.device.device import DeviceLateError, StageDevice
 from headway.stages.device.opening import open_device
@@ -71,8 +72,9 @@ class WorkerDevice:
             return
         self._warmed = shapes
         try:
-            for kind, seconds in warm_up_layers(layers, spec, self.open(on_failure=on_failure)):
-                log.info("layer_warmed_up", kind=kind, seconds=round(seconds, 3), device=str(self._device))
+            with refusals_of_libraries():
+                for kind, seconds in warm_up_layers(layers, spec, self.open(on_failure=on_failure)):
+                    log.info("layer_warmed_up", kind=kind, seconds=round(seconds, 3), device=str(self._device))
         except (torch.OutOfMemoryError, DeviceLateError) as error:
             log.warning("device_not_warmed_up", device=str(self._device), reason=str(error).partition("\n")[0])
         finally:

@@ -1,6 +1,8 @@
 """Reads a device's refusal of memory: which errors are one, and what torch says about it."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -10,11 +12,29 @@ from headway.daemon.records.shortages import MemoryShortage
 UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 CUDA_FAULT: Final = "out_of_cuda_memory"
 """The action of a fault that refuses memory as a CUDA device does, on any device."""
+_REFUSED_BY_LIBRARY: Final = re.compile(
+    "(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED"
+    "|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
+    "|CUDA error: out of memory"
+)
 _SIZE: Final = r"([0-9.]+) (bytes|KiB|MiB|GiB)"
 _WANTED: Final = re.compile(f"Tried to allocate {_SIZE}")
 _ALLOCATED: Final = re.compile(f"{_SIZE} is allocated by PyTorch")
 _ALLOWED: Final = re.compile(f"{_SIZE} allowed")
 _CAPACITY: Final = re.compile(f"total capacity of {_SIZE}")
+
+
+@contextmanager
+def refusals_of_libraries() -> Iterator[None]:
+    """Raise a library's refusal of memory as torch.OutOfMemoryError: cuBLAS and cuDNN have allocations of their own."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if _REFUSED_BY_LIBRARY.search(str(error)) is None:
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
 
 
 def shortage_of(error: torch.OutOfMemoryError) -> MemoryShortage:

@@ -23,7 +23,7 @@ from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.inbox import WorkerInbox, WorkerItem
 from headway.daemon.worker.neighbours import Neighbours
-from headway.daemon.worker.out_of_memory import shortage_of
+from headway.daemon.worker.out_of_memory import refusals_of_libraries, shortage_of
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.paced_graph import PacedGraph
 from headway.daemon.worker.reports import add_layer_times, generation_failed, journal_entry
@@ -197,23 +197,8 @@ class StageWorker:
         about = getattr(order, kind)
         generation = 0 if kind == "release" else about.generation
         try:
-            match kind:
-                case "prepare":
-                    self._prepare(order.prepare)
-                case "start":
-                    self._start(order)
-                case "choose_stop":
-                    self._choose_stop(order.choose_stop)
-                case "stop_at":
-                    self._stop_at(order.stop_at)
-                case "write":
-                    self._write(order.write)
-                case "release":
-                    self._release(order)
-                case "space_snapshots":
-                    self._space_snapshots(order.space_snapshots)
-                case "trim_journal":
-                    self._trim_journal(order.trim_journal)
+            with refusals_of_libraries():
+                self._execute(kind, order)
         except torch.OutOfMemoryError as error:
             # Nothing has changed yet: what was being built goes with the error, and the next plan asks for less.
             self._ran_out_of_memory(about.job_name, generation, error, batch=-1)
@@ -224,6 +209,25 @@ class StageWorker:
                 job=about.job_name, generation=generation, reason=f"{kind}: {reason}", damaged_path=damaged_path(error)
             )
             self._report(Report(refused=refused))
+
+    def _execute(self, kind: str, order: Order) -> None:
+        match kind:
+            case "prepare":
+                self._prepare(order.prepare)
+            case "start":
+                self._start(order)
+            case "choose_stop":
+                self._choose_stop(order.choose_stop)
+            case "stop_at":
+                self._stop_at(order.stop_at)
+            case "write":
+                self._write(order.write)
+            case "release":
+                self._release(order)
+            case "space_snapshots":
+                self._space_snapshots(order.space_snapshots)
+            case "trim_journal":
+                self._trim_journal(order.trim_journal)
 
     def _end_run_first(self, order: Order) -> None:
         """Abort the run, if one is active, and execute the order after it: both cannot happen at once."""
@@ -383,7 +387,8 @@ class StageWorker:
         boundary: Boundary | None = None
         reason = ""
         try:
-            boundary = run.loop.run()
+            with refusals_of_libraries():
+                boundary = run.loop.run()
         except AbortedError as error:
             reason = error.reason
             log.warning("run_aborted", job=session.job, generation=session.generation, reason=reason)

@@ -101,12 +101,13 @@ class LayerTimes:
         self._unread: list[Sample] = []
         self._newest: dict[tuple[str, str], deque[float]] = {}
         self._layers: Mapping[str, LayerSeconds] = {}
+        self._peak_bytes = 0
         device.begin_peak()
 
     @property
     def measured(self) -> Measurements:
-        """Return the present knowledge."""
-        return Measurements(layers=self._layers, peak_bytes=self._device.peak_bytes, num_samples=self._num_samples)
+        """Return the present knowledge. Never asks the device: its allocator may wait, as long as a hung card does."""
+        return Measurements(layers=self._layers, peak_bytes=self._peak_bytes, num_samples=self._num_samples)
 
     def microbatch(self) -> Sample | None:
         """Return where to write the times of a microbatch, and of its backward, if it is sampled. Call once per
@@ -138,7 +139,9 @@ class LayerTimes:
         self._read()
 
     def _read(self) -> None:
-        """Read the samples whose marks have all been passed, in their order."""
+        """Read the samples whose marks have all been passed, in their order, and with them the peak."""
+        if self._unread[0].last.is_done:
+            self._peak_bytes = self._device.peak_bytes
         while self._unread and self._unread[0].last.is_done:
             sample = self._unread.pop(0)
             self._num_samples += bool(sample.spans["backward"])

@@ -65,3 +65,4 @@ def test_a_card_warms_up_once_per_shapes_and_a_cpu_never(monkeypatch: pytest.Mon
 def test_a_card_without_room_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage pays for its first operations itself."""
     assert warmed(monkeypatch, "cuda", error=torch.OutOfMemoryError("no room")) == [JOB]
+    assert warmed(monkeypatch, "cuda", error=RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")) == [JOB]

@@ -77,3 +77,16 @@ def test_a_quit_behind_a_start_ends_the_new_run_before_its_first_batch(tmp_path:
     inbox.put(Order(quit=Quit()))
     assert serve(worker) == (["started", "started"], 0)
     assert inbox.empty()
+
+
+def test_a_librarys_refusal_of_memory_ends_a_run_as_a_shortage(tmp_path: Path) -> None:
+    """cuBLAS finds no room while a stage computes → the report has a shortage, and the worker lives on."""
+
+    def run() -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    worker, told = make_worker(WorkerInbox(), tmp_path), list[Report]()
+    worker._report = cast(Any, told.append)  # type: ignore[method-assign]
+    worker._compute(cast(Any, SimpleNamespace(loop=SimpleNamespace(run=run), executor=SimpleNamespace(batch=3))))
+    assert [report.refused.HasField("shortage") for report in told] == [True]
+    assert (told[0].refused.batch, told[0].refused.fault) == (3, "")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.daemon.records.shortages import MemoryShortage
-from headway.daemon.worker.out_of_memory import refuse_memory, shortage_of
+from headway.daemon.worker.out_of_memory import refusals_of_libraries, refuse_memory, shortage_of
 from headway.daemon.worker.reports import generation_failed
 
 GIB = 1 << 30
@@ -31,6 +31,35 @@ SHARED = (
 def test_sizes_are_read_from_the_error(text: str, expected: MemoryShortage) -> None:
     """A node's part of a shared card is its limit; what torch does not say is 0."""
     assert shortage_of(torch.OutOfMemoryError(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    ],
+)
+def test_a_librarys_refusal_is_one_too(text: str) -> None:
+    """cuBLAS, cuDNN and the driver allocate beside torch, and raise a RuntimeError → torch's error, with the words."""
+    with pytest.raises(torch.OutOfMemoryError) as caught, refusals_of_libraries():
+        raise RuntimeError(text)
+    assert str(caught.value) == text
+    assert shortage_of(caught.value) == MemoryShortage()
+
+
+@pytest.mark.parametrize("text", ["CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "CUDA error: an illegal memory access"])
+def test_other_errors_stay_what_they_are(text: str) -> None:
+    """A broken kernel is no shortage: less on the device would not help. A shortage of torch's own passes unchanged."""
+    with pytest.raises(RuntimeError, match=text) as caught, refusals_of_libraries():
+        raise RuntimeError(text)
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    own = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes.")
+    with pytest.raises(torch.OutOfMemoryError) as again, refusals_of_libraries():
+        raise own
+    assert again.value is own
 
 
 def test_a_report_has_the_sizes_and_no_fault() -> None:

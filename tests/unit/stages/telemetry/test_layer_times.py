@@ -1,15 +1,19 @@
 """What a worker measures of its layers: the right layer's seconds, at next to no cost, without moving a bit."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from timeit import repeat
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from headway.stages.device.cpu import CpuDevice, CpuMark
+from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import build_layer
 from headway.stages.stage.graph import StageGraph
@@ -215,6 +219,29 @@ def test_every_stage_of_a_pipeline_knows_its_layers() -> None:
     pipeline.run()
     kinds = [set(loop.executor.layer_times.measured.layers) for loop in pipeline.loops]
     assert kinds == [{"embed", "block"}, {"block", "head"}]
+
+
+class HungAllocator:
+    """A device whose allocator answers the computing thread alone: it is hung for any other."""
+
+    def __init__(self) -> None:
+        self.mark = CPU.mark
+        self._computing = threading.get_ident()
+
+    def begin_peak(self) -> None: ...
+
+    @property
+    def peak_bytes(self) -> int:
+        assert threading.get_ident() == self._computing, "a heartbeat would wait for the card"
+        return 1000
+
+
+def test_a_heartbeat_never_asks_the_device() -> None:
+    """The computing thread keeps the peak with each sample; another thread reads it, whatever the card does."""
+    times = LayerTimes(names(), cast(StageDevice, HungAllocator()))
+    train(whole_model("none", times), NUM_EARLY)
+    with ThreadPoolExecutor(1) as heartbeat:
+        assert heartbeat.submit(lambda: times.measured.peak_bytes).result(timeout=20) == 1000
 
 
 def test_blocks_that_are_computed_again_are_another_kind() -> None:
