@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cards = card_names()
     if options.device == "cuda" and not cards:
-        print("make gpu: torch finds no CUDA device on this machine", file=sys.stderr)
+        from headway.stages.no_card import why_no_card
+
+        hint = 'GPU="--device cpu" runs the same code on the CPU'
+        print(f"make gpu: no CUDA device: {why_no_card()}; make gpu {hint}", file=sys.stderr)
         return NO_CARD
     from rigs.measure import machine, versions
 

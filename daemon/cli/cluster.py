@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
     nodes_app.callback()(nodes)
     nodes_app.command("release")(release)
     app.add_typer(nodes_app, name="nodes")
-    config_app = typer.Typer(help="A node's settings.", no_args_is_help=True)
+    config_app = typer.Typer(no_args_is_help=True)
     config_app.callback()(_config)
     config_app.command("show")(config_show)
     app.add_typer(config_app, name="config")
@@ -242,7 +242,11 @@ def certs(
 
 
 def _config() -> None:
-    """A node's settings."""
+    """A node's settings.
+
+    \b
+    headway config show
+    """
 
 
 def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:

@@ -11,14 +11,18 @@ from headway.daemon.cli.options import AsJson, OutDir, say, say_json
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    data_app = typer.Typer(help="Make token shards.", no_args_is_help=True)
+    data_app = typer.Typer(no_args_is_help=True)
     data_app.callback()(_data)
     data_app.command()(prepare)
     app.add_typer(data_app, name="data")
 
 
 def _data() -> None:
-    """Make token shards."""
+    """Make token shards.
+
+    \b
+    headway data prepare books/ --out data/books
+    """
 
 
 def prepare(

@@ -68,9 +68,11 @@ def _torch() -> Finding:
         return Finding(
             what="torch", is_fine=False, found=str(error), advice="pip install torch, in the release of pyproject"
         )
+    from headway.stages.no_card import why_no_card
+
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     headway = importlib.metadata.version("headway")
-    found = f"{torch.__version__}, headway {headway}, {', '.join(names) or 'CPU only'}"
+    found = f"{torch.__version__}, headway {headway}, {', '.join(names) or f'CPU only: {why_no_card()}'}"
     return Finding(what="torch", is_fine=True, found=found)
 
 

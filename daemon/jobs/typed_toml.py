@@ -23,6 +23,8 @@ MAX_DOTS: Final = 256
 """Maximum number of dots in one line, because tomllib's time for a dotted key grows with the square of its parts."""
 MAX_PLACE: Final = 200
 """Maximum characters of a key in an error."""
+OTHER_WORDS: Final = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "bfloat16", "half": "bfloat16"}
+"""Words that people write for a choice whose own name is not the nearest by letters."""
 
 Place = tuple[str, ...]
 """Place of a value in a file: keys from the outside in."""
@@ -79,6 +81,8 @@ def where(source: str, place: Place) -> str:
 
 def nearest(word: str, known: list[str]) -> str:
     """Return the hint for an unknown name; empty when no name is near."""
+    if (meant := OTHER_WORDS.get(word.lower())) in known:
+        return f"; did you mean `{meant}`?"
     matches = difflib.get_close_matches(word[:MAX_PLACE].lower(), known, n=1, cutoff=0.6)
     return f"; did you mean `{matches[0]}`?" if matches else ""
 

@@ -10,6 +10,7 @@ from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.records import Device
 from headway.stages.model.determinism import arithmetic_class
+from headway.stages.no_card import why_no_card
 
 
 def find_devices(
@@ -24,7 +25,7 @@ def find_devices(
     """
     num_cuda = torch.cuda.device_count() if kind != "cpu" else 0
     if kind == "cuda" and not num_cuda:
-        raise ConfigError("this machine has no CUDA device; say `cpu` or `auto`", "devices")
+        raise ConfigError(f"no CUDA device here: {why_no_card()}; or say `cpu` or `auto`", "devices")
     if not num_cuda:
         model = f"{_cpu_name()} {torch.backends.cpu.get_cpu_capability()}".strip()
         share_bytes = memory_bytes() // max(num_devices, 1)

@@ -26,6 +26,8 @@ MOST_IN_ALL: Final = 100_000
 """Maximum number of devices of all machines."""
 RATES: Final = ("tflops", "float32_tflops", "bfloat16_tflops")
 LEAST: Final = 1e-6
+UNNAMED_CAPABILITY: Final = "8.6"
+"""Of a card that the file says nothing about: the least of those that compute bfloat16 and lack some kernels."""
 MOST: Final = 1e9
 """Maximum of every number, so that no computed result overflows."""
 
@@ -40,6 +42,8 @@ class DeviceEntry:
     count: int = 1
     memory_gb: float = 0.0
     """Memory of each device; 0: enough."""
+    capability: float | None = None
+    """Compute capability of a CUDA device; None: it computes bfloat16, and has no kernel that only large cards have."""
     reserve_gib: float | None = None
     """Part of it that plans leave free, as `cuda_reserve_gib` of a daemon; None: a daemon's default, on a CPU none."""
     speed: float = 0.0
@@ -148,6 +152,7 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
             kind=device.kind,
             index=index,
             model=device.model,
+            capability=_capability(device),
             memory_bytes=round(device.memory_gb * GB),
             reserve_bytes=_reserve(device),
             speed=_speed(device, train, "float32"),
@@ -167,6 +172,12 @@ def _record(entry: NodeEntry, name: str, train: TrainSpec) -> NodeRecord:
         memory_bytes=round(entry.memory_gb * GB),
         arithmetic_class=" and ".join(sorted(set(map(_class, entry.devices)))),
     )
+
+
+def _capability(device: DeviceEntry) -> str:
+    if device.kind != "cuda":
+        return ""
+    return UNNAMED_CAPABILITY if device.capability is None else f"{device.capability:.1f}"
 
 
 def _reserve(device: DeviceEntry) -> int:
@@ -232,6 +243,7 @@ def _check_devices(entry: NodeEntry, place: str) -> int:
             if 0 < told < LEAST:
                 raise ConfigError(f"must be 0 or at least {LEAST:g}, is {told}", f"{own}.{key}")
         _within(device.reserve_gib or 0.0, 0, f"{own}.reserve_gib")
+        _within(device.capability or 0.0, 0, f"{own}.capability")
         for key in RATES:
             if device.speed and getattr(device, key):
                 raise ConfigError("excludes `speed`; give one of the two", f"{own}.{key}")

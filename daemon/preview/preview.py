@@ -12,7 +12,7 @@ from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planne
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.device_defaults import for_devices
+from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
@@ -128,6 +128,10 @@ class PlanPreview:
     links: tuple[LinkPreview, ...]
     spares: tuple[str, ...]
     """Nodes that the plan does not need."""
+    spare_devices: tuple[str, ...] = ()
+    """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
+    filled_in: str = ""
+    """Keys that the job leaves to the cards, with their values."""
     exact: bool
     exact_reason: str
     explanation: tuple[str, ...]
@@ -153,11 +157,13 @@ class PlanPreview:
         if self.simulation is not None:
             lines += ["", *self._simulated(self.simulation)]
         reductions = [line for line in self.explanation if line.startswith("Replicas of stage")]
-        shown = self.spares if len(self.spares) <= MOST_SPARES else (*self.spares[:MOST_SPARES], self._more_spares())
+        every = (*self.spares, *self.spare_devices)
+        shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
         kinds = link_sentences(self.link_kinds)
-        return [*lines, "", self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
+        left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
+        return [*lines, "", *left_out, self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
 
     @property
     def arithmetic(self) -> list[str]:
@@ -169,9 +175,6 @@ class PlanPreview:
             joined = [(*name, *row) for name, row in zip(names, rows, strict=True)]
             tables.append(table(("stage", "node", "device", *titles), joined))
         return ["memory on devices, GiB:", *tables[0], "", *legend(told), "", "seconds:", *tables[1]]
-
-    def _more_spares(self) -> str:
-        return f"and {len(self.spares) - MOST_SPARES} more"
 
     def _simulated(self, simulation: SimulationPreview) -> list[str]:
         over = simulation.batch_seconds / self.predicted_batch_seconds - 1
@@ -223,7 +226,7 @@ def preview(
     Raises ConfigError with the planner's reason for refusing.
     """
     devices = [device for node in nodes for device in node.devices]
-    spec = for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
+    given, spec = spec, for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
     plan = make_plan(spec, nodes, links=links, profiles=profiles)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
@@ -241,6 +244,8 @@ def preview(
         workers=_workers(plan, slots, costs),
         links=_links(plan),
         spares=plan.spares,
+        spare_devices=_spare_devices(plan, slots),
+        filled_in=what_was_filled_in(given, spec),
         exact=plan.is_exact,
         exact_reason=plan.exact_reason,
         explanation=explanation,
@@ -364,6 +369,13 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
         )
         for (upper, lower), connection in zip(pairs, plan.connections, strict=True)
     )
+
+
+def _spare_devices(plan: ClusterPlan, slots: Iterable[DeviceSlot]) -> tuple[str, ...]:
+    used = {(stage.node, stage.device_index) for stage in plan.stages}
+    nodes = {node for node, _ in used}
+    places = [(slot.node, slot.device.index) for slot in slots if slot.node in nodes]
+    return tuple(f"{node}:{index}" for node, index in places if (node, index) not in used)
 
 
 def _distance(plan: ClusterPlan) -> DistancePreview | None:

@@ -244,7 +244,7 @@ async def test_daemons_that_cannot_start_say_why_in_one_line(playground: Any, tm
     mistakes: list[tuple[str, dict[str, object], int, str]] = [
         ("d", {"certificates": tmp_path / "empty"}, EXIT_CONFIG, "ca.pem: cannot be read: No such file or directory"),
         ("e", {"certificates": stranger}, EXIT_CONFIG, "ca.pem: is not a certificate in PEM"),
-        ("f", {"devices": "cuda"}, EXIT_CONFIG, "this machine has no CUDA device"),
+        ("f", {"devices": "cuda"}, EXIT_CONFIG, "no CUDA device here: "),
         ("g", {"listen": taken}, EXIT_CONFIG, f"cannot listen at {taken}"),
         ("h", {"state_dir": playground.folder / "a"}, EXIT_CONFIG, "another daemon runs on this state_dir"),
         ("i", {"etcd": "127.0.0.1:1"}, EXIT_UNREACHABLE, "etcd at 127.0.0.1:1"),

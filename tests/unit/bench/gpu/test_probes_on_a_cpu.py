@@ -21,7 +21,8 @@ def test_without_a_card_the_command_says_so_in_one_line(
     assert command.main(["--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert "no CUDA device" in said.err
+    assert "no CUDA device: " in said.err
+    assert 'make gpu GPU="--device cpu"' in said.err
     assert not (tmp_path / "out").exists()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.distance import lateness_s
+from headway.daemon.costs.distance import Distance, lateness_s
 from headway.daemon.costs.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
@@ -231,3 +231,19 @@ def test_a_link_that_grows_longer_is_worth_a_deeper_plan() -> None:
             cost=MoveCost(num_bytes=0),
         )
         assert judge(outlook).is_worth_it is is_worth_it
+
+
+def test_a_cut_depth_that_costs_nothing_says_so() -> None:
+    """Memory gives one depth less than the links want, and a batch takes as long: no "7.08 s instead of 7.08 s"."""
+    distance = Distance(
+        stage_seconds=(1.0, 1.0),
+        link_seconds=(0.5,),
+        pace_s=1.0,
+        hidden_batch_s=8.0,
+        num_microbatches=8,
+        delay=1,
+        depths=(3, 1),
+        is_cut_short=True,
+    )
+    assert f"{distance.batch_s:.3g}" == "8"
+    assert distance.sentences("2bw")[0].endswith("would hide it, but no batch would be shorter.")

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from headway.daemon.client import doctor
+from headway.daemon.errors import ConfigError
 from headway.daemon.node.hardware import class_of, find_devices
+from headway.stages.no_card import why_no_card
 
 GIB = 1 << 30
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
@@ -81,3 +84,25 @@ def test_workers_on_the_cpu_share_its_class_and_its_memory() -> None:
     one, other = find_devices("cpu", 2)
     assert one.arithmetic_class == other.arithmetic_class == class_of((one, other)) != ""
     assert find_devices("cpu", 1)[0].memory_bytes // 2 == one.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("cuda", "visible", "why"),
+    [
+        (None, "0", "torch is built without CUDA; a card needs a build with it"),
+        ("12.8", "", "CUDA_VISIBLE_DEVICES is ''"),
+        ("12.8", None, "torch is built for CUDA 12.8, and finds no device; `nvidia-smi` shows driver and cards"),
+    ],
+)
+def test_why_there_is_no_card(cuda: str | None, visible: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build, the variable that hides cards, or the driver: `doctor` and `devices = "cuda"` name it."""
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert why_no_card() == why
+    assert f"CPU only: {why}" in doctor._torch().found
+    with pytest.raises(ConfigError) as error:
+        find_devices("cuda", 0)
+    assert str(error.value) == f"devices: no CUDA device here: {why}; or say `cpu` or `auto`"

@@ -93,3 +93,23 @@ def test_the_scores_of_math_do_not_fit() -> None:
     spec = replace(spec, train=replace(spec.train, attention_backend="math"))
     with pytest.raises(ConfigError, match=r"does not fit: .* in reserve"):
         planned(spec, MIXED.partition('[[nodes]]\nname = "four"')[0])
+
+
+def test_a_card_without_a_stage_is_a_spare() -> None:
+    """Eight cards, seven stages: the eighth has a name."""
+    plan = planned(example(8192), EIGHT)
+    used = {worker.device.removeprefix("cuda:") for worker in plan.workers}
+    assert plan.spare_devices == tuple(f"one:{index}" for index in range(8) if str(index) not in used)
+    assert [line for line in plan.lines if line.startswith("Spare")] == ["Spare: one:7."]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("", "bfloat16"), ("capability = 7.0", "float32")])
+def test_keys_that_the_job_leaves_out_are_planned_as_submit_fixes_them(capability: str, dtype: str) -> None:
+    """A job without `dtype`: bfloat16 on cards that compute it, and the plan says so."""
+    spec = example(2048)
+    spec = replace(spec, train=replace(spec.train, dtype="float32"))
+    found = parse_nodes(f"{MANY}{capability}", "n.toml")
+    plan = preview(spec, found.records(spec.train), named=(), links=found.link_assumptions())[0]
+    told = [line for line in plan.lines if line.startswith("The job leaves some keys to the cards")]
+    assert bool(told) == (dtype == "bfloat16")
+    assert ("train.dtype = bfloat16" in plan.filled_in) == (dtype == "bfloat16")

@@ -166,3 +166,23 @@ def test_a_mistake_is_one_line_that_says_where(case: str) -> None:
         read(text)
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "capability"),
+    [
+        ('kind = "cuda"', "8.6"),
+        ('kind = "cuda"\ncapability = 7', "7.0"),
+        ('kind = "cuda"\ncapability = 12.0', "12.0"),
+        ('kind = "cpu"', ""),
+    ],
+)
+def test_a_card_has_a_capability(entry: str, capability: str) -> None:
+    """A card that says none computes bfloat16, and counts as one of the smaller."""
+    assert read(f"{NODE}[[nodes.devices]]\n{entry}\n").records(TRAIN)[0].devices[0].capability == capability
+
+
+def test_a_gpu_is_cuda() -> None:
+    """The nearest word by letters would be `cpu`."""
+    with pytest.raises(ConfigError, match="'gpu' is not one of cpu, cuda; did you mean `cuda`"):
+        read(NODE + '[[nodes.devices]]\nkind = "gpu"\n')
