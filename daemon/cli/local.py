@@ -41,7 +41,7 @@ def demo(
     from headway.daemon.local.interrupts import run_interruptible
 
     return run_interruptible(
-        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary), on_first=_say_stopping
+        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary), on_first=_say_demo_stops
     )
 
 
@@ -166,6 +166,10 @@ def reference(
 def _say_starting(nodes: int) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"starting etcd and {nodes} node{'s' * (nodes != 1)}\n")
+
+
+def _say_demo_stops() -> None:
+    sys.stderr.write("stopping; the next demo starts from the beginning (Ctrl-C again stops at once)\n")
 
 
 def _say_stopping() -> None:

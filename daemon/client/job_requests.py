@@ -107,7 +107,9 @@ async def resume(session: ClusterSession, name: str) -> str:
         raise ConfigError(
             f"{why}; the job cannot continue: cancel it, and submit a job that keeps the rule", f"job {name}"
         )
-    job = await _request(session, name, Desired.RUNNING, refuse=frozenset({Phase.FINISHED, Phase.CANCELLED}))
+    over = frozenset({Phase.FINISHED, Phase.CANCELLED})
+    remedy = f"; `headway jobs rm {name}` and `headway submit --from CHECKPOINT` make a new job of its checkpoint"
+    job = await _request(session, name, Desired.RUNNING, refuse=over, remedy=remedy)
     if job.phase.phase not in (Phase.PAUSED, Phase.FAILED):
         return f"{name}: continues; it is {job.phase.phase} now"
     start = f"batch {job.checkpoint.boundary}" if job.checkpoint else "the beginning"
@@ -149,7 +151,9 @@ def _kept(session: ClusterSession, job: JobView) -> str:
     return f"; its checkpoint stays at {root / url if root is not None and is_relative else url}"
 
 
-async def _request(session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase]) -> JobView:
+async def _request(
+    session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase], remedy: str = ""
+) -> JobView:
     """Write the requested phase with a new request number. Return the job before the request."""
     from headway.daemon.etcd.transaction import Compare, Put
 
@@ -157,7 +161,7 @@ async def _request(session: ClusterSession, name: str, wanted: Desired, *, refus
         view = await session.view()
         job = job_of(view, name)
         if job.phase.phase in refuse:
-            raise ConfigError(f"is {job.phase.phase} already", f"job {name}")
+            raise ConfigError(f"is {job.phase.phase} already{remedy}", f"job {name}")
         key = Keys.of(name, "desired")
         record = DesiredRecord(state=wanted, request=max(job.desired.request, job.phase.request) + 1)
         try:

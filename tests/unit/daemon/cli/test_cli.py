@@ -6,13 +6,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import typer
 
 from headway.daemon.cli.main import app, run
-from headway.daemon.errors import ConflictError, JobFailedError, StoreUnreachableError
+from headway.daemon.client.job_requests import resume
+from headway.daemon.errors import ConfigError, ConflictError, JobFailedError, StoreUnreachableError
+from headway.daemon.local import interrupts
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Phase, PhaseRecord
+from tests.unit.daemon.cli.fake_cluster import cluster_view
 
 ROOT = Path(__file__).resolve().parents[4]
 Headway = Callable[..., tuple[int, str, str]]
@@ -334,3 +342,24 @@ def test_a_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit) as ended:
         run([])
     assert (ended.value.code, capsys.readouterr().out.split()) == (0, ["status"])
+
+
+async def test_a_job_that_is_over_names_the_way_to_continue() -> None:
+    """`resume` of a cancelled job: only its checkpoint is left, and a new job may begin with it."""
+    view = cluster_view()
+    over = encode(PhaseRecord(phase=Phase.CANCELLED))
+    view.apply(Keys.of("broken", "phase"), over, mod_revision=99, create_revision=99)
+    session: Any = SimpleNamespace(view=AsyncMock(return_value=view))
+    with pytest.raises(ConfigError) as error:
+        await resume(session, "broken")
+    assert str(error.value) == (
+        "job broken: is cancelled already; `headway jobs rm broken` and `headway submit --from CHECKPOINT` make a new "
+        "job of its checkpoint"
+    )
+
+
+def test_an_interrupted_demo_promises_no_continuation(headway: Headway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each demo starts from the beginning, so Ctrl-C does not speak of saved jobs."""
+    monkeypatch.setattr(interrupts, "run_interruptible", lambda _main, *, on_first: on_first() or 130)
+    code, _, err = headway("demo")
+    assert (code, err) == (130, "stopping; the next demo starts from the beginning (Ctrl-C again stops at once)\n")
