@@ -16,10 +16,10 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints, stale_parts
 from headway.daemon.records.keys import Keys
 from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
-from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, folder_name, submission_url
+from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.journal_parts import delete_part, list_parts
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView, JobView
 
 SWEEP_PERIOD_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
@@ -109,24 +109,24 @@ class CheckpointSweep:
         return num_deleted + await self._sweep_parts(job, url, is_late=is_late)
 
     async def _sweep_parts(self, job: JobView, url: str, *, is_late: bool) -> int:
-        """Delete journal parts of a submission's folder that no checkpoint names; return their number."""
+        """Delete files of journal parts of a submission's folder that no checkpoint needs; return their number."""
         folder = f"{url}/{JOURNAL_PARTS}"
         num_deleted = 0
-        for place in stale_parts(self._view, job, await self._threads.run(folder, lambda _: list_parts(folder))):
+        for file in stale_parts(self._view, job, await self._threads.run(folder, lambda _: list_parts(folder))):
             now = self._view.jobs.get(job.name)
             if now is None or now.submission != job.submission or not self._may_act(is_late=is_late):
                 break
-            if stale_parts(self._view, now, [place]):
-                await self._delete_part(folder, place)
-                log.info("left_part_deleted", job=job.name, url=folder, place=place)
+            if stale_parts(self._view, now, [file]):
+                await self._delete_part(folder, file)
+                log.info("left_part_deleted", job=job.name, url=folder, place=file.place)
                 num_deleted += 1
         return num_deleted
 
     async def _delete(self, url: str) -> None:
         await self._threads.run(url, lambda _: delete_checkpoint(url))
 
-    async def _delete_part(self, folder: str, place: Place) -> None:
-        await self._threads.run(folder, lambda _: delete_part(folder, place))
+    async def _delete_part(self, folder: str, file: PartFile) -> None:
+        await self._threads.run(folder, lambda _: delete_part(folder, file.name))
 
     def _may_act(self, *, is_late: bool) -> bool:
         return (is_late or self._is_leading()) and self._view.steady_since is not None

@@ -11,7 +11,7 @@ from typing import Final
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.situation.boundaries import age, lineage_of
-from headway.daemon.storage.checkpoint_names import folder_name
+from headway.daemon.storage.checkpoint_names import PartFile, folder_name
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
 
 OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})
@@ -49,18 +49,27 @@ def stale_checkpoints(view: ClusterView, job: JobView, found: Iterable[BoundaryF
     ]
 
 
-def stale_parts(view: ClusterView, job: JobView, found: Iterable[Place]) -> list[Place]:
-    """Return a job's journal parts that may be deleted: no record names them, and no later checkpoint will.
+def stale_parts(view: ClusterView, job: JobView, found: Iterable[PartFile]) -> list[PartFile]:
+    """Return the files of a job's journal parts that may be deleted: no record names them, and no checkpoint will.
 
-    Each checkpoint names the parts of the one before it, so the newest one names all that any checkpoint needs.
+    Each checkpoint names the parts of the one before it, so the newest one names all that any checkpoint needs. All of
+    these were whole before its record. So a partial file of such a part is of no use, whoever may still write to it.
     """
     if job.submission is None or not job.submission.uid:
         return []
     checkpoints = [other.checkpoint for other in view.jobs.values() if other.checkpoint is not None]
     named = {part.place for checkpoint in checkpoints for part in checkpoint.journal_parts}
-    parts = [BoundaryFolder(*place, has_manifest=False) for place in found if place not in named]
-    newest = _newest(job)
-    return [part.place for part in parts if _is_stale(job, part) or age(part.place) == newest]
+    own = _own_checkpoint(job)
+    whole = {part.place for part in own.journal_parts} if own is not None else frozenset()
+    return [
+        file
+        for file in found
+        if (file.place in whole and not file.is_whole) or (file.place not in named and _is_part_stale(job, file.place))
+    ]
+
+
+def _is_part_stale(job: JobView, place: Place) -> bool:
+    return _is_stale(job, BoundaryFolder(*place, has_manifest=False)) or age(place) == _newest(job)
 
 
 def _named_by(job: JobView) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
 from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint_names import file_name, place_of_folder
+from headway.daemon.storage.checkpoint_names import file_name, partial_name, place_of_folder
 from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
@@ -141,7 +141,7 @@ def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callabl
     """Fetch a state file by its URL; raises and calls as `fetch_from_checkpoint`."""
     from headway.stages.state.state_file import content_checksum
 
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
     try:
         with partial.open("wb") as file:
             for chunk in read_chunks_of(source, beat=beat):
@@ -185,7 +185,7 @@ def write_chunks(url: str, chunks: Iterator[bytes], *, beat: Callable[[], None] 
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
         try:
             with partial.open("wb") as local:
                 for chunk in chunks:

@@ -11,7 +11,7 @@ import structlog
 
 from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.storage.checkpoint import fetch_file, read_chunks_of, write_chunks
-from headway.daemon.storage.checkpoint_names import part_name, place_of_part
+from headway.daemon.storage.checkpoint_names import PartFile, part_file, part_name
 from headway.daemon.storage.file_system import open_url, told_as
 
 log = structlog.get_logger()
@@ -37,19 +37,19 @@ def fetch_part(url: str, part: JournalPart, target: Path, *, beat: Callable[[], 
     return True
 
 
-def list_parts(url: str) -> list[tuple[int, int]]:
-    """Return the (timeline, boundary) of each part in a folder; none if it does not exist. Raises RecoveryError."""
+def list_parts(url: str) -> list[PartFile]:
+    """Return the parts in a folder, also those half written; none if it does not exist. Raises RecoveryError."""
     file_system, path = open_url(url)
     with told_as(url, "listed"):
         file_system.invalidate_cache(path)  # object stores cache listings
         entries = file_system.ls(path, detail=False) if file_system.isdir(path) else []
-    places = [place_of_part(entry.rsplit("/", 1)[-1]) for entry in entries]
-    return sorted(place for place in places if place is not None)
+    found = [part_file(name) for name in sorted(entry.rsplit("/", 1)[-1] for entry in entries)]
+    return [file for file in found if file is not None]
 
 
-def delete_part(url: str, place: tuple[int, int]) -> None:
-    """Delete a part. Deleting a missing part is no error. Raises RecoveryError."""
-    file_system, path = open_url(f"{url}/{part_name(*place)}")
+def delete_part(url: str, name: str) -> None:
+    """Delete a part's file. Deleting a missing one is no error. Raises RecoveryError."""
+    file_system, path = open_url(f"{url}/{name}")
     with told_as(url, "deleted"):
         if file_system.exists(path):
             file_system.rm_file(path)

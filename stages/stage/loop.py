@@ -15,7 +15,6 @@ from headway.stages.errors import UnavailableError
 from headway.stages.ids import Boundary
 from headway.stages.schedule.schedule import WAIT, Awaited, Op, ScheduleState, Wait, awaited, next_op
 from headway.stages.stage.executor import Executor
-from headway.stages.stage.snapshots import PATIENCE_S as SNAPSHOT_PATIENCE_S
 from headway.stages.telemetry.goodput import BUBBLE, SNAPSHOT, waiting_for
 
 ItemT = TypeVar("ItemT")
@@ -108,7 +107,7 @@ class StageLoop(Generic[ItemT]):
         began = perf_counter()
         self.executor.observer.waits(SNAPSHOT, began)
         try:
-            item = self._next_item("the snapshot writer", SNAPSHOT_PATIENCE_S)
+            item = self._next_item("the snapshot writer", snapshots.patience_s)
         except Empty:
             snapshots.give_up()  # its end is in the inbox now
             item = self._inbox.get()

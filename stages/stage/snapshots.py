@@ -19,7 +19,9 @@ from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, Snapsh
 from headway.stages.state.state_file import StateHeader, to_host
 
 PATIENCE_S = 60.0
-"""Maximum wait of an update for a writer; then the snapshot is given up."""
+"""Maximum wait of an update for a writer of few bytes; then the snapshot is given up."""
+LEAST_BYTES_PER_S = 50e6
+"""Lowest rate at which a writer of many bytes is waited for: about half of a hard disk's."""
 LETTING_GO_S = 10.0
 """Time for a cancelled writer to release the tensors."""
 
@@ -54,6 +56,8 @@ class Snapshots:
         self._writing: Boundary | None = None
         self._next: tuple[Boundary, Sequence[LayerState], Journal | None] | None = None
         """What to write when the blocks are free: its boundary is being read, too."""
+        self._num_bytes = 0
+        """Of the snapshot that began last."""
         self._waited_s = 0.0
         self._last_began = self._began = perf_counter()
 
@@ -61,6 +65,11 @@ class Snapshots:
     def is_reading(self) -> bool:
         """Return whether tensors of this generation are being read, so that no update may run."""
         return self._reading is not None
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long an update waits for the writer. The neighbours, who wait meanwhile, must not give up first."""
+        return min(PATIENCE_S + self._num_bytes / LEAST_BYTES_PER_S, self._context.patience_s / 2)
 
     def attach(self, events: RunEvents, on_copied: Callable[[], None]) -> None:
         """Connect to a run, before `started`. on_copied: is called when `is_reading` may have changed."""
@@ -87,7 +96,7 @@ class Snapshots:
         self._writer.cancel(timeout_s=0.0)
         self._next = None
         for boundary in sorted({self._reading, self._writing} - {None}):  # type: ignore[type-var]
-            self._report_missed(boundary, f"not written within {PATIENCE_S:g} s")  # type: ignore[arg-type]
+            self._report_missed(boundary, f"not written within {self.patience_s:.0f} s")  # type: ignore[arg-type]
 
     def ended(self, item: SnapshotEnded) -> None:
         """Note a finished snapshot of any generation. The interval doubles when this generation's are too late."""
@@ -116,6 +125,7 @@ class Snapshots:
         except HostMemoryError as error:
             self._report_missed(boundary, str(error))
             return
+        self._num_bytes = sum(tensor.nbytes for of_layer in snapshot.tensors.values() for tensor in of_layer.values())
         self._reading = self._writing = boundary
         self._writer.begin(snapshot)
         if snapshot.copy is not None:

@@ -22,7 +22,7 @@ from headway.stages.state.layer_file import SUFFIX
 from headway.stages.state.state_file import StateHeader, WriteCancelledError, WrittenFile, to_host, write_state
 
 COPYING_S: Final = 120.0
-"""Maximum wait for the copy to the host. The stage has given the snapshot up before."""
+"""Maximum wait for the copy to the host, which moves gigabytes a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from headway.daemon.leader.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
 from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints, stale_parts
 from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
-from headway.daemon.storage.checkpoint_names import boundary_url, part_name
+from headway.daemon.storage.checkpoint_names import PartFile, boundary_url, part_name, partial_name
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
@@ -85,32 +85,50 @@ def with_parts(*places: tuple[int, int]) -> JobView:
     return job(checkpoint=record)
 
 
+def stale(of: JobView, *places: tuple[int, int], is_whole: bool = True, view: ClusterView | None = None) -> list[
+    tuple[int, int]
+]:  # fmt: skip
+    found = [PartFile("any", place, is_whole=is_whole) for place in places]
+    return [file.place for file in stale_parts(view or ClusterView(jobs={"j": of}), of, found)]
+
+
 def test_parts_that_no_checkpoint_can_name_are_stale() -> None:
     """Named ones stay, and those of boundaries that are still to be completed; the rest was left or never named."""
     of = with_parts((1, 20))
-    view = ClusterView(jobs={"j": of})
-    assert stale_parts(view, of, [(1, 20), (3, 60), (5, 80), (6, 80)]) == []
-    assert stale_parts(view, of, [(1, 30), (3, 30), (3, 40), (3, 80), (4, 80)]) == [
-        (1, 30), (3, 30), (3, 40), (3, 80), (4, 80)
+    assert stale(of, (1, 20), (3, 60), (5, 80), (6, 80)) == []
+    left_behind = ((1, 30), (3, 30), (3, 40), (3, 80), (4, 80))
+    assert stale(of, *left_behind) == list(left_behind)
+
+
+def test_partial_parts_are_stale_when_no_checkpoint_waits_for_them() -> None:
+    """Of a named part, or of one that was left: a dead leader's. Of a later boundary: perhaps a living one's. Those
+    that a job copies from its origin are needed until it has a checkpoint of its own."""
+    of = with_parts((1, 20))
+    assert stale(of, (1, 20), (3, 40), (3, 60), (5, 80), (6, 80), (3, 80), is_whole=False) == [
+        (1, 20), (3, 40), (3, 80)
     ]  # fmt: skip
+    assert of.checkpoint is not None
+    child = replace(of, checkpoint=replace(of.checkpoint, origin_job="j"))
+    assert stale(child, (1, 20), is_whole=False) == []
 
 
 def test_parts_that_another_job_starts_with_stay() -> None:
     child = replace(with_parts((4, 20)), name="c")
     of = with_parts((1, 20))
-    assert stale_parts(ClusterView(jobs={"j": of, "c": child}), of, [(4, 20), (4, 30)]) == [(4, 30)]
+    assert stale(of, (4, 20), (4, 30), view=ClusterView(jobs={"j": of, "c": child})) == [(4, 30)]
 
 
 def test_left_parts_are_deleted_and_named_ones_are_not(tmp_path: Path) -> None:
-    """A manifest that was given up leaves a part, and a dead leader a torn one: that is no part, and harms nobody."""
+    """A manifest that was given up leaves a part, and a dead leader a torn one; a living one may be at work."""
     folder = tmp_path / "checkpoints/j/u/journal"
     folder.mkdir(parents=True)
-    for name in (part_name(1, 20), part_name(3, 40), part_name(5, 80), f".{part_name(5, 60)}.abcd"):
+    dead, alive = (partial_name(part_name(*place), "0123abcd") for place in ((3, 40), (5, 60)))
+    for name in (part_name(1, 20), part_name(3, 40), part_name(5, 80), dead, alive, "notes"):
         (folder / name).write_bytes(b"rows")
     view = ClusterView(jobs={"j": with_parts((1, 20))}, steady_since=0.0)
     asyncio.run(CheckpointSweep(view, is_leading=lambda: True, checkpoint_root=tmp_path).sweep())
     left_there = {path.name for path in folder.iterdir()}
-    assert left_there == {part_name(1, 20), part_name(5, 80), f".{part_name(5, 60)}.abcd"}
+    assert left_there == {part_name(1, 20), part_name(5, 80), alive, "notes"}
 
 
 def test_an_unusual_error_of_a_driver_does_not_end_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.schedule.schedule import Backward, Update
+from headway.stages.stage import snapshots
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.loop import StageLoop
 from headway.stages.stage.snapshot_interval import LATE_S, SnapshotInterval
@@ -146,6 +147,42 @@ def test_a_late_writer_holds_the_update_and_nothing_else(tmp_path: Path) -> None
     assert_exact(job, layers, journal)
 
 
+def test_a_writer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of boundary 1 is never done → update 1 runs when the patience ends, the bits stay, no file is left."""
+    job = JOBS["2bw, clip, Muon + EF"]
+    layers, journal, trace = initial_layers(job), Journal(), Trace()
+    monkeypatch.setattr(snapshots, "PATIENCE_S", 0.05)
+
+    def hold(snapshot: Snapshot, layer: LayerName) -> None:
+        until = time.monotonic() + 20
+        while snapshot.boundary == 1 and Update(1) not in {op for op, _, _ in list(trace.ops)}:
+            assert time.monotonic() < until, "the update never ran"
+            time.sleep(0.001)
+
+    pipeline = Pipeline(
+        job, layers, journal, num_stages=1, observers=[trace], snapshots=SnapshotPlan(tmp_path, on_file=hold)
+    )
+    pipeline.run()
+    assert_exact(job, layers, journal)
+    assert "not written within 0 s" in {ended.boundary: ended.trouble for ended in pipeline.ended}[1]
+    assert not (tmp_path / "1").exists()
+
+
+def test_the_patience_follows_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update waits 60 s and the bytes over the lowest rate, and never so long that its neighbours give up."""
+    job = make_job(with_train(batches=4), EF)
+    context = context_of(job)
+    layers = list(initial_layers(job).values())
+    num_bytes = sum(tensor.nbytes for layer in layers for tensor in layer.tensors().values())
+    held = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
+    assert held.patience_s == 60
+    held.reached(Boundary(3), layers, None)
+    monkeypatch.setattr(snapshots, "LEAST_BYTES_PER_S", num_bytes / 100)
+    assert held.patience_s == 160
+    monkeypatch.setattr(snapshots, "LEAST_BYTES_PER_S", num_bytes / 1e6)
+    assert held.patience_s == context.patience_s / 2
+
+
 def test_layers_that_stayed_live_are_written_at_the_start(tmp_path: Path) -> None:
     """A planned change at boundary 2 leaves two layers and the journal → just these are written."""
     job = make_job(with_train(batches=4), EF)
@@ -246,15 +283,15 @@ def test_only_its_own_snapshot_frees_an_update(tmp_path: Path) -> None:
     """The end of a snapshot of the generation before, at the same boundary, arrives late: the update is held on."""
     job = make_job(with_train(batches=4), EF)
     context = context_of(job)
-    snapshots = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
+    held = Snapshots(SnapshotWriter(SimpleQueue()), SnapshotInterval(1, 0), context, folder=tmp_path)
     layers = list(initial_layers(job).values())
-    snapshots.reached(Boundary(3), layers, None)
-    assert snapshots.is_reading
+    held.reached(Boundary(3), layers, None)
+    assert held.is_reading
     before = SnapshotEnded(job="tiny", generation=Generation(1), timeline=Timeline(1), boundary=Boundary(3))
-    snapshots.ended(before)
-    assert snapshots.is_reading
-    snapshots.ended(replace(before, generation=Generation(2)))
-    assert not snapshots.is_reading
+    held.ended(before)
+    assert held.is_reading
+    held.ended(replace(before, generation=Generation(2)))
+    assert not held.is_reading
 
 
 def test_a_file_that_was_there_before_stays(tmp_path: Path) -> None:
