@@ -1,8 +1,13 @@
-"""Freed memory that stays with a stage's process, against glibc's own habits: two stages over gRPC, in two processes.
+"""What a stage's process spends beside its arithmetic: on memory that it frees, and on the memory of its operations.
 
+--rows memory: freed memory that stays with the process, against glibc's own habits: two stages over gRPC.
 kept_memory_WIDTH: processor seconds of both processes without `keep_freed_memory`, over those with it.
 page_faults_WIDTH: how many times fewer pages the kernel clears.
 large_pages_WIDTH: processor seconds of both with kept memory in pages of 4 KiB, over those in pages of 2 MiB.
+
+--rows trace: what it costs that `headway trace` can be asked at any time.
+record_ns: to remember one operation, the call included; a call that does nothing, measured in turns, is beside it.
+tell_ms: to put a full memory into the answer, in a thread that shares the processor with the computation.
 
 Processor time, unlike wall time, hardly depends on what else the machine does. Sides alternate; losses are compared.
 """
@@ -10,18 +15,26 @@ Processor time, unlike wall time, hardly depends on what else the machine does. 
 import argparse
 import resource
 import sys
+import time
 from dataclasses import dataclass
 
-from rigs.measure import Figure, progress, report
-from rigs.pipeline_processes import Host, Processes, StageRun, cut
+from rigs.measure import Figure, alternate, progress, report
+from rigs.pipeline_processes import Host, Operations, Processes, StageRun, cut
 
+from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.spec import OptimSpec
+from headway.proto.control_pb2 import StageAssignment, Start
+from headway.stages.schedule.schedule import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
+from headway.stages.stage.observer import StageObserver
+from headway.stages.telemetry.goodput import Goodput
+from headway.stages.telemetry.recent_ops import NUM_KEPT
 
 WORKLOADS = {256: (4, 8), 128: (2, 24)}
 """By width: sequences of a microbatch, and batches of a run."""
 NUM_BLOCKS = 4
+ROWS = ("memory", "trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +108,52 @@ def compare(width: int, *, num_pairs: int) -> dict[str, Figure]:
     }
 
 
+class Nothing(Operations):
+    """Forgets."""
+
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None: ...
+
+
+def trace_costs(num_pairs: int) -> dict[str, Figure]:
+    """Of remembering one operation, and of telling all that are kept."""
+    num_ops = 200_000
+    records = StageRecords(None, node="bench", incarnation="bench")
+    records.begin(Start(job_name="bench", generation=1, stage=StageAssignment(index=0, num_stages=1)))
+    remembering, nothing = records.observer(Goodput(), lambda _: None), Nothing()
+    ops = [Forward(batch, 0) for batch in range(1000)]
+
+    def ns_of(observer: StageObserver) -> float:
+        """One call, of so many."""
+        began = time.process_time()
+        for _ in range(num_ops // len(ops)):
+            for op in ops:
+                observer.ended(op, version=1, num_versions_live=2, started=time.perf_counter(), ended=1.0)
+        return (time.process_time() - began) / num_ops * 1e9
+
+    pairs = alternate(num_pairs, lambda: ns_of(remembering), lambda: ns_of(nothing))
+    told_ms = []
+    for request in range(num_pairs):
+        began = time.process_time()
+        assert len(records.recent(request).SerializeToString()) > NUM_KEPT
+        told_ms.append((time.process_time() - began) * 1e3)
+    return {
+        "record_ns": Figure.of([ours for ours, _ in pairs]),
+        "empty_call_ns": Figure.of([theirs for _, theirs in pairs]),
+        "tell_ms": Figure.of(told_ms),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a minute, for a first look")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="only these")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
-    for width in WORKLOADS:
+    for width in WORKLOADS if "memory" in options.rows else ():
         figures |= compare(width, num_pairs=3 if options.quick else 11)
-    return report("Freed memory kept by the process", figures)
+    if "trace" in options.rows:
+        figures |= trace_costs(5 if options.quick else 25)
+    return report("A stage's process beside its arithmetic", figures)
 
 
 if __name__ == "__main__":

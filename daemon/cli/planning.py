@@ -1,7 +1,7 @@
 """`headway plan`: shows which node would hold which layers, before anything is submitted or rented."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +94,7 @@ def plan(
     links: LinkAssumptions | None = None
     records: Sequence[NodeRecord]
     if nodes_file is not None:
-        records, links = _from_file(nodes_file, spec)
+        records, links = _from_file(nodes_file, spec, named)
     elif nodes:
         records = equal_nodes(nodes, memory_bytes=round(memory * (1 << 30)))
     elif _is_any_cluster(etcd, cluster):
@@ -156,12 +156,15 @@ def _this_machine() -> "NodeRecord":
     )
 
 
-def _from_file(path: Path, spec: "JobSpec") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
+def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
+    from headway.daemon.jobs.device_defaults import with_device_defaults
     from headway.daemon.jobs.typed_toml import read_text
     from headway.daemon.preview.nodes_file import parse_nodes
 
     found = parse_nodes(read_text(path, "nodes file"), str(path))
-    return found.records(spec.train), found.link_assumptions()
+    devices = [device for node in found.records(spec.train) for device in node.devices]
+    train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
+    return found.records(train), found.link_assumptions()
 
 
 def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:

@@ -68,7 +68,7 @@ class Snapshots:
 
     @property
     def patience_s(self) -> float:
-        """Return how long an update waits for the writer. The neighbours, who wait meanwhile, must not give up first."""
+        """Return how long an update waits for the writer, below the time after which a neighbour gives up."""
         return min(PATIENCE_S + self._num_bytes / LEAST_BYTES_PER_S, self._context.patience_s / 2)
 
     def attach(self, events: RunEvents, on_copied: Callable[[], None]) -> None:
