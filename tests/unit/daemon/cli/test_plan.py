@@ -86,6 +86,18 @@ def test_a_job_that_does_not_fit_is_refused_with_the_arithmetic(headway: Headway
     assert "6.15 GiB the largest, beside 1.3 GiB in reserve" in err
 
 
+def test_rates_count_in_the_dtype_that_the_job_gets(headway: Headway, tmp_path: Path) -> None:
+    """The job names no dtype, so a card computes it in bfloat16: `tflops` are of bfloat16."""
+    nodes, job, seconds = tmp_path / "nodes.toml", tmp_path / "job.toml", []
+    job.write_text('[job]\nname = "j"\n')
+    for rate in ("tflops", "bfloat16_tflops"):
+        nodes.write_text(f'[[nodes]]\nname = "a"\n[[nodes.devices]]\nkind = "cuda"\n{rate} = 100.0\n')
+        code, out, err = headway("plan", str(job), "--nodes-file", str(nodes), "--json")
+        assert (code, err) == (0, "")
+        seconds.append(json.loads(out)["predicted_batch_seconds"])
+    assert seconds[0] == seconds[1]
+
+
 def test_many_spares_are_counted(headway: Headway, tmp_path: Path) -> None:
     """A small job on forty nodes names some that it does not need, and says how many more there are."""
     nodes = tmp_path / "n.toml"
