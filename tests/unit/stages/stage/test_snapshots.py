@@ -164,7 +164,7 @@ def test_a_writer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest
     )
     pipeline.run()
     assert_exact(job, layers, journal)
-    assert "not written within 0 s" in {ended.boundary: ended.trouble for ended in pipeline.ended}[1]
+    assert "not written within 0 s" in {ended.boundary: ended.trouble for ended in pipeline.ended}[Boundary(1)]
     assert not (tmp_path / "1").exists()
 
 
