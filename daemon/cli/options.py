@@ -51,6 +51,7 @@ def with_cluster(
     """Find the cluster, open a session, do the work in it, close the session."""
     import asyncio
 
+    from headway.daemon import early_interrupt
     from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
@@ -59,6 +60,7 @@ def with_cluster(
         async with ClusterSession(address) as session:
             return await work(session)
 
+    early_interrupt.end()
     return asyncio.run(run())
 
 

@@ -5,6 +5,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headway.daemon import early_interrupt
+
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, int]]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -18,6 +20,7 @@ def run_interruptible(
     The first signal cancels it, so that its `finally` clauses stop its children; the second sets `force`.
     has_ended_well: called after a signal; if that is the work's normal end, and all of it is done, the exit code is 0.
     """
+    early_interrupt.end()
     # A signal while asyncio makes its loop would leave half a loop behind: it waits until the loop handles it.
     early: list[signal.Signals] = []
     before = {number: signal.signal(number, lambda it, _: early.append(signal.Signals(it))) for number in SIGNALS}

@@ -16,7 +16,7 @@ import traceback
 import headway.daemon.cli
 import headway.daemon.client
 import headway.daemon.reference.loop  # and with it torch
-from headway.daemon.cli.main import run
+from headway.daemon.cli.program import run
 
 LIMIT_S = 240
 

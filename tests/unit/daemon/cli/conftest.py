@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from headway.daemon.cli.main import run
+from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access
 
 Outcome = tuple[int, str, str]

@@ -13,7 +13,7 @@ from unittest.mock import AsyncMock
 import pytest
 import typer
 
-from headway.daemon.cli.main import app, run
+from headway.daemon.cli.program import app, run
 from headway.daemon.client.job_requests import resume
 from headway.daemon.errors import ConfigError, ConflictError, JobFailedError, StoreUnreachableError
 from headway.daemon.local import interrupts
@@ -41,7 +41,7 @@ def command_names() -> list[list[str]]:
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     """`headway --help` in a fresh interpreter imports neither torch nor grpc, within 0.5 s of processor time."""
     code = (
-        "import sys\nfrom headway.daemon.cli.main import run\ncode = run(['--help'])\n"
+        "import sys\nfrom headway.daemon.cli.program import run\ncode = run(['--help'])\n"
         f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules)))\nsys.exit(code)"
     )
     seconds = []

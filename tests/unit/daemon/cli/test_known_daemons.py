@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.cli.main import run
+from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, daemon_status, known_daemons
 from headway.daemon.client.known_daemons import known, remember
 from headway.daemon.errors import StoreUnreachableError

@@ -163,7 +163,7 @@ def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
     """No torch, no grpc, no event loop: a plan from a file with a trace works where none of them is."""
     arguments = ["plan", JOB, "--nodes-file", NODES, "--trace", str(tmp_path / "t.json")]
     code = (
-        f"import sys\nfrom headway.daemon.cli.main import run\ncode = run({arguments!r})\n"
+        f"import sys\nfrom headway.daemon.cli.program import run\ncode = run({arguments!r})\n"
         f"print('LOADED', *sorted({HEAVY!r} & set(sys.modules)))\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,0 +1,140 @@
+"""The command line. Only what `--help` needs is imported here; each command imports the rest when it runs."""
+
+import importlib.metadata
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from headway.daemon.cli import chaos as cli_chaos
+from headway.daemon.cli import cluster as cli_cluster
+from headway.daemon.cli import data as cli_data
+from headway.daemon.cli import jobs as cli_jobs
+from headway.daemon.cli import local as cli_local
+from headway.daemon.cli import planning as cli_planning
+from headway.daemon.cli import shares as cli_shares
+from headway.daemon.cli import submission as cli_submission
+from headway.daemon.cli import tracing as cli_tracing
+from headway.daemon.errors import (
+    EXIT_CONFIG,
+    EXIT_JOB_FAILED,
+    EXIT_UNREACHABLE,
+    ConfigError,
+    ConflictError,
+    JobFailedError,
+    RecoveryError,
+    StoreError,
+)
+from headway.daemon.terminal import printable_streams
+from headway.stages.errors import CompilationError, DataError, PeerError
+from headway.stages.sockets.tls_sentences import sentence_of
+
+EXIT_INTERRUPTED = 130
+
+_ClickError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""click's base class of usage errors; its place depends on the version of typer."""
+
+app = typer.Typer(
+    name="headway",
+    help="Train one model as a pipeline across machines that differ, come and go.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(importlib.metadata.version("headway"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train one model as a pipeline across machines that differ, come and go.
+
+    \b
+    headway demo                              train a small model on a cluster on this machine
+    headway run JOB.toml --nodes 3 --out DIR  start a cluster for one job
+    headway up --nodes 3                      start a cluster that stays, for `submit`, `watch`, …
+
+    Exit codes: 2 usage or configuration, 3 unreachable, 4 job failed.
+    """
+
+
+for module in (
+    cli_local,
+    cli_submission,
+    cli_jobs,
+    cli_shares,
+    cli_tracing,
+    cli_planning,
+    cli_cluster,
+    cli_chaos,
+    cli_data,
+):
+    module.register(app)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; return the exit code. Control characters in foreign texts never reach the terminal."""
+    with printable_streams():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = typer.main.get_command(app).main(arguments, prog_name="headway", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # so that the flush at exit does not raise on the broken pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None or os.environ.get("HEADWAY_DEBUG"):
+            raise
+        is_help = type(error).__name__ == "NoArgsIsHelpError"  # a group without a command: its help is the message
+        sys.stderr.write(f"{error}\n" if is_help else f"headway: {_sentence(error)}\n")
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code of an expected error; None: the error is our bug."""
+    if isinstance(error, (ConfigError, DataError, CompilationError, _ClickError)):
+        return EXIT_CONFIG
+    if isinstance(error, JobFailedError):
+        return EXIT_JOB_FAILED
+    if isinstance(error, (StoreError, PeerError, RecoveryError, ConflictError, TimeoutError)):
+        return EXIT_UNREACHABLE
+    return None
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error on one line."""
+    if isinstance(error, _ClickError):
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        text = error.format_message() + hint  # type: ignore[attr-defined]
+    else:
+        text = str(error)
+    return _without_tls_jargon(" ".join(text.split()))
+
+
+def _without_tls_jargon(text: str) -> str:
+    """Replace gRPC's words for a failed handshake by ours; keep the peer's name in front."""
+    sentence = sentence_of(text)
+    if sentence is None:
+        return text
+    peer = text.split(": ", 1)[0]
+    return f"{peer}: {sentence.meaning}; {sentence.advice}"
