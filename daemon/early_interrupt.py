@@ -25,7 +25,7 @@ def end() -> None:
         raise KeyboardInterrupt
 
 
-def _on_interrupt(number: int, frame: FrameType | None) -> None:
+def _on_interrupt(_number: int, _frame: FrameType | None) -> None:
     global _has_come
     _has_come = True
     raise KeyboardInterrupt
