@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from headway.daemon.cli import main as cli
+from headway.daemon.cli import program as cli
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
