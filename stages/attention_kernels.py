@@ -46,9 +46,11 @@ def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: 
     compute = _numbers(capability)
     if train.dtype == "bfloat16" and compute is not None and compute < _AMPERE:
         return f"in bfloat16 it needs a card of compute capability 8.0 or newer, and this one has {capability}"
+    if kernel == "flash" and 0 < model.sliding_window < train.sequence_length:
+        return "on a card it takes no sliding window that is shorter than a sequence"
     if kernel == "efficient":
-        return _why_not_efficient(model.head_dim, train.dtype, compute)
-    return _why_not_flash(model.head_dim, train.dtype, compute)
+        return _why_not_efficient(model.head_width, train.dtype, compute)
+    return _why_not_flash(model.head_width, train.dtype, compute)
 
 
 def _why_not_efficient(head_dim: int, dtype: str, compute: tuple[int, int] | None) -> str:

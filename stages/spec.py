@@ -1,6 +1,6 @@
 """The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Recompute = Literal["none", "attention", "block"]
@@ -10,8 +10,33 @@ RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """`[model.rope_scaling]`: how positions turn beyond the length of the first training. docs/numerics.md, section 9.
+
+    The names are those of Hugging Face's `rope_scaling`. A setting that the type does not use is 0.
+    """
+
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    factor: float = 0.0
+    original_max_position_embeddings: int = 0
+    """Tokens of a sequence in the first training. Used by dynamic, llama3, yarn."""
+    low_freq_factor: float = 0.0
+    """Used by llama3."""
+    high_freq_factor: float = 0.0
+    """Used by llama3."""
+    beta_fast: float = 0.0
+    """Used by yarn."""
+    beta_slow: float = 0.0
+    """Used by yarn."""
+    attention_factor: float = 0.0
+    """Used by yarn: the factor of cosines and sines."""
+    truncate: bool = False
+    """Used by yarn: the range of interpolated pairs is rounded to whole pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """`[model]`: the decoder, under the names of Hugging Face's LlamaConfig."""
+    """`[model]`: the decoder, under the names of Hugging Face's configs."""
 
     num_hidden_layers: int = 8
     hidden_size: int = 256
@@ -23,11 +48,31 @@ class ModelSpec:
     rope_theta: float = 10_000.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
+    head_dim: int = 0
+    """Width of one attention head; 0: hidden_size / num_attention_heads."""
+    rope_scaling: RopeSpec = field(default_factory=RopeSpec)
+    qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have biases."""
+    output_bias: bool = False
+    """Whether attention's output projection has one."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether each head of queries and keys is normed before it turns."""
+    fused_projections: bool = False
+    """Whether q, k, v are one matrix, and gate and up another, as in Phi-3."""
+    sliding_window: int = 0
+    """Number of newest tokens that a token attends to, with itself; 0: all before it."""
+    first_window_layer: int = 0
+    """Number of blocks at the beginning that attend to all tokens all the same."""
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+    def head_width(self) -> int:
+        """Return the width of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def window_of(self, block: int) -> int:
+        """Return the sliding window of a block; 0: it has none."""
+        return self.sliding_window if block >= self.first_window_layer else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,19 +117,27 @@ def _tokens(train: TrainSpec) -> int:
     return train.microbatch_size * train.sequence_length
 
 
-def _block_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of q, k, v, o, gate, up, down: (rows, columns)."""
-    hidden, kv = model.hidden_size, model.num_key_value_heads * model.head_dim
-    wide = model.intermediate_size
-    return (
-        (hidden, hidden),
-        (kv, hidden),
-        (kv, hidden),
-        (hidden, hidden),
-        (wide, hidden),
-        (wide, hidden),
-        (hidden, wide),
-    )
+def _attention_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of attention's matrices: (rows, columns)."""
+    hidden, query = model.hidden_size, model.num_attention_heads * model.head_width
+    key_value = model.num_key_value_heads * model.head_width
+    inputs = (query + 2 * key_value,) if model.fused_projections else (query, key_value, key_value)
+    return (*((rows, hidden) for rows in inputs), (hidden, query))
+
+
+def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the MLP's matrices: (rows, columns)."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    inputs = (2 * wide,) if model.fused_projections else (wide, wide)
+    return (*((rows, hidden) for rows in inputs), (hidden, wide))
+
+
+def _num_vectors(model: ModelSpec) -> int:
+    """Return the parameters of a block that are no matrices: norms and biases."""
+    query, key_value = (heads * model.head_width for heads in (model.num_attention_heads, model.num_key_value_heads))
+    biases = model.qkv_bias * (query + 2 * key_value) + model.output_bias * model.hidden_size
+    biases += model.mlp_bias * (2 * model.intermediate_size + model.hidden_size)
+    return 2 * model.hidden_size + model.qk_norm * 2 * model.head_width + biases
 
 
 def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
@@ -140,15 +148,19 @@ def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
 
 def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     model, train, group = spec.model, spec.train, spec.optim.matrices
-    shapes = _block_shapes(model)
+    of_attention = _attention_shapes(model)
+    shapes = (*of_attention, *_mlp_shapes(model))
     num_matrix = sum(rows * columns for rows, columns in shapes)
-    num_rest = 2 * model.hidden_size
+    query = model.num_attention_heads * model.head_width
     tokens, size = _tokens(train), element_bytes(train)
-    attention = 4.0 * train.sequence_length * model.hidden_size
+    attention = 4.0 * train.sequence_length * query
     # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix; four of the MLP's width. In float32 both
     # norms also keep the normed input, as on a CPU; the fused norm of a card, where bfloat16 is at home, does not.
     num_wide = 6 if train.dtype == "bfloat16" else 8
-    width = num_wide * model.hidden_size + 2 * model.num_key_value_heads * model.head_dim + 4 * model.intermediate_size
+    key_value = model.num_key_value_heads * model.head_width
+    width = (num_wide - 2) * model.hidden_size + 2 * query + 2 * key_value + 4 * model.intermediate_size
+    if model.qk_norm:
+        width += query + key_value  # the norms' inputs
     whole = kept = tokens * size * width + _attention_bytes(model, train)
     passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
     again = 0.0
@@ -159,7 +171,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         kept = tokens * size * (num_wide // 2 * model.hidden_size + 4 * model.intermediate_size)
         # Before attention is computed again, the backward of the block's other half has freed what that kept.
         passing -= kept - tokens * size * model.hidden_size
-        num_attention = sum(rows * columns for rows, columns in shapes[:4])
+        num_attention = sum(rows * columns for rows, columns in of_attention)
         again = tokens * (2.0 * num_attention + attention)
     update_flops = 0.0
     if group.name == "muon":
@@ -167,7 +179,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     return _cost(
         spec,
         name,
-        parts=((num_matrix, group), (num_rest, spec.optim.rest)),
+        parts=((num_matrix, group), (_num_vectors(model), spec.optim.rest)),
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
         recomputed_flops=again,
@@ -226,7 +238,7 @@ def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
     """
     tokens = _tokens(train)
     has_copies = train.attention_backend == "math" or (train.attention_backend, train.dtype) == ("efficient", "float32")
-    num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim if has_copies else 0
+    num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_width if has_copies else 0
     if train.attention_backend == "math":
         return FP32_BYTES * tokens * num_copied + _score_bytes(model, train)
     return FP32_BYTES * tokens * (num_copied + model.num_attention_heads)

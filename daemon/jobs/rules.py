@@ -1,6 +1,7 @@
 """Refuses impossible jobs, and jobs that need unbuilt features: each rule with its sentence."""
 
 import re
+from dataclasses import fields
 from typing import Any
 
 from headway.daemon.errors import ConfigError
@@ -18,6 +19,8 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
+from headway.stages.model.hugging_face import family_of
+from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.spec import ModelSpec
 
 BYTE_VOCABULARY = 256
@@ -89,25 +92,25 @@ def _check_model(spec: JobSpec, source: str) -> None:
             "model.tie_word_embeddings",
             "true is refused: `embed` and `head` may lie on different nodes; set it to false",
         )
-    if model.hidden_size % heads:
+    if not model.head_dim and model.hidden_size % heads:
         _refuse(
             source,
             "model.num_attention_heads",
-            f"{heads} heads do not divide hidden_size {model.hidden_size}; choose a divisor",
+            f"{heads} heads do not divide hidden_size {model.hidden_size}; choose a divisor, or set head_dim",
         )
-    if model.head_dim % 2:
-        _refuse(
-            source,
-            "model.hidden_size",
-            f"hidden_size {model.hidden_size} over {heads} heads gives a head of {model.head_dim}; rotary positions "
-            "need an even one",
-        )
+    if model.head_width % 2:
+        key, what = "model.head_dim", f"a head of {model.head_width} is odd"
+        if not model.head_dim:
+            key = "model.hidden_size"
+            what = f"hidden_size {model.hidden_size} over {heads} heads gives a head of {model.head_width}"
+        _refuse(source, key, f"{what}; rotary positions need an even one")
     if heads % key_value_heads:
         _refuse(
             source,
             "model.num_key_value_heads",
             f"{key_value_heads} key/value heads do not divide num_attention_heads {heads}; choose a divisor",
         )
+    _check_options(model, source)
     if (number := num_parameters(model)) > MAX_PARAMETERS:
         _refuse(
             source,
@@ -122,11 +125,34 @@ def _check_model(spec: JobSpec, source: str) -> None:
         )
 
 
+def _check_options(model: ModelSpec, source: str) -> None:
+    """Check what belongs together, and that transformers can open the trained model."""
+    rope, used = model.rope_scaling, ROPE_SETTINGS[model.rope_scaling.rope_type]
+    for name in (field.name for field in fields(rope) if field.name != "rope_type"):
+        is_set = bool(getattr(rope, name))
+        if is_set and name not in used:
+            _refuse(
+                source, f"model.rope_scaling.{name}", f'is not used with rope_type = "{rope.rope_type}"; leave it out'
+            )
+        if not is_set and name in used and name not in ROPE_MAY_BE_ZERO:
+            _refuse(source, f"model.rope_scaling.{name}", f'must be above 0 with rope_type = "{rope.rope_type}"')
+    if rope.rope_type == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+        _refuse(source, "model.rope_scaling.high_freq_factor", "must be above low_freq_factor")
+    if rope.rope_type == "dynamic" and model.head_width < 4:
+        _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
+    if model.first_window_layer and not model.sliding_window:
+        _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
+    try:
+        family_of(model)
+    except ValueError as error:
+        _refuse(source, "model", str(error))
+
+
 def num_parameters(model: ModelSpec) -> int:
-    """Return the parameters of the whole model, counted without building it."""
+    """Return the parameters of the whole model without biases and heads' norms, counted without building it."""
     width, inner = model.hidden_size, model.intermediate_size
-    key_value = model.num_key_value_heads * model.head_dim
-    block = 2 * width * width + 2 * width * key_value + 3 * width * inner + 2 * width
+    query, key_value = model.num_attention_heads * model.head_width, model.num_key_value_heads * model.head_width
+    block = 2 * width * query + 2 * width * key_value + 3 * width * inner + 2 * width
     return model.num_hidden_layers * block + 2 * model.vocab_size * width + width
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Size, Tensor
 
 from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
 from headway.daemon.errors import ConfigError
@@ -25,7 +25,7 @@ from headway.daemon.results.model_place import (
     told_of,
 )
 from headway.stages.model.decoder import parameter_shapes
-from headway.stages.model.hugging_face import checkpoint_name, llama_config, model_spec
+from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
 from headway.stages.spec import ModelSpec, layer_names
 
 
@@ -55,7 +55,7 @@ class ModelFolderWriter:
         self._layers = layer_names(spec)
         self._written: dict[str, str] = {}  # checkpoint name → file
         self._num_bytes = 0
-        config = llama_config(spec, dtype="float32", sequence_length=sequence_length) | {"producer": PRODUCER}
+        config = hugging_face_config(spec, dtype="float32", sequence_length=sequence_length) | {"producer": PRODUCER}
         with told_of(folder):
             self._draft = Draft(folder)
         try:
@@ -150,7 +150,10 @@ def read_model(folder: Path) -> LoadedModel:
                 raise FileNotFoundError(ENOENT, "missing", file)
             tensors |= load_file(folder / file)
         weights = {
-            layer: {name: tensors[checkpoint_name(layer, name)] for name in parameter_shapes(layer, spec)}
+            layer: {
+                name: _shaped(tensors, checkpoint_name(layer, name), shape)
+                for name, shape in parameter_shapes(layer, spec).items()
+            }
             for layer in layer_names(spec)
         }
     except FileNotFoundError as error:
@@ -160,6 +163,13 @@ def read_model(folder: Path) -> LoadedModel:
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"not a readable model: {error}", str(folder)) from error
     return LoadedModel(spec=spec, sequence_length=int(config["max_position_embeddings"]), weights=weights)
+
+
+def _shaped(tensors: Mapping[str, Tensor], name: str, shape: Size) -> Tensor:
+    """Return a tensor. Raises KeyError when it is missing, ValueError when it has another shape."""
+    if tensors[name].shape != shape:
+        raise ValueError(f"{name} is {list(tensors[name].shape)}, and config.json asks for {list(shape)}")
+    return tensors[name]
 
 
 def _write_text(file: Path, text: str) -> None:

@@ -31,8 +31,9 @@ _compiled_kinds: set[str] = set()
 
 def compile_layer(layer: nn.Module) -> nn.Module:
     """Compile the layer's forward and backward at their first call with tensors. Returns the layer."""
-    # The table of the rotary positions is computed as usual; the code has it as a constant.
+    # Rotary positions and windows are computed as usual; the code has them as constants.
     torch.compiler.assume_constant_result(formulas.kept_rotary_table)  # type: ignore[no-untyped-call]
+    torch.compiler.assume_constant_result(formulas.kept_window_mask)  # type: ignore[no-untyped-call]
     layer.compile(fullgraph=True, dynamic=False)
     return layer
 

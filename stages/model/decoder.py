@@ -1,4 +1,4 @@
-"""The decoder as a list of layers: Hugging Face Llama's arithmetic, cut where a pipeline may be cut.
+"""The decoder as a list of layers: the arithmetic of Hugging Face's Llama and its kin, cut where a pipeline may be cut.
 
 Shapes: tokens int64 [microbatch, sequence] → `embed` → hidden [microbatch, sequence, hidden] → `block.0` … →
 `head` → logits [microbatch, sequence, vocabulary]. A layer knows nothing of its neighbours, so that cutting between any
@@ -18,7 +18,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from headway.stages.spec import ModelSpec
+from headway.stages.model.rotary import rotary_table
+from headway.stages.spec import ModelSpec, RopeSpec
 
 AttentionBackend = Literal["auto", "math", "flash", "efficient"]
 
@@ -40,7 +41,7 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
         return Head(spec)
     kind, _, index = name.partition(".")
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        return Block(spec, attention_backend)
+        return Block(spec, attention_backend, window=spec.window_of(int(index)))
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
 
 
@@ -71,9 +72,9 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each on a normed copy, added back."""
 
-    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend) -> None:
+    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, window: int) -> None:
         super().__init__()
-        self.self_attn = Attention(spec, attention_backend)
+        self.self_attn = Attention(spec, attention_backend, window=window)
         self.mlp = SwiGlu(spec)
         self.input_layernorm = _rms_norm(spec)
         self.post_attention_layernorm = _rms_norm(spec)
@@ -108,34 +109,66 @@ class Head(nn.Module):
 class Attention(nn.Module):
     """Causal attention with rotary positions and fewer key/value heads than query heads (Ainslie et al. 2023)."""
 
-    def __init__(self, spec: ModelSpec, backend: AttentionBackend) -> None:
+    def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, window: int) -> None:
+        """window: number of newest tokens that a token attends to; 0: all before it."""
         super().__init__()
-        self.head_dim = spec.head_dim
+        self.head_dim = spec.head_width
         self.num_groups = spec.num_attention_heads // spec.num_key_value_heads
         self.rope_theta = spec.rope_theta
+        self.rope_scaling = spec.rope_scaling
         self.backend = backend
-        kv_size = spec.num_key_value_heads * spec.head_dim
-        self.q_proj = _linear(spec.hidden_size, spec.num_attention_heads * spec.head_dim)
-        self.k_proj = _linear(spec.hidden_size, kv_size)
-        self.v_proj = _linear(spec.hidden_size, kv_size)
-        self.o_proj = _linear(spec.num_attention_heads * spec.head_dim, spec.hidden_size)
+        self.window = window
+        self.sizes = (spec.num_attention_heads * self.head_dim, *[spec.num_key_value_heads * self.head_dim] * 2)
+        if spec.fused_projections:
+            self.qkv_proj = _linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
+        else:
+            self.q_proj = _linear(spec.hidden_size, self.sizes[0], bias=spec.qkv_bias)
+            self.k_proj = _linear(spec.hidden_size, self.sizes[1], bias=spec.qkv_bias)
+            self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
+        self.o_proj = _linear(self.sizes[0], spec.hidden_size, bias=spec.output_bias)
+        if spec.qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
 
     def forward(self, hidden: Tensor) -> Tensor:
-        split = (*hidden.shape[:-1], -1, self.head_dim)
-        cosine, sine = kept_rotary_table(
-            hidden.shape[-2], self.head_dim, theta=self.rope_theta, device=hidden.device, dtype=hidden.dtype
-        )
-        query = _rotate(self.q_proj(hidden).view(split), cosine, sine).transpose(1, 2)
-        key = _rotate(self.k_proj(hidden).view(split), cosine, sine).transpose(1, 2)
-        value = self.v_proj(hidden).view(split).transpose(1, 2)
+        length = hidden.shape[-2]
+        query, key, value = self._turned_heads(hidden)
         is_grouped = self.num_groups > 1
         if is_grouped and hidden.is_cuda and (hidden.dtype == torch.float32 or self.backend == "efficient"):
             # Of the fused kernels on CUDA, only flash reads shared key/value heads in place, and it takes no fp32.
             key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
             is_grouped = False
+        is_windowed = 0 < self.window < length
+        mask = kept_window_mask(length, self.window, hidden.device) if is_windowed else None
         with _chosen(self.backend):
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=not is_windowed, enable_gqa=is_grouped
+            )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _turned_heads(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
+        split = (*hidden.shape[:-1], -1, self.head_dim)
+        cosine, sine = kept_rotary_table(
+            hidden.shape[-2],
+            self.head_dim,
+            theta=self.rope_theta,
+            scaling=self.rope_scaling,
+            device=hidden.device,
+            dtype=hidden.dtype,
+        )
+        if hasattr(self, "qkv_proj"):
+            query, key, value = (part.view(split) for part in self.qkv_proj(hidden).split(self.sizes, -1))
+            query, key = self._turned(query, "q_norm", cosine, sine), self._turned(key, "k_norm", cosine, sine)
+        else:
+            # One after another: the order of the calls is that of the gradients' sum.
+            query = self._turned(self.q_proj(hidden).view(split), "q_norm", cosine, sine)
+            key = self._turned(self.k_proj(hidden).view(split), "k_norm", cosine, sine)
+            value = self.v_proj(hidden).view(split)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def _turned(self, heads: Tensor, norm: str, cosine: Tensor, sine: Tensor) -> Tensor:
+        return _rotate(getattr(self, norm)(heads) if hasattr(self, norm) else heads, cosine, sine)
 
 
 class SwiGlu(nn.Module):
@@ -143,36 +176,38 @@ class SwiGlu(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.gate_proj = _linear(spec.hidden_size, spec.intermediate_size)
-        self.up_proj = _linear(spec.hidden_size, spec.intermediate_size)
-        self.down_proj = _linear(spec.intermediate_size, spec.hidden_size)
+        if spec.fused_projections:
+            self.gate_up_proj = _linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
+        else:
+            self.gate_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
+            self.up_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
+        self.down_proj = _linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if hasattr(self, "gate_up_proj"):
+            gate, up = self.gate_up_proj(hidden).chunk(2, -1)
+            return self.down_proj(functional.silu(gate) * up)  # type: ignore[no-any-return]
         return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=32)
-def rotary_table(
-    length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cosine and signed sine of positions 0 … length-1, both [length, 1, head_dim] (RoFormer, Su et al. 2021).
-
-    Computed in fp32 on the CPU, so that every device starts from equal bits. The first half of the sine is negative:
-    x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
-    """
-    with torch.inference_mode(False), torch.no_grad():
-        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
-        angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * frequencies  # [length, head_dim/2]
-        cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
-        sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
-        return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
-
-
 def kept_rotary_table(
-    length: int, head_dim: int, *, theta: float, device: torch.device, dtype: torch.dtype
+    length: int, head_dim: int, *, theta: float, scaling: RopeSpec, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return `rotary_table` in a form that a compiler takes for a constant: without the cache's wrapper."""
-    return rotary_table(length, head_dim, theta=theta, device=device, dtype=dtype)
+    return rotary_table(length, head_dim, theta=theta, scaling=scaling, device=device, dtype=dtype)
+
+
+def kept_window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """Return `_window_mask` in the same way."""
+    return _window_mask(length, window, device)
+
+
+@lru_cache(maxsize=8)
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """Return which tokens each token attends to, bool [length, length]: itself and the window - 1 before it."""
+    with torch.inference_mode(False):
+        distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+        return (distance >= 0) & (distance < window)
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -184,8 +219,8 @@ def _chosen(backend: AttentionBackend) -> AbstractContextManager[None]:
     return nullcontext() if backend == "auto" else sdpa_kernel(_BACKENDS[backend])
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False, device="meta")
+def _linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=bias, device="meta")
 
 
 def _rms_norm(spec: ModelSpec) -> nn.RMSNorm:

@@ -1,8 +1,14 @@
-"""Maps the model to Hugging Face's names: each layer's parameter in a checkpoint, and its config.json."""
+"""Maps the model to Hugging Face's names: each layer's parameter in a checkpoint, and its config.json.
 
-import dataclasses
+A family is a set of options of one decoder. Whatever a config asks for that is not computed here is refused by its key
+and value, because it would silently give other logits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from headway.stages.model.rope_config import rope_config, rope_of
 from headway.stages.spec import ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
@@ -20,96 +26,261 @@ def checkpoint_name(layer: str, parameter: str) -> str:
     raise ValueError(f"no layer is called {layer!r}")
 
 
-def llama_config(spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequence_length: int) -> dict[str, Any]:
-    """Return the config.json with which AutoModelForCausalLM opens the folder as a LlamaForCausalLM.
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a `model_type` of transformers computes."""
 
-    sequence_length is the longest on which the model was trained.
+    architecture: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ModelSpec that all models of the family share."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
+    has_own_head_dim: bool = True
+    """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
+    window: Literal["none", "all", "chosen"] = "none"
+    """Which blocks may have a window: none, all of them, or those that `use_sliding_window` and `layer_types` say."""
+    has_biases: bool = False
+    """Whether its config.json has `attention_bias` and `mlp_bias`."""
+    rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+_FAMILIES: Final[dict[str, _Family]] = {
+    "llama": _Family("LlamaForCausalLM", has_biases=True),
+    "mistral": _Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
+    "qwen2": _Family("Qwen2ForCausalLM", {"qkv_bias": True}, has_own_head_dim=False, window="chosen"),
+    "qwen3": _Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
+    "phi3": _Family(
+        "Phi3ForCausalLM", {"fused_projections": True}, has_own_head_dim=False, window="all", rope_types=("default",)
+    ),
+}
+"""Families by `model_type`. The first that can say a model's options names its export."""
+
+_ABSENT: Final[dict[str, Any]] = {
+    "attention_bias": False,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "layer_types": None,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+"""transformers' values of keys that a config.json leaves out."""
+
+_ONLY: Final[dict[str, tuple[Any, ...]]] = {
+    "attention_dropout": (0, 0.0),
+    "attn_logit_softcapping": (None,),
+    "embd_pdrop": (0, 0.0),
+    "final_logit_softcapping": (None,),
+    "hidden_act": ("silu",),
+    "hidden_activation": (None, "silu"),
+    "partial_rotary_factor": (1, 1.0),
+    "pretraining_tp": (1,),
+    "quantization_config": (None,),
+    "resid_pdrop": (0, 0.0),
+}
+"""Keys that change the computation, with the values that are computed here."""
+
+_HARMLESS: Final = frozenset(
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "label2id",
+        "max_position_embeddings",
+        "model_type",
+        "original_max_position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "producer",
+        "return_dict",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "sep_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+    }
+)
+"""Keys that are read elsewhere, or change nothing that is computed."""
+
+
+def hugging_face_config(
+    spec: ModelSpec, *, dtype: Literal["float32", "bfloat16"], sequence_length: int
+) -> dict[str, Any]:
+    """Return the config.json with which AutoModelForCausalLM opens the folder.
+
+    sequence_length is the longest on which the model was trained. Raises ValueError when no family has the options.
     """
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
+    model_type = family_of(spec)
+    family = _FAMILIES[model_type]
+    config: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "dtype": dtype,
         "eos_token_id": None,
-        "head_dim": spec.head_dim,
         "hidden_act": "silu",
         "hidden_size": spec.hidden_size,
         "initializer_range": spec.initializer_range,
         "intermediate_size": spec.intermediate_size,
         "max_position_embeddings": sequence_length,
-        "mlp_bias": False,
         "num_attention_heads": spec.num_attention_heads,
         "num_hidden_layers": spec.num_hidden_layers,
         "num_key_value_heads": spec.num_key_value_heads,
         "rms_norm_eps": spec.rms_norm_eps,
-        "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default"},
-        "rope_theta": spec.rope_theta,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": spec.tie_word_embeddings,
         "vocab_size": spec.vocab_size,
+        **rope_config(spec),
     }
+    if family.has_own_head_dim:
+        config["head_dim"] = spec.head_width
+    if family.has_biases:
+        config |= {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+    if family.window == "all":
+        config["sliding_window"] = spec.sliding_window or None
+    elif family.window == "chosen" and spec.sliding_window:
+        config |= {"use_sliding_window": True, "sliding_window": spec.sliding_window}
+        config["max_window_layers"] = spec.first_window_layer
+    if model_type == "phi3":
+        config["pad_token_id"] = None  # transformers' own is outside of a small vocabulary
+    return config
 
 
-_COMPUTED: Final[dict[str, tuple[Any, ...]]] = {
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "tie_word_embeddings": (False,),
-    "hidden_act": ("silu",),
-    "attention_dropout": (0, 0.0),
-    "partial_rotary_factor": (1, 1.0),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-    "rope_scaling": (None,),
-    "quantization_config": (None,),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-}
-"""Keys of Hugging Face configs that change the computation, with the values that are computed here."""
-_ROPE_TYPES: Final = ("rope_type", "type")
+def family_of(spec: ModelSpec) -> str:
+    """Return the `model_type` that says all options of a model. Raises ValueError when none does."""
+    for name, family in _FAMILIES.items():
+        fixed = {"qkv_bias": False, "qk_norm": False, "fused_projections": False, **family.options}
+        free = {"qkv_bias", "output_bias", "mlp_bias"} if family.has_biases else set()
+        is_like = all(getattr(spec, key) == value for key, value in fixed.items() if key not in free)
+        are_biases_like = spec.qkv_bias == spec.output_bias if free else not (spec.output_bias or spec.mlp_bias)
+        has_head = family.has_own_head_dim or spec.head_width * spec.num_attention_heads == spec.hidden_size
+        windows = {"none": not spec.sliding_window, "all": not spec.first_window_layer, "chosen": True}
+        has_rope = spec.rope_scaling.rope_type in family.rope_types
+        if is_like and are_biases_like and has_head and has_rope and windows[family.window]:
+            return name
+    raise ValueError("no family of Hugging Face has these options of a model together")
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """Return the inverse of `llama_config`. Raises ValueError, naming key and value, for an unsupported model.
+    """Return what a config.json describes. Raises ValueError, naming key and value, for an unsupported model."""
+    name = config.get("model_type")
+    family = _FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise ValueError(f"model_type is {name!r}, not one of {', '.join(_FAMILIES)}")
+    _check_keys(config, family)
+    told = _ABSENT | dict(family.absent) | config
+    sizes = {
+        key: _number(config, key)
+        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    }
+    for key, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{key} = {value!r} is not above 0")
+    heads = sizes["num_attention_heads"]
+    is_shared = told["num_key_value_heads"] is not None
+    theta, scaling = rope_of(config)
+    if scaling.rope_type not in family.rope_types:
+        raise ValueError(f"rope_type = {scaling.rope_type!r} is not supported in a {name}")
+    spec = ModelSpec(
+        **sizes,
+        **family.options,
+        num_key_value_heads=_number(told, "num_key_value_heads") if is_shared else heads,
+        rms_norm_eps=_number(told, "rms_norm_eps"),
+        initializer_range=_number(told, "initializer_range"),
+        tie_word_embeddings=_truth(told, "tie_word_embeddings"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        head_dim=_head_dim(told, family),
+        **_windows(told, family),
+    )
+    if family.has_biases:
+        bias = _truth(told, "attention_bias")
+        spec = replace(spec, qkv_bias=bias, output_bias=bias, mlp_bias=_truth(told, "mlp_bias"))
+    if spec.num_key_value_heads < 1 or heads % spec.num_key_value_heads:
+        raise ValueError(f"num_key_value_heads = {spec.num_key_value_heads!r} does not divide {heads} heads")
+    return spec
 
-    Another rotation of the positions, or heads of another width, would silently give other logits.
-    """
-    if config.get("model_type") != "llama":
-        raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
-    if isinstance(scaling := config.get("rope_scaling"), dict):  # the form of transformers before 5
-        _check_rope(scaling, "rope_scaling")
-        config = config | {"rope_scaling": None}
-    rope = config.get("rope_parameters") or {}
-    _check_rope(rope, "rope_parameters")
-    for key, values in _COMPUTED.items():
+
+def _check_keys(config: dict[str, Any], family: _Family) -> None:
+    """Refuse each key that is not known, and each value that is not computed."""
+    for key, values in _ONLY.items():
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
-    elsewhere = {"rope_theta", "tie_word_embeddings"}
-    fields = [field.name for field in dataclasses.fields(ModelSpec) if field.name not in elsewhere]
-    numbers = {name: _number(config, name) for name in fields}
-    theta = _number({"rope_theta": config.get("rope_theta", ModelSpec().rope_theta)} | rope, "rope_theta")
-    heads, width = numbers["num_attention_heads"], numbers["hidden_size"]
-    head_dim = config.get("head_dim")
-    if heads < 1 or width % heads or head_dim not in (None, width // heads):
+    if not family.has_biases:
+        for key in ("attention_bias", "mlp_bias"):
+            if config.get(key):
+                raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
+    for key in config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys():
+        raise ValueError(f"{key} = {config[key]!r} is not known here, and may change what the model computes")
+
+
+def _head_dim(config: dict[str, Any], family: _Family) -> int:
+    """Return a head's own width; 0: that which hidden_size gives."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    head_dim = config["head_dim"]
+    is_given = head_dim is not None
+    if is_given and (isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1):
+        raise ValueError(f"head_dim = {head_dim!r} is not supported")
+    usual = width // heads if width % heads == 0 else None
+    if usual is None and not is_given:
         raise ValueError(f"head_dim = {head_dim!r} is not supported: {heads} heads share hidden_size {width}")
-    return ModelSpec(**numbers, rope_theta=theta)
+    if not is_given or head_dim == usual:
+        return 0
+    if not family.has_own_head_dim:
+        raise ValueError(f"head_dim = {head_dim!r} is not supported in a {config['model_type']}")
+    return int(head_dim)
 
 
-def _check_rope(rope: Any, key: str) -> None:
-    """Check that positions rotate by plain powers of theta."""
-    if not isinstance(rope, dict):
-        raise ValueError(f"{key} = {rope!r} is not supported")
-    for name, value in rope.items():
-        is_plain = value == "default" if name in _ROPE_TYPES else name == "rope_theta"
-        if not is_plain and (name, value) != ("partial_rotary_factor", 1.0):
-            raise ValueError(f"{key}.{name} = {value!r} is not supported")
+def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
+    """Return the fields of ModelSpec that say which block has a sliding window."""
+    window, num_blocks = config["sliding_window"], config["num_hidden_layers"]
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise ValueError(f"sliding_window = {window!r} is no number of tokens")
+    kinds = config["layer_types"]
+    if family.window == "none":
+        if window is not None:
+            raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
+        first = num_blocks
+    elif family.window == "all":
+        first = 0
+    else:
+        first = _number(config, "max_window_layers") if _truth(config, "use_sliding_window") else num_blocks
+    first = num_blocks if window is None else min(first, num_blocks)
+    expected = ["full_attention"] * first + ["sliding_attention"] * (num_blocks - first)
+    if kinds is not None and kinds != expected:
+        raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
+    return {} if first == num_blocks else {"sliding_window": window, "first_window_layer": first}
+
+
+def _truth(config: dict[str, Any], key: str) -> bool:
+    if not isinstance(config[key], bool):
+        raise ValueError(f"{key} = {config[key]!r} is neither true nor false")
+    return bool(config[key])
 
 
 def _number(config: dict[str, Any], key: str) -> Any:
     if key not in config:
         raise ValueError(f"{key} is missing")
     value = config[key]
-    is_whole = isinstance(getattr(ModelSpec(), key), int)
+    is_whole = isinstance(getattr(ModelSpec(), key, 0), int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         raise ValueError(f"{key} = {value!r} is no {'whole ' * is_whole}number")
     return value

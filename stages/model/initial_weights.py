@@ -13,7 +13,7 @@ from headway.stages.spec import ModelSpec
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
     """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
 
-    Weights are normal with standard deviation `initializer_range`; norms are ones, as in Hugging Face's Llama.
+    Weights are normal with standard deviation `initializer_range`; norms are ones and biases zeros, as in Hugging Face.
     Raises ValueError for a layer that the model does not have.
     """
     module = build_layer(layer, spec)
@@ -23,12 +23,15 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
         if isinstance(part, nn.RMSNorm)
         for name, _ in part.named_parameters()
     }
-    return {
-        name: torch.ones(parameter.shape)
-        if name in norms
-        else _normal(parameter.shape, deviation=spec.initializer_range, key=f"{seed}/{layer}/{name}")
-        for name, parameter in module.named_parameters()
-    }
+
+    def initial(name: str, shape: torch.Size) -> Tensor:
+        if name in norms:
+            return torch.ones(shape)
+        if name.endswith(".bias"):
+            return torch.zeros(shape)
+        return _normal(shape, deviation=spec.initializer_range, key=f"{seed}/{layer}/{name}")
+
+    return {name: initial(name, parameter.shape) for name, parameter in module.named_parameters()}
 
 
 def _normal(shape: torch.Size, *, deviation: float, key: str) -> Tensor:

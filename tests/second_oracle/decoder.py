@@ -1,5 +1,6 @@
 """What the model computes, as functions of weights and hidden states (docs/numerics.md, section 9)."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,49 +24,106 @@ def normed_output(model: Model, weights: Weights, inputs: Tensor, *, attention_b
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
-        hidden = block(model, weights[name], carry(name, hidden), attention_backend=attention_backend)
+        window = model.sliding_window if index >= model.first_window_layer else 0
+        arrived = carry(name, hidden)
+        hidden = block(model, weights[name], arrived, attention_backend=attention_backend, window=window)
     hidden = carry("head", hidden)
     return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
 
 
-def block(model: Model, parameters: Parameters, hidden: Tensor, *, attention_backend: str) -> Tensor:
+def block(model: Model, parameters: Parameters, hidden: Tensor, *, attention_backend: str, window: int) -> Tensor:
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
 
     def normed(values: Tensor, name: str) -> Tensor:
         return functional.rms_norm(values, (model.hidden_size,), parameters[f"{name}.weight"], model.rms_norm_eps)
 
-    hidden = hidden + attention(model, parameters, normed(hidden, "input_layernorm"), backend=attention_backend)
+    mixed = attention(model, parameters, normed(hidden, "input_layernorm"), backend=attention_backend, window=window)
+    hidden = hidden + mixed
     return hidden + feed_forward(parameters, normed(hidden, "post_attention_layernorm"))
 
 
-def attention(model: Model, parameters: Parameters, hidden: Tensor, *, backend: str) -> Tensor:
+def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
+    """values · weightᵀ, with the bias if there is one."""
+    return functional.linear(values, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+
+
+def attention(model: Model, parameters: Parameters, hidden: Tensor, *, backend: str, window: int) -> Tensor:
     """Causal attention with rotary positions; several query heads may share one key and value head."""
     num_rows, length, _ = hidden.shape
-    head_dim = model.hidden_size // model.num_attention_heads
+    head_dim = model.width_of_head
+    queries, keys = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
+    cosine, sine = rotary(model, length, dtype=hidden.dtype)
 
-    def heads(projection: str) -> Tensor:
-        projected = functional.linear(hidden, parameters[f"self_attn.{projection}.weight"])
+    def heads(projected: Tensor) -> Tensor:
         return projected.reshape(num_rows, length, -1, head_dim)
 
-    cosine, sine = rotary(length, head_dim, theta=model.rope_theta, dtype=hidden.dtype)
-    query = rotated(heads("q_proj"), cosine, sine).transpose(1, 2)
-    key = rotated(heads("k_proj"), cosine, sine).transpose(1, 2)
-    value = heads("v_proj").transpose(1, 2)
+    def turned(projected: Tensor, norm: str) -> Tensor:
+        values, scale = heads(projected), parameters.get(f"self_attn.{norm}.weight")
+        if scale is not None:
+            values = functional.rms_norm(values, (head_dim,), scale, model.rms_norm_eps)
+        return rotated(values, cosine, sine).transpose(1, 2)
+
+    if model.fused_projections:
+        q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)
+        query, key, value = turned(q, "q_norm"), turned(k, "k_norm"), heads(v).transpose(1, 2)
+    else:
+        query = turned(linear(parameters, "self_attn.q_proj", hidden), "q_norm")
+        key = turned(linear(parameters, "self_attn.k_proj", hidden), "k_norm")
+        value = heads(linear(parameters, "self_attn.v_proj", hidden)).transpose(1, 2)
     are_shared = model.num_key_value_heads < model.num_attention_heads
+    mask = None
+    if 0 < window < length:
+        behind = torch.arange(length).unsqueeze(1) - torch.arange(length)
+        mask = (behind >= 0) & (behind < window)
     with chosen(backend):
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=are_shared)
-    joined = mixed.transpose(1, 2).reshape(num_rows, length, -1)
-    return functional.linear(joined, parameters["self_attn.o_proj.weight"])
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=are_shared
+        )
+    return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
 
 
-def rotary(length: int, head_dim: int, *, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(model: Model, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine of every position and pair, both [length, 1, head_dim], computed in float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / theta**exponents
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), turns(model, length))
     cosine = torch.cat([angles.cos(), angles.cos()], 1).unsqueeze(1)
     sine = torch.cat([-angles.sin(), angles.sin()], 1).unsqueeze(1)
+    if model.rope_scaling.rope_type == "yarn":
+        cosine, sine = cosine * model.rope_scaling.attention_factor, sine * model.rope_scaling.attention_factor
     return cosine.to(dtype), sine.to(dtype)
+
+
+def turns(model: Model, length: int) -> Tensor:
+    """f_j: the angle of each pair for one token."""
+    rope, width, theta = model.rope_scaling, model.width_of_head, model.rope_theta
+    first = rope.original_max_position_embeddings
+    if rope.rope_type == "dynamic":
+        grown = rope.factor * (max(length, first) / first) - (rope.factor - 1)
+        theta = theta * grown ** (width / (width - 2))
+    powers = theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    plain = 1.0 / powers
+    if rope.rope_type == "linear":
+        return plain / rope.factor
+    if rope.rope_type == "llama3":
+        wave = 2 * math.pi / plain
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        slow = torch.where(wave > first / low, plain / rope.factor, plain)
+        share = (first / wave - low) / (high - low)
+        middle = (1 - share) * slow / rope.factor + share * slow
+        return torch.where((wave < first / high) | (wave > first / low), slow, middle)
+    if rope.rope_type == "yarn":
+        bounds = [
+            width * math.log(first / (n * 2 * math.pi)) / (2 * math.log(theta))
+            for n in (rope.beta_fast, rope.beta_slow)
+        ]
+        begin, end = bounds
+        if rope.truncate:
+            begin, end = math.floor(begin), math.ceil(end)
+        begin, end = max(begin, 0), min(end, width - 1)
+        spread = end - begin if end != begin else 0.001
+        ramp = ((torch.arange(width // 2, dtype=torch.float32) - begin) / spread).clamp(0, 1)
+        kept = 1 - ramp
+        return 1.0 / (rope.factor * powers) * (1 - kept) + plain * kept
+    return plain
 
 
 def rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -77,9 +135,12 @@ def rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def feed_forward(parameters: Parameters, hidden: Tensor) -> Tensor:
     """down(silu(gate(x)) · up(x))."""
-    gate = functional.linear(hidden, parameters["mlp.gate_proj.weight"])
-    up = functional.linear(hidden, parameters["mlp.up_proj.weight"])
-    return functional.linear(functional.silu(gate) * up, parameters["mlp.down_proj.weight"])
+    if "mlp.gate_up_proj.weight" in parameters:
+        gate, up = linear(parameters, "mlp.gate_up_proj", hidden).chunk(2, -1)
+    else:
+        gate = linear(parameters, "mlp.gate_proj", hidden)
+        up = linear(parameters, "mlp.up_proj", hidden)
+    return linear(parameters, "mlp.down_proj", functional.silu(gate) * up)
 
 
 def chosen(backend: str) -> AbstractContextManager[None]:

@@ -15,33 +15,46 @@ Weights = dict[str, dict[str, Tensor]]
 def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     """Layer name to parameter name to shape. A linear weight is [outputs, inputs]."""
     hidden, inner = model.hidden_size, model.intermediate_size
-    head_dim = hidden // model.num_attention_heads
-    keys = model.num_key_value_heads * head_dim
-    block: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (hidden, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, hidden),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
+    queries = model.num_attention_heads * model.width_of_head
+    keys = model.num_key_value_heads * model.width_of_head
+    block: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, outputs: int, inputs: int, *, has_bias: bool) -> None:
+        block[f"{name}.weight"] = (outputs, inputs)
+        if has_bias:
+            block[f"{name}.bias"] = (outputs,)
+
+    if model.fused_projections:
+        linear("self_attn.qkv_proj", queries + 2 * keys, hidden, has_bias=model.qkv_bias)
+    else:
+        linear("self_attn.q_proj", queries, hidden, has_bias=model.qkv_bias)
+        linear("self_attn.k_proj", keys, hidden, has_bias=model.qkv_bias)
+        linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
+    linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
+    if model.qk_norm:
+        block["self_attn.q_norm.weight"] = block["self_attn.k_norm.weight"] = (model.width_of_head,)
+    if model.fused_projections:
+        linear("mlp.gate_up_proj", 2 * inner, hidden, has_bias=model.mlp_bias)
+    else:
+        linear("mlp.gate_proj", inner, hidden, has_bias=model.mlp_bias)
+        linear("mlp.up_proj", inner, hidden, has_bias=model.mlp_bias)
+    linear("mlp.down_proj", hidden, inner, has_bias=model.mlp_bias)
+    block["input_layernorm.weight"] = block["post_attention_layernorm.weight"] = (hidden,)
     blocks = {f"block.{index}": block for index in range(model.num_hidden_layers)}
     vocabulary = (model.vocab_size, hidden)
     return {"embed": {"weight": vocabulary}, **blocks, "head": {"norm.weight": (hidden,), "lm_head.weight": vocabulary}}
 
 
 def initial_weights(model: Model, *, seed: int) -> Weights:
-    """W_0 in float32: norms are ones, everything else is normal."""
+    """W_0 in float32: norms are ones, biases zeros, everything else is normal."""
+
+    def initial(layer: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        return _normal(shape, deviation=model.initializer_range, key=f"{seed}/{layer}/{name}")
+
     return {
-        layer: {
-            name: torch.ones(shape)
-            if len(shape) == 1
-            else _normal(shape, deviation=model.initializer_range, key=f"{seed}/{layer}/{name}")
-            for name, shape in shapes.items()
-        }
+        layer: {name: initial(layer, name, shape) for name, shape in shapes.items()}
         for layer, shapes in parameter_shapes(model).items()
     }
 

@@ -13,6 +13,21 @@ DEFAULTS = Path(__file__).resolve().parents[2] / "docs/jobs/reference.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """`[model.rope_scaling]`."""
+
+    rope_type: str
+    factor: float
+    original_max_position_embeddings: int
+    low_freq_factor: float
+    high_freq_factor: float
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """`[model]`: the shapes of the decoder."""
 
@@ -25,6 +40,20 @@ class Model:
     rms_norm_eps: float
     rope_theta: float
     initializer_range: float
+    head_dim: int
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    fused_projections: bool
+    sliding_window: int
+    first_window_layer: int
+    rope_scaling: Rope
+
+    @property
+    def width_of_head(self) -> int:
+        """Its own, or the heads' share of the hidden states."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +118,11 @@ def read_job(text: str) -> Job:
     if section["train"]["compile"]:
         raise ValueError("the second oracle compiles no layers")
     optim = section["optim"]
+    rope = {**shown["model"]["rope_scaling"], **given.get("model", {}).get("rope_scaling", {})}
     settings = {**shown["optim"]["matrices"], **shown["optim"]["rest"]}
     return Job(
         seed=section["job"]["seed"],
-        model=Model(**_known(Model, section["model"])),
+        model=Model(**{**_known(Model, section["model"]), "rope_scaling": Rope(**rope)}),
         train=Train(**_known(Train, section["train"])),
         matrices=Group(**_known(Group, {**settings, **optim["matrices"]})),
         rest=Group(**_known(Group, {**settings, **optim["rest"]})),

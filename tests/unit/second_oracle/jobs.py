@@ -17,6 +17,7 @@ vocab_size = 64
 initializer_range = 0.1
 rms_norm_eps = {eps}
 rope_theta = {theta}
+{model}
 
 [data]
 source = "data"
@@ -40,15 +41,24 @@ PLAIN_SGD = '{ name = "sgd", lr = 0.1, momentum = 0.0, nesterov = false, weight_
 HEAVY_BALL = '{ name = "sgd", lr = 0.1, momentum = 0.9, nesterov = false, weight_decay = 0.01 }'
 
 
-def job_file(train: str = "", optim: str = "", *, batches: int = 5, **sizes: float) -> str:
-    """A job of a moment. `train` and `optim` are lines of their sections; `sizes` replaces some of SIZES."""
-    head = HEAD.format(**{**SIZES, **sizes})
+def job_file(train: str = "", optim: str = "", *, model: str = "", batches: int = 5, **sizes: float) -> str:
+    """A job of a moment. `train`, `optim` and `model` are lines of their sections; `sizes` replaces some of SIZES."""
+    head = HEAD.format(**{**SIZES, **sizes}, model=model)
     defaults = {"microbatches": 4, "sequence_length": 12, "batches": batches}
     given = {line.split(" = ")[0] for line in [*train.splitlines(), *optim.splitlines()]}
     lines = [f"{key} = {value}" for key, value in defaults.items() if key not in given]
     warmup = [] if "warmup_batches" in given else ["warmup_batches = 2"]
     return "\n".join([head, *lines, train, "[optim]", *warmup, optim, ""])
 
+
+LLAMA3 = (
+    'rope_scaling = { rope_type = "llama3", factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0, '
+    "original_max_position_embeddings = 8 }"
+)
+YARN = (
+    'rope_scaling = { rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 16, beta_fast = 4.0, '
+    "beta_slow = 1.0, attention_factor = 1.1, truncate = false }"
+)
 
 JOBS = {
     "defaults": job_file(),
@@ -86,6 +96,18 @@ JOBS = {
     "loss in chunks": job_file("loss_chunk = 7"),
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
+    "positions of Llama 3.1": job_file(model=LLAMA3),
+    "positions, linear": job_file(model='rope_scaling = { rope_type = "linear", factor = 2.5 }'),
+    "positions, dynamic": job_file(
+        model='rope_scaling = { rope_type = "dynamic", factor = 3.0, original_max_position_embeddings = 5 }'
+    ),
+    "positions of yarn": job_file(model=YARN),
+    "positions of yarn, whole pairs": job_file(model=YARN.replace("false", "true")),
+    "biases": job_file(model="qkv_bias = true\noutput_bias = true\nmlp_bias = true"),
+    "biases of Qwen2, late windows": job_file(model="qkv_bias = true\nsliding_window = 4\nfirst_window_layer = 1"),
+    "Qwen3, bfloat16": job_file('dtype = "bfloat16"', model="qk_norm = true\nhead_dim = 12"),
+    "windows": job_file('recompute = "block"', model="sliding_window = 3"),
+    "fused projections": job_file(model="fused_projections = true"),
 }
 SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
 """A job that has the bits of another one. No others have."""
@@ -97,6 +119,15 @@ def drawn_job(number: int) -> str:
     """A job whose fields are drawn, each by itself."""
     draw = Random(number)
     heads = draw.choice([1, 2, 4])
+    window, width = draw.choice([0, 0, 1, 6]), draw.choice([0, 0, 10])
+    model = "\n".join(
+        [
+            draw.choice(["", LLAMA3, YARN]),
+            f"head_dim = {width}",
+            f"sliding_window = {window}",
+            draw.choice(["", "qkv_bias = true", "qk_norm = true"] + ["fused_projections = true"] * (not width)),
+        ]
+    )
     m = draw.randint(1, 6)
     group = [MUON, COARSE_MUON, NARROW_MUON, ADAMW, NARROW_ADAMW, LION, NARROW_LION, SGD, PLAIN_SGD, HEAVY_BALL]
     train = f"""
@@ -123,6 +154,7 @@ warmup_batches = {draw.randint(0, 12)}
     return job_file(
         train,
         optim,
+        model=model,
         batches=draw.randint(1, 12),
         seed=draw.choice([0, 9, 123456789]),
         layers=draw.randint(1, 3),

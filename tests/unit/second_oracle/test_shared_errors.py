@@ -61,13 +61,13 @@ def no_delay(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_from_one(patch: pytest.MonkeyPatch) -> None:
-    right = model.rotary_table
+    right = model.kept_rotary_table
 
     def wrong(length: int, head_dim: int, **settings: object) -> tuple[Tensor, Tensor]:
         cosine, sine = right(2 * length, head_dim, **settings)
         return cosine[::2], sine[::2]
 
-    patch.setattr(model, "rotary_table", wrong)
+    patch.setattr(model, "kept_rotary_table", wrong)
 
 
 def rows_in_reverse(patch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_auto_is_the_fastest_kernel_that_every_device_has(
 def test_the_demo_has_a_kernel_on_every_card() -> None:
     """Its heads are 22 wide, which the memory-efficient kernel refuses from Ampere on."""
     demo = parse_job(DEMO_JOB, "demo.toml")
-    assert demo.model.head_dim == 22
+    assert demo.model.head_width == 22
     assert attention_backend(demo, [A100, H100], "demo.toml") == "math"
 
 

@@ -257,22 +257,19 @@ def test_special_tokens_go_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
-            "rope_parameters.rope_type = 'llama3'",
-        ),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_type = 'linear'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3' needs low_freq_factor"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type = 'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters.full_attention = "),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type = 'yarn'"),
+        ({"rope_scaling": {"type": "su", "factor": 4.0}}, "rope_scaling.rope_type = 'su'"),
         ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "rope_scaling.factor = 4.0"),
         ({"rope_scaling": "linear"}, "rope_scaling = 'linear'"),
-        ({"head_dim": 16}, "head_dim = 16 is not supported: 4 heads share hidden_size 32"),
+        ({"head_dim": 16}, "model.layers.0.self_attn.q_proj.weight is [32, 32], and config.json asks for [64, 32]"),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"attention_bias": True}, "attention_bias = True"),
+        ({"attention_bias": True}, "model.layers.0.self_attn.q_proj.bias is missing"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = "),
         ({"hidden_size": "32"}, "hidden_size = '32' is no whole number"),
-        ({"num_attention_heads": 0}, "head_dim = 8 is not supported: 0 heads"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0 is not above 0"),
         ({"rope_theta": "big", "rope_parameters": None}, "rope_theta = 'big' is no number"),
     ],
 )

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from headway.stages.model.decoder import rotary_table
-from headway.stages.model.hugging_face import checkpoint_name, llama_config, model_spec
-from headway.stages.spec import ModelSpec
+from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
+from headway.stages.model.rotary import rotary_table
+from headway.stages.spec import ModelSpec, RopeSpec
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,21 @@ def test_a_config_reads_back_as_its_spec() -> None:
         rope_theta=500_000.0,
         initializer_range=0.01,
     )
-    assert model_spec(llama_config(spec, dtype="float32", sequence_length=64)) == spec
+    assert model_spec(hugging_face_config(spec, dtype="float32", sequence_length=64)) == spec
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"model_type": "gpt2"}, "model_type"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"sliding_window": 8}, "sliding_window"),
+        ({"num_local_experts": 8}, "num_local_experts"),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_a_config_of_another_kind_of_model_is_refused(change: dict[str, object], named: str) -> None:
     """The error names the key that is not ours."""
-    config = llama_config(ModelSpec(), dtype="float32", sequence_length=64) | change
+    config = hugging_face_config(ModelSpec(), dtype="float32", sequence_length=64) | change
     with pytest.raises(ValueError, match=named):
         model_spec(config)
 
@@ -60,7 +60,9 @@ def test_rotation_is_rotate_half(dtype: torch.dtype) -> None:
     """x·cos + rolled(x)·signed sine against x·cos + rotate_half(x)·sin, written out with complex numbers in float64."""
     length, head_dim, theta = 40, 12, 10_000.0
     heads = torch.randn(2, length, 3, head_dim, generator=torch.Generator().manual_seed(0))
-    cosine, sine = rotary_table(length, head_dim, theta=theta, device=torch.device("cpu"), dtype=dtype)
+    cosine, sine = rotary_table(
+        length, head_dim, theta=theta, scaling=RopeSpec(), device=torch.device("cpu"), dtype=dtype
+    )
     found = heads * cosine.float() + heads.roll(head_dim // 2, -1) * sine.float()
 
     half = torch.arange(head_dim // 2, dtype=torch.float64)
@@ -76,7 +78,7 @@ def test_rotary_tables_made_while_sampling_serve_training() -> None:
     """The cache may be filled under inference mode; a graph can still save what it holds."""
     rotary_table.cache_clear()
     with torch.inference_mode():
-        cosine, _ = rotary_table(8, 4, theta=100.0, device=torch.device("cpu"), dtype=torch.float32)
+        cosine, _ = rotary_table(8, 4, theta=100.0, scaling=RopeSpec(), device=torch.device("cpu"), dtype=torch.float32)
     heads = torch.ones(1, 8, 1, 4, requires_grad=True)
     (heads * cosine).sum().backward()  # type: ignore[no-untyped-call]
     assert heads.grad is not None

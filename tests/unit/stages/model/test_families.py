@@ -1,0 +1,198 @@
+"""Each family against transformers itself: logits, greedy text, gradients; and its config.json both ways."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from headway.stages.model.decoder import build_layer, parameter_shapes, token_loss
+from headway.stages.model.hugging_face import checkpoint_name, family_of, hugging_face_config, model_spec
+from headway.stages.spec import ModelSpec, layer_names
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 2": ("llama", {}),
+    "Llama 3": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
+    "Llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
+    "Llama 3.2": ("llama", {"rope_parameters": LLAMA3 | {"factor": 32.0}, "head_dim": 16}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "dynamic": (
+        "llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0},
+            "max_position_embeddings": 16,
+        },
+    ),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "yarn of DeepSeek": ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0, "beta_fast": 8}}),
+    "yarn, not truncated": ("llama", {"rope_parameters": YARN | {"truncate": False, "attention_factor": 1.3}}),
+    "Llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "Mistral": ("mistral", {"sliding_window": 8, "head_dim": 12}),
+    "Mistral without window": ("mistral", {"sliding_window": None}),
+    "Qwen2": ("qwen2", {}),
+    "Qwen2 with windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "Qwen3": ("qwen3", {"head_dim": 16}),
+    "Phi-3": ("phi3", {"sliding_window": 8}),
+}
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tiny random model of a family, and the folder that transformers has written."""
+    model_type, options = FAMILIES[request.param]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | options))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms that are not ones, biases that are not zeros
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("theirs")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+class Ours(nn.Module):
+    """The layers in a row, with the weights of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.spec = model_spec(json.loads((folder / "config.json").read_text()))
+        tensors = load_file(folder / "model.safetensors")
+        self.layers = nn.ModuleList(build_layer(name, self.spec) for name in layer_names(self.spec))
+        for name, layer in self.named_layers():
+            weights = {key: tensors.pop(checkpoint_name(name, key)) for key in parameter_shapes(name, self.spec)}
+            layer.load_state_dict(weights, assign=True)
+        assert not tensors, "each tensor of the folder has its place"
+
+    def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
+        return zip(layer_names(self.spec), self.layers, strict=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = tokens
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_logits_and_greedy_text_are_theirs(theirs: Any) -> None:
+    """Longer than every window and than every first training."""
+    model, folder = theirs
+    ours = Ours(folder)
+    tokens = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), model(tokens).logits, rtol=1e-5, atol=1e-5)
+        text = tokens[:1, :9]
+        for _ in range(12):
+            text = torch.cat((text, ours(text)[:, -1:].argmax(-1)), 1)
+        again = tokens[:1, :9]
+        for _ in range(12):
+            again = torch.cat((again, model(again, use_cache=False).logits[:, -1:].argmax(-1)), 1)
+    assert text.tolist() == again.tolist()
+
+
+def test_gradients_are_theirs(theirs: Any) -> None:
+    """Of one step, for every parameter."""
+    model, folder = theirs
+    ours = Ours(folder)
+    tokens = torch.randint(0, 64, (2, 25), generator=torch.Generator().manual_seed(2))
+    token_loss(ours(tokens[:, :-1]), tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad()
+    token_loss(model(tokens[:, :-1]).logits, tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
+    expected = dict(model.named_parameters())
+    compared = 0
+    for name, layer in ours.named_layers():
+        for key, parameter in layer.named_parameters():
+            wanted = expected[checkpoint_name(name, key)].grad
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-5)
+            compared += 1
+    assert compared == len(expected)
+
+
+def test_a_config_is_written_as_it_is_read(theirs: Any, tmp_path: Path) -> None:
+    """transformers opens our config.json as the family that it was, and it says the same model."""
+    model, folder = theirs
+    spec = model_spec(json.loads((folder / "config.json").read_text()))
+    longest = 16 if spec.rope_scaling.rope_type == "dynamic" else 64
+    ours = hugging_face_config(spec, dtype="float32", sequence_length=longest)
+    assert model_spec(ours) == spec
+    (tmp_path / "config.json").write_text(json.dumps(ours))
+    opened = transformers.AutoConfig.from_pretrained(tmp_path)
+    wanted = transformers.AutoModelForCausalLM.from_config(opened, attn_implementation="eager").eval()
+    wanted.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, 64, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(wanted(tokens).logits, model(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_options_that_no_family_has_are_named() -> None:
+    """A model that transformers could not open is refused before it is trained."""
+    for spec in (
+        ModelSpec(qk_norm=True, qkv_bias=True),
+        ModelSpec(output_bias=True),
+        ModelSpec(fused_projections=True, mlp_bias=True),
+    ):
+        with pytest.raises(ValueError, match="no family"):
+            family_of(spec)
+
+
+BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type = 'longrope'"),
+        ({"rope_parameters": {"rope_type": "su"}}, "rope_parameters.rope_type = 'su'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "rope_scaling.beta = 1"),
+        ({"rope_scaling": {"type": "linear"}}, "needs factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor = 0.25"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"sliding_window": 16}, "sliding_window = 16"),
+        ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window = 'all'"),
+        ({"model_type": "qwen2", "head_dim": 16}, "head_dim = 16"),
+        ({"model_type": "qwen2", "attention_bias": True}, "attention_bias = True"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear'"),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier = 12.0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    """Never ignored: another rotation or activation would silently give other logits."""
+    with pytest.raises(ValueError, match=named):
+        model_spec(BASE | change)
