@@ -64,7 +64,7 @@ def attention(model: Model, parameters: Parameters, hidden: Tensor, *, backend: 
         return rotated(values, cosine, sine).transpose(1, 2)
 
     if model.fused_projections:
-        q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)
+        q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)  # type: ignore[no-untyped-call]
         query, key, value = turned(q, "q_norm"), turned(k, "k_norm"), heads(v).transpose(1, 2)
     else:
         query = turned(linear(parameters, "self_attn.q_proj", hidden), "q_norm")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def no_delay(patch: pytest.MonkeyPatch) -> None:
 def positions_from_one(patch: pytest.MonkeyPatch) -> None:
     right = model.kept_rotary_table
 
-    def wrong(length: int, head_dim: int, **settings: object) -> tuple[Tensor, Tensor]:
+    def wrong(length: int, head_dim: int, **settings: Any) -> tuple[Tensor, Tensor]:
         cosine, sine = right(2 * length, head_dim, **settings)
         return cosine[::2], sine[::2]
 
