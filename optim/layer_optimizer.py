@@ -5,8 +5,8 @@ nor names. Each parameter therefore has a slot, a Parameter that is pointed at t
 optimizer's state hangs on the slot, and the slot has a name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -19,7 +19,7 @@ from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Batch, Muon
-from headway.optim.routing import Group, route_layer
+from headway.optim.routing import Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.stored_momentum import StoredMomentum
@@ -282,15 +282,23 @@ def optimizer_factory(
 
     Only shape and device of the parameters are read; the masters that are stepped later must be fp32.
     """
-    schedule = lr_schedule(spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches)
-    specs = {Group.MATRICES: spec.matrices, Group.REST: spec.rest}
+    schedule = lr_schedule(
+        spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches, floor=spec.lr_floor
+    )
+    undecayed = replace(spec.rest, weight_decay=0.0)
+
+    def specs(layer_name: str, parameters: Mapping[str, Tensor]) -> Iterator[tuple[GroupSpec, tuple[str, ...]]]:
+        """Yield the settings of a layer's parameters, by their names."""
+        for group, names in route_layer(layer_name, parameters).items():
+            if group is Group.MATRICES:
+                yield spec.matrices, names
+            else:
+                decayed, others = split_by_decay(names, parameters, spec.undecayed)
+                yield from ((of, some) for of, some in ((spec.rest, decayed), (undecayed, others)) if some)
 
     def make(layer_name: str, parameters: Mapping[str, Tensor]) -> TorchLayerOptimizer:
         slots = {name: Parameter(parameters[name].detach(), requires_grad=False) for name in sorted(parameters)}
-        groups = [
-            _group(specs[group], names, [slots[name] for name in names])
-            for group, names in route_layer(layer_name, parameters).items()
-        ]
+        groups = [_group(of, names, [slots[name] for name in names]) for of, names in specs(layer_name, parameters)]
         return TorchLayerOptimizer(
             layer_name,
             slots,

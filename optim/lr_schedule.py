@@ -11,11 +11,14 @@ LrSchedule = Callable[[int], float]
 """Map from the update's index b to the factor of every group's rate."""
 
 
-def lr_schedule(kind: Literal["constant", "cosine", "wsd"], *, num_batches: int, warmup_batches: int) -> LrSchedule:
+def lr_schedule(
+    kind: Literal["constant", "cosine", "wsd"], *, num_batches: int, warmup_batches: int, floor: float = 0.0
+) -> LrSchedule:
     """Return the factor of update b = 0 … B−1, B being `num_batches`.
 
     (b+1)/w in the first w updates; then 1 (constant), ½(1 + cos(π(b−w)/(B−w))) (cosine), or 1 and over the last
-    n = ⌈B/5⌉ updates (B−b)/n (wsd). Warm-up has precedence. An index outside the job raises ValueError.
+    n = ⌈B/5⌉ updates (B−b)/n (wsd). A fall f ends at the floor φ: φ + (1 − φ)·f. Warm-up has precedence. An index
+    outside the job raises ValueError.
     """
     num_decay = -(-num_batches // DECAY_SHARE)
 
@@ -26,9 +29,9 @@ def lr_schedule(kind: Literal["constant", "cosine", "wsd"], *, num_batches: int,
             return (update_index + 1) / warmup_batches
         if kind == "cosine":
             progress = (update_index - warmup_batches) / (num_batches - warmup_batches)
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
+            return floor + (1.0 - floor) * (0.5 * (1.0 + math.cos(math.pi * progress)))
         if kind == "wsd" and update_index >= num_batches - num_decay:
-            return (num_batches - update_index) / num_decay
+            return floor + (1.0 - floor) * ((num_batches - update_index) / num_decay)
         return 1.0
 
     return factor

@@ -1,9 +1,14 @@
-"""Chooses each parameter's optimizer: matrices inside the blocks go to one, everything else to the other."""
+"""Chooses each parameter's optimizer: matrices inside the blocks go to one, everything else to the other.
 
-from collections.abc import Mapping
+Of everything else, some kinds may have no weight decay.
+"""
+
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from torch import Tensor
+
+from headway.optim.spec import Undecayed
 
 BLOCK_PREFIX = "block."
 
@@ -33,3 +38,18 @@ def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group
         group: tuple(sorted(n for n, p in parameters.items() if route(layer_name, p) is group)) for group in Group
     }
     return {group: names for group, names in groups.items() if names}
+
+
+def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed:
+    """Return what a parameter of `rest` is."""
+    if parameter.ndim == 2:
+        return "embeddings"
+    return "biases" if parameter_name.endswith(".bias") else "norms"
+
+
+def split_by_decay(
+    names: Collection[str], parameters: Mapping[str, Tensor], undecayed: Collection[Undecayed]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of `rest` with weight decay, and those without, both in the given order."""
+    without = {name for name in names if kind_of_rest(name, parameters[name]) in undecayed}
+    return tuple(name for name in names if name not in without), tuple(name for name in names if name in without)

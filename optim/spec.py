@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+Undecayed = Literal["embeddings", "norms", "biases"]
+"""`embeddings`: the two matrices of the vocabulary, in the first layer and in the last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
@@ -39,6 +42,10 @@ class OptimSpec:
     """Dtype of the last update between updates."""
     lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_batches: int = 20
+    lr_floor: float = 0.0
+    """Share of the rate at which cosine and wsd end."""
+    undecayed: tuple[Undecayed, ...] = ()
+    """Kinds of parameters of `rest` that have no weight decay."""
 
 
 USED_SETTINGS: dict[str, frozenset[str]] = {

@@ -109,6 +109,8 @@ class Job:
     error_feedback_dtype: str
     lr_schedule: str
     warmup_batches: int
+    lr_floor: float
+    undecayed: list[str]
 
 
 def read_job(text: str) -> Job:
@@ -130,6 +132,8 @@ def read_job(text: str) -> Job:
         error_feedback_dtype=optim["error_feedback_dtype"],
         lr_schedule=optim["lr_schedule"],
         warmup_batches=optim["warmup_batches"],
+        lr_floor=optim["lr_floor"],
+        undecayed=optim["undecayed"],
     )
 
 

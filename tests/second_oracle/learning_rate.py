@@ -3,15 +3,15 @@
 from math import ceil, cos, pi
 
 
-def factor(b: int, *, schedule: str, num_batches: int, warmup: int) -> float:
+def factor(b: int, *, schedule: str, num_batches: int, warmup: int, floor: float) -> float:
     """Factor of update b of num_batches. Raises ValueError for an update that the job does not have."""
     if not 0 <= b < num_batches:
         raise ValueError(f"a job of {num_batches} updates has no update {b}")
     if b < warmup:
         return (b + 1) / warmup
     if schedule == "cosine":
-        return 0.5 * (1 + cos(pi * ((b - warmup) / (num_batches - warmup))))
+        return floor + (1 - floor) * (0.5 * (1 + cos(pi * ((b - warmup) / (num_batches - warmup)))))
     decay = ceil(num_batches / 5)
     if schedule == "wsd" and b >= num_batches - decay:
-        return (num_batches - b) / decay
+        return floor + (1 - floor) * ((num_batches - b) / decay)
     return 1.0

@@ -1,12 +1,20 @@
 """One update of the whole model: which optimizer a parameter has, at which rate (docs/numerics.md, sections 4 to 6)."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from tests.second_oracle.error_feedback import ErrorFeedback
 from tests.second_oracle.initial_weights import Weights
-from tests.second_oracle.job import Job
+from tests.second_oracle.job import Group, Job
 from tests.second_oracle.learning_rate import factor
 from tests.second_oracle.optimizers import OPTIMIZERS
+
+
+def rest_of(job: Job, name: str, weight: Tensor) -> Group:
+    """The settings of one parameter of `rest`: some kinds have no weight decay."""
+    kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith("bias") else "norms"
+    return replace(job.rest, weight_decay=0.0) if kind in job.undecayed else job.rest
 
 
 class Update:
@@ -17,7 +25,7 @@ class Update:
         self.parameters = {}
         for layer, parameters in weights.items():
             for name, weight in parameters.items():
-                group = job.matrices if layer.startswith("block.") and weight.dim() == 2 else job.rest
+                group = job.matrices if layer.startswith("block.") and weight.dim() == 2 else rest_of(job, name, weight)
                 optimizer = OPTIMIZERS[group.name](group, weight)
                 self.parameters[layer, name] = (
                     optimizer,
@@ -27,7 +35,11 @@ class Update:
     def __call__(self, b: int, weights: Weights, gradient: Weights) -> Weights:
         """W_{b+1} from W_b, all in float32."""
         rate = factor(
-            b, schedule=self.job.lr_schedule, num_batches=self.job.train.batches, warmup=self.job.warmup_batches
+            b,
+            schedule=self.job.lr_schedule,
+            num_batches=self.job.train.batches,
+            warmup=self.job.warmup_batches,
+            floor=self.job.lr_floor,
         )
         return {
             layer: {name: self._one(layer, name, weight, gradient, rate) for name, weight in parameters.items()}

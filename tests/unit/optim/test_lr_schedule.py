@@ -49,3 +49,13 @@ def test_updates_outside_the_job_are_refused(update_index: int) -> None:
     """Before the first or after the last update → ValueError."""
     with pytest.raises(ValueError, match=str(update_index)):
         lr_schedule("constant", num_batches=5, warmup_batches=0)(update_index)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+def test_a_rate_falls_to_its_floor(kind: Literal["cosine", "wsd"]) -> None:
+    """It begins at 1, never rises after the warm-up, and the next update after the last would have the floor."""
+    schedule = lr_schedule(kind, num_batches=100, warmup_batches=10, floor=0.1)
+    factors = [schedule(b) for b in range(10, 100)]
+    assert factors[0] == 1.0
+    assert factors == sorted(factors, reverse=True)
+    assert 0.1 < factors[-1] < 0.15

@@ -56,7 +56,7 @@ LLAMA3 = (
     "original_max_position_embeddings = 8 }"
 )
 YARN = (
-    'rope_scaling = { rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 16, beta_fast = 4.0, '
+    'rope_scaling = { rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 64, beta_fast = 4.0, '
     "beta_slow = 1.0, attention_factor = 1.1, truncate = false }"
 )
 
@@ -96,6 +96,12 @@ JOBS = {
     "loss in chunks": job_file("loss_chunk = 7"),
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
+    "rate with a floor": job_file(optim="lr_floor = 0.2", batches=8),
+    "wsd with a floor": job_file(optim='lr_schedule = "wsd"\nlr_floor = 0.1', batches=7),
+    "no decay of norms and biases": job_file(
+        optim=f'rest = {ADAMW}\nundecayed = ["norms", "biases"]', model="qkv_bias = true\nqk_norm = false"
+    ),
+    "no decay of embeddings": job_file(optim=f'rest = {ADAMW}\nundecayed = ["embeddings"]'),
     "positions of Llama 3.1": job_file(model=LLAMA3),
     "positions, linear": job_file(model='rope_scaling = { rope_type = "linear", factor = 2.5 }'),
     "positions, dynamic": job_file(
@@ -150,6 +156,8 @@ error_feedback_dtype = "{draw.choice(["float32", "bfloat16"])}"
 error_feedback = {draw.choice([0.0, 0.3, 1.0, 1.5])}
 lr_schedule = "{draw.choice(["constant", "cosine", "wsd"])}"
 warmup_batches = {draw.randint(0, 12)}
+lr_floor = {draw.choice([0.0, 0.0, 0.3])}
+undecayed = {draw.choice(["[]", '["norms"]', '["norms", "biases", "embeddings"]'])}
 """
     return job_file(
         train,
