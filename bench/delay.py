@@ -86,17 +86,17 @@ def held_out_loss(job: JobSpec, weights: Weights, tokens: TokenShards) -> float:
     losses = []
     with torch.no_grad():
         for index in range(NUM_HELD_OUT):
-            inputs, targets = tokens.microbatch(
+            rows = tokens.microbatch(
                 seed=job.job.seed + 1,
                 batch=index,
                 microbatch=0,
                 size=job.train.microbatch_size,
                 length=job.train.sequence_length,
             )
-            hidden: Tensor = inputs
+            hidden: Tensor = rows.inputs
             for name, layer in layers.items():
                 hidden = functional_call(layer, weights[name], (hidden,))
-            losses.append(token_loss(hidden, targets).item())
+            losses.append(token_loss(hidden, rows.targets).item())
     return statistics.fmean(losses)
 
 

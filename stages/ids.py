@@ -14,7 +14,7 @@ Timeline = NewType("Timeline", int)
 Batch = NewType("Batch", int)
 """One optimizer step's worth of microbatches, counted from 0."""
 
-Microbatch = NewType("Microbatch", int)
+MicrobatchIndex = NewType("MicrobatchIndex", int)
 """Position inside a batch, 0 … m-1."""
 
 Boundary = NewType("Boundary", int)

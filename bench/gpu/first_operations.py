@@ -22,6 +22,7 @@ from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.workers.liveness import FIRST_OPERATION_S
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.errors import CompilationError
 from headway.stages.ids import LayerName
 from headway.stages.model.compilation import compile_ahead
@@ -66,7 +67,7 @@ def measure(device: str) -> dict[str, object]:
     gradients: list[torch.Tensor] = []
 
     def both_ways() -> None:
-        graph.forward((0, 0), hidden, targets, version=0)
+        graph.forward((0, 0), Microbatch(hidden, targets), version=0)
         gradients.extend(graph.backward((0, 0), hidden)[0])
 
     figures["block_s"] = seconds(device, both_ways)

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from gpu.sizes import first_device, stage_model, stage_train
 from gpu.stream_gaps import WAIT, Gaps, gaps_in
 from headway.optim.spec import OptimSpec
-from headway.stages.ids import Batch, Microbatch
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.schedule.schedule import Op, Update
@@ -120,7 +120,7 @@ class Neighbour:
             self._take()
 
     def _send(self, kind: FrameKind, batch: int, microbatch: int) -> None:
-        self._link.send(Frame(kind, GENERATION, Batch(batch), Microbatch(microbatch), self._tensors[kind]))
+        self._link.send(Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(microbatch), self._tensors[kind]))
 
     def _take(self) -> Frame:
         try:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.stages.device.device import HostCopy, StageDevice
 from headway.stages.device.opening import open_device
-from headway.stages.ids import Batch, Microbatch
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 
@@ -110,7 +110,7 @@ class _End:
 
 
 def _frame(kind: FrameKind, *tensors: Tensor) -> Frame:
-    return Frame(kind, GENERATION, Batch(0), Microbatch(0), tensors)
+    return Frame(kind, GENERATION, Batch(0), MicrobatchIndex(0), tensors)
 
 
 def _seconds(work: Any) -> float:

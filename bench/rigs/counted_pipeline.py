@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import PlanRecord
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.link import Frame, Link
@@ -37,11 +37,11 @@ class RandomTokens:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
         """See `MicrobatchSource`."""
         generator = torch.Generator().manual_seed(seed + batch * 1009 + microbatch)
         window = torch.randint(self._vocabulary, (size, length + 1), generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
 
 class Unobserved:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.schedule.schedule import WAIT, Backward, Forward, Op, ScheduleState, Update, Wait
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.graph import StageGraph
@@ -97,7 +98,7 @@ class SleepingGraph(StageGraph):
     def is_empty(self) -> bool:
         return not self._versions
 
-    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:  # noqa: ARG002
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
         self._sleep(Forward(*key))
         self._versions[key] = version
         return self._output

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.schedule.schedule import Backward, Forward, Op, Update
 from headway.stages.stage.graph import StageGraph
 from rigs.emulated_stage import SleepTimes
@@ -20,10 +21,10 @@ class PacedGraph(StageGraph):
         self._paces = paces
         self._stage = stage
 
-    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:
         """As the stage's own."""
         began = perf_counter()
-        output = super().forward(key, inputs, targets, version=version)
+        output = super().forward(key, rows, version=version)
         self._rest(Forward(*key), began)
         return output
 

@@ -23,11 +23,11 @@ from typing import Any, Protocol, Self
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
 from headway.stages.links.coded_link import CodedLink
@@ -81,11 +81,11 @@ class RandomTokens:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
         """As a `MicrobatchSource`."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
         window = torch.randint(self._vocab_size, (size, length + 1), generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -85,7 +86,7 @@ class TimedGraph(StageGraph):
     def is_empty(self) -> bool:
         return not self._versions
 
-    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:  # noqa: ARG002
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
         self._streams.compute(Forward(*key), self._seconds.forward_s)
         self._versions[key] = version
         return self._output

@@ -107,8 +107,7 @@ class TorchRun:
             )
             for i in range(train.microbatches)
         ]
-        inputs, targets = zip(*microbatches, strict=True)
-        return torch.cat(inputs), torch.cat(targets)
+        return torch.cat([rows.inputs for rows in microbatches]), torch.cat([rows.targets for rows in microbatches])
 
     def _clip_coefficient(self, layers: Sequence["_Layer"]) -> float:
         """From the norm of the whole model's gradient."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.frame_layout import raw_bytes
 from headway.stages.links.link import Frame, FrameKind, Inbox, Link, LinkLost
@@ -178,4 +178,4 @@ class LinkSide:
 
 
 def _frame(kind: FrameKind, values: torch.Tensor) -> Frame:
-    return Frame(kind, GENERATION, Batch(0), Microbatch(0), (values,))
+    return Frame(kind, GENERATION, Batch(0), MicrobatchIndex(0), (values,))

@@ -87,17 +87,17 @@ def reference(
         losses: list[Tensor] = []
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
         for i in range(m):
-            inputs, targets = tokens.microbatch(
+            rows = tokens.microbatch(
                 seed=job.job.seed, batch=b, microbatch=i, size=train.microbatch_size, length=train.sequence_length
             )
-            hidden = inputs.to(device)
+            hidden = rows.inputs.to(device)
             for name, layer in models[version].items():
                 if name in cuts:
                     hidden = cuts[name].carry(hidden, i)
                 if name != "head":
                     hidden = layer(hidden)
             head = models[version]["head"]
-            loss = microbatch_loss(head, hidden, targets.to(device), chunk=train.loss_chunk)
+            loss = microbatch_loss(head, hidden, rows.targets.to(device), chunk=train.loss_chunk)
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())

@@ -13,6 +13,7 @@ import torch
 from headway.daemon.costs.layer_costs import kind_of_layer
 from headway.daemon.jobs.job import JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import parameter_shapes
@@ -45,7 +46,7 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
     graph = StageGraph([layer], model, train, is_first=is_first, is_last=is_last)
     tokens = torch.zeros((train.microbatch_size, train.sequence_length), dtype=torch.int64, device=device)
     hidden = torch.zeros((*tokens.shape, model.hidden_size), dtype=dtype, device=device)
-    graph.forward((0, 0), tokens if is_first else hidden, tokens, version=0)
+    graph.forward((0, 0), Microbatch(tokens if is_first else hidden, tokens), version=0)
     gradients, _ = graph.backward((0, 0), None if is_last else hidden)
     graph.update(0, [gradient.float() for gradient in gradients])
     opened.mark().wait(PATIENCE_S)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headway.daemon.fault_points import PACE, register_action
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.stage.graph import StageGraph
 
 
@@ -28,10 +29,10 @@ class PacedGraph(StageGraph):
             for layer, module in zip(self._layers, modules, strict=True):
                 module.register_forward_hook(partial(_computed, on_layer, str(layer.name)))
 
-    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:
         """Compute the stage's forward, not faster than its layers' minimum times."""
         self._due = perf_counter()
-        return super().forward(key, inputs, targets, version=version)
+        return super().forward(key, rows, version=version)
 
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
         """Compute the stage's backward, not faster than its layers' minimum times."""

@@ -9,6 +9,7 @@ import torch
 
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -35,7 +36,7 @@ def warm_up() -> None:
     ]
     graph = StageGraph(layers, _MODEL, _TRAIN, is_first=True, is_last=True)
     tokens = torch.zeros((1, _TRAIN.sequence_length), dtype=torch.int64)
-    graph.forward((0, 0), tokens, tokens, version=0)
+    graph.forward((0, 0), Microbatch(tokens, tokens), version=0)
     gradients, _ = graph.backward((0, 0), None)
     graph.update(0, list(gradients))
     del graph, layers, gradients

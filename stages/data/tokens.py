@@ -13,16 +13,14 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.errors import DataError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 INDEX_NAME = "shards.json"
 FORMAT_VERSION = 1
@@ -175,8 +173,8 @@ class TokenShards:
         """Return the size of the vocabulary: every token is below it."""
         return self.index.vocab_size
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> "tuple[Tensor, Tensor]":
-        """Return (inputs, targets), both int64 [size, length]; targets are the inputs one token on.
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+        """Return rows of `length` tokens, in host memory.
 
         Each row's window depends on (seed, batch, microbatch, row) and the data alone. Raises DataError when the stream
         is shorter than a window of length + 1 tokens.
@@ -194,7 +192,7 @@ class TokenShards:
             number = int.from_bytes(blake2b(key, digest_size=16).digest(), "little")
             self._read(number % num_starts, window[row])
         tokens = torch.from_numpy(window)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        return Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     def _read(self, start: int, out: Tokens) -> None:
         """Fill `out` with the stream's tokens from `start`, across as many shards as it takes."""

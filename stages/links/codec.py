@@ -56,3 +56,8 @@ def feedback_bytes(train: TrainSpec, num_values: int) -> int:
     gradient.
     """
     return FP32_BYTES * num_values if train.wire == "int8" and train.wire_feedback else 0
+
+
+def num_coded_tensors(codec: Codec) -> int:
+    """Return the number of tensors that `compression.encode` makes of one."""
+    return 2 if codec is Codec.INT8 else 1

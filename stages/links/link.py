@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 
 
@@ -34,7 +34,7 @@ class Frame:
     kind: FrameKind
     generation: Generation
     batch: Batch
-    microbatch: Microbatch
+    microbatch: MicrobatchIndex
     tensors: tuple[Tensor, ...]
     codec: Codec = Codec.NONE
     """Codec of the hidden states or of their gradient: then one tensor or two (stages/links/compression.py)."""

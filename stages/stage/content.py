@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
@@ -14,8 +13,8 @@ from headway.stages.state.layer_state import LayerState
 class MicrobatchSource(Protocol):
     """Where the first stage's tokens come from: `stages/data/tokens.py`, or a fake."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets), both int64 [size, length] on the CPU."""
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+        """Rows of `length` tokens, on the CPU."""
         ...
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
+from headway.stages.ids import Batch, Boundary, Generation, LayerName, MicrobatchIndex, StageIndex, Timeline
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind
@@ -79,4 +79,4 @@ class StageContext:
 
     def frame(self, kind: FrameKind, batch: int, microbatch: int, *tensors: Tensor) -> Frame:
         """A frame of this generation."""
-        return Frame(kind, self.generation, Batch(batch), Microbatch(microbatch), tensors)
+        return Frame(kind, self.generation, Batch(batch), MicrobatchIndex(microbatch), tensors)

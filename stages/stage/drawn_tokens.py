@@ -6,12 +6,14 @@ seed, its batch and its number, so that drawing ahead changes no token. A stop d
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from queue import Empty, Full, Queue
 from typing import Final
 
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import DeviceCopy, StageDevice
 from headway.stages.errors import UnavailableError
 from headway.stages.stage.content import MicrobatchSource
@@ -23,10 +25,15 @@ CLOSING_S: Final = 10.0
 STEP_S: Final = 0.5
 """Time after which a thread that cannot go on looks whether it is still wanted."""
 
-Drawn = tuple[DeviceCopy, Tensor]
-"""The inputs, and the targets: in host memory, because they may only pass through. On a single stage the copy has
-both.
-"""
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A microbatch on its way to the device."""
+
+    copy: DeviceCopy
+    """Of what this stage reads."""
+    passing: tuple[Tensor, ...]
+    """Targets that only pass through this stage: they stay in host memory."""
 
 
 class DrawnTokens:
@@ -40,12 +47,19 @@ class DrawnTokens:
         self._context = context
         self._device = device
         self._microbatches = tuple(microbatches)
-        self._ahead: Queue[tuple[int, int, Drawn] | BaseException] = Queue(MOST_AHEAD)
+        self._ahead: Queue[tuple[int, int, _Drawn] | BaseException] = Queue(MOST_AHEAD)
         self._is_wanted = True
         self._thread: threading.Thread | None = None
 
-    def take(self, batch: int, microbatch: int) -> Drawn:
-        """Return a microbatch, the next one in order. Raises what the source raises."""
+    def take(self, batch: int, microbatch: int) -> Microbatch:
+        """Return a microbatch, the next one in order. Raises what the source raises.
+
+        The targets are on the device if this stage reads them.
+        """
+        drawn = self._next(batch, microbatch)
+        return Microbatch(*drawn.copy.take(), *drawn.passing)
+
+    def _next(self, batch: int, microbatch: int) -> _Drawn:
         if self._device.is_immediate:
             return self._draw(batch, microbatch)
         if self._thread is None:
@@ -68,17 +82,18 @@ class DrawnTokens:
                 self._ahead.get_nowait()
             self._thread.join(CLOSING_S)
 
-    def _draw(self, batch: int, microbatch: int) -> Drawn:
+    def _draw(self, batch: int, microbatch: int) -> _Drawn:
         train = self._context.train
-        inputs, targets = self._source.microbatch(
+        drawn = self._source.microbatch(
             seed=self._context.seed,
             batch=batch,
             microbatch=microbatch,
             size=train.microbatch_size,
             length=train.sequence_length,
         )
-        on_device = (inputs, targets) if self._context.is_last else (inputs,)
-        return self._device.copy_in(on_device), targets
+        if self._context.is_last:
+            return _Drawn(self._device.copy_in((drawn.inputs, drawn.targets)), ())
+        return _Drawn(self._device.copy_in((drawn.inputs,)), (drawn.targets,))
 
     def _draw_all(self, first_batch: int) -> None:
         """Draw until nobody wants more. An error is the last thing that is handed over."""
@@ -96,7 +111,7 @@ class DrawnTokens:
             for microbatch in self._microbatches:
                 yield batch, microbatch
 
-    def _hand_over(self, drawn: tuple[int, int, Drawn] | BaseException) -> bool:
+    def _hand_over(self, drawn: tuple[int, int, _Drawn] | BaseException) -> bool:
         """Return whether more is wanted."""
         while self._is_wanted:
             try:

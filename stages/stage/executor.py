@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
 from headway.stages.device.host_values import numbers_of
@@ -210,29 +211,25 @@ class Executor:
     def _forward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
         version = weight_version(batch, self.state.schedule.delay)
-        inputs, targets = self._input(batch, microbatch)
-        output = self._graph.forward(key, inputs, targets, version=version)
+        rows = self._input(batch, microbatch)
+        output = self._graph.forward(key, rows, version=version)
         self.state.forwarded(batch, microbatch)
         link = self._downstream[microbatch]
         if link is not None:
-            link.send(self.context.frame(FrameKind.ACTIVATION, batch, microbatch, output, targets))
+            link.send(self.context.frame(FrameKind.ACTIVATION, batch, microbatch, output, rows.targets))
         else:
             self._losses.add(batch, microbatch, output)
         return version
 
-    def _input(self, batch: int, microbatch: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens or hidden states, and the targets: on the device if this stage reads them."""
-        if self._tokens is None:
-            hidden, (targets,) = self._reception.inputs.pop((batch, microbatch)).taken(self.context.train.dtype)
-            return hidden, targets
-        copy, targets = self._tokens.take(batch, microbatch)
-        inputs, *more = copy.take()
-        return inputs, more[0] if more else targets
+    def _input(self, batch: int, microbatch: int) -> Microbatch:
+        if self._tokens is not None:
+            return self._tokens.take(batch, microbatch)
+        return self._reception.inputs.pop((batch, microbatch)).taken(self.context.train.dtype)
 
     def _backward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
         arrived = self._reception.output_gradients.pop(key, None)
-        output_gradient = None if arrived is None else arrived.taken(self.context.train.dtype)[0]
+        output_gradient = None if arrived is None else arrived.taken(self.context.train.dtype)
         version = self._graph.version_of(key)
         gradients, input_gradient = self._graph.backward(key, output_gradient)
         link = self._upstream[microbatch]

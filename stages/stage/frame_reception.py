@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import DeviceCopy, StageDevice
 from headway.stages.device.host_values import numbers_of
 from headway.stages.device.run_events import RunEvents
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
-from headway.stages.links.codec import Codec
+from headway.stages.links.codec import Codec, num_coded_tensors
 from headway.stages.links.compression import decode
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS
 from headway.stages.links.link import Frame, FrameKind, LinkLost
@@ -31,20 +32,33 @@ _REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES,
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivedValues:
-    """Hidden states, or their gradient, on their way to the device."""
+class ArrivedGradient:
+    """The gradient of hidden states, on its way to the device."""
 
     copy: DeviceCopy
+    codec: Codec
+
+    def taken(self, dtype: str) -> Tensor:
+        """Return the gradient, decoded."""
+        return decode(self.copy.take(), self.codec, getattr(torch, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedMicrobatch:
+    """Hidden states with what belongs to them, on their way to the device."""
+
+    copy: DeviceCopy
+    """Of what this stage reads."""
     codec: Codec
     passing: tuple[Tensor, ...] = ()
     """Targets that only pass through this stage: they stay where they arrived."""
 
-    def taken(self, dtype: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the values, decoded, and the targets, if some belong to them."""
+    def taken(self, dtype: str) -> Microbatch:
+        """Return the microbatch, its hidden states decoded."""
         tensors = self.copy.take()
-        num_coded = 2 if self.codec is Codec.INT8 else 1
-        coded, targets = tensors[:num_coded], tensors[num_coded:]
-        return decode(coded, self.codec, getattr(torch, dtype)), targets or self.passing
+        num_coded = num_coded_tensors(self.codec)
+        hidden = decode(tensors[:num_coded], self.codec, getattr(torch, dtype))
+        return Microbatch(hidden, *tensors[num_coded:], *self.passing)
 
 
 class FrameReception:
@@ -74,9 +88,9 @@ class FrameReception:
         self._gradients = gradients
         self._norm = norm
         self._rows = rows
-        self.inputs: dict[tuple[int, int], ArrivedValues] = {}
-        """(batch, microbatch) to the hidden states and targets that have arrived."""
-        self.output_gradients: dict[tuple[int, int], ArrivedValues] = {}
+        self.inputs: dict[tuple[int, int], ArrivedMicrobatch] = {}
+        """(batch, microbatch) to what has arrived."""
+        self.output_gradients: dict[tuple[int, int], ArrivedGradient] = {}
         """(batch, microbatch) to the gradient that has arrived."""
         self.num_stale_frames = 0
 
@@ -102,7 +116,7 @@ class FrameReception:
                 state.input_arrived(batch, microbatch)
             case FrameKind.GRADIENT:
                 self._require(frame, state.expects_gradient(batch, microbatch))
-                self.output_gradients[batch, microbatch] = ArrivedValues(
+                self.output_gradients[batch, microbatch] = ArrivedGradient(
                     self._device.copy_in(frame.tensors), frame.codec
                 )
                 state.gradient_arrived(batch, microbatch)
@@ -182,9 +196,9 @@ class FrameReception:
         link = links.get(frame.microbatch % self._schedule.num_groups)
         return link.peer if link is not None else "an unknown peer"
 
-    def _arrived_input(self, frame: Frame) -> ArrivedValues:
+    def _arrived_input(self, frame: Frame) -> ArrivedMicrobatch:
         """Only the last stage reads the targets, so they go to no other device."""
         *coded, targets = frame.tensors
         if self._context.is_last:
-            return ArrivedValues(self._device.copy_in(frame.tensors), frame.codec)
-        return ArrivedValues(self._device.copy_in(coded), frame.codec, (targets,))
+            return ArrivedMicrobatch(self._device.copy_in(frame.tensors), frame.codec)
+        return ArrivedMicrobatch(self._device.copy_in(coded), frame.codec, (targets,))

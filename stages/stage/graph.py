@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer
@@ -101,16 +102,15 @@ class StageGraph:
         """Return whether no graph is alive."""
         return not self._in_flight
 
-    def forward(self, key: tuple[int, int], inputs: Tensor, targets: Tensor, *, version: int) -> Tensor:
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:
         """Compute a microbatch on W_version and keep its graph.
 
-        key: (batch, microbatch). inputs: int64 tokens [microbatch, sequence] on the first stage, hidden [microbatch,
-        sequence, hidden] on the others. Returns the hidden output, or the loss [] on the last stage, without a graph.
+        key: (batch, microbatch). Returns the hidden output, or the loss [] on the last stage, without a graph.
         """
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
-        held = _InFlight(version, targets, [], [], self._times.microbatch() if self._times is not None else None)
-        hidden = inputs
+        held = _InFlight(version, rows.targets, [], [], self._times.microbatch() if self._times is not None else None)
+        hidden = rows.inputs
         for piece in self._pieces:
             leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
             compute = self._compute if held.sample is None else self._compute_timed

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.device.device import DeviceCopy
-from headway.stages.ids import Batch, Microbatch
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.stage.context import StageContext
@@ -25,7 +25,7 @@ class Siblings:
         assert sorted(links) == [k for k in range(len(groups)) if k != context.replica_index]
         self._context = context
         self._links = links
-        self._first_microbatch = Microbatch(groups[context.replica_index][0])
+        self._first_microbatch = MicrobatchIndex(groups[context.replica_index][0])
         self._by_first_microbatch = {groups[k][0]: k for k in links}
         self._next_losses = dict.fromkeys(links, int(context.boundary))
         self._contracts = {

@@ -39,7 +39,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.data_pb2 import Hello
 from headway.stages.data.tokens import INDEX_NAME, read_index
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError
-from headway.stages.ids import Batch, Boundary, Generation, Microbatch
+from headway.stages.ids import Batch, Boundary, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract
 from headway.stages.links.grpc.frame_bundle import bundle, unbundle
 from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
@@ -226,7 +226,7 @@ def frames(data: bytes) -> None:
 def _bundles() -> list[bytes]:
     forms = _contract().largest(FrameKind.ACTIVATION)
     tensors = tuple(torch.zeros(shape, dtype=dtype) for dtype, shape in forms)
-    frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), Microbatch(0), tensors)
+    frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), MicrobatchIndex(0), tensors)
     said = [b"".join(message) for message in OutgoingFrame(frame, sequence=0).messages(lambda: 0)]
     said += [heartbeat(GENERATION, sequence=1, acknowledged=0)]
     said += [b"".join(message) for message in Goodbye(GENERATION, sequence=1).messages(lambda: 0)]

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from headway.stages.device.opening import open_device
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.collective.group import GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
 from headway.stages.links.collective.link import CollectiveLink
@@ -84,7 +84,7 @@ def main(rank: int, card: int, path: str) -> None:
 
     def send(number: int) -> None:
         values = torch.full((NUM_VALUES,), float(number), device=device)
-        link.send(Frame(kind, GENERATION, Batch(number), Microbatch(0), (values,)))
+        link.send(Frame(kind, GENERATION, Batch(number), MicrobatchIndex(0), (values,)))
 
     for number in range(WINDOW):
         send(number)

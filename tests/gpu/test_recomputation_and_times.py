@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.opening import open_device
 from headway.stages.ids import LayerName
 from headway.stages.model.determinism import configure
@@ -49,7 +50,7 @@ def trained(device: torch.device, dtype: str, recompute: str) -> tuple[list[Tens
                 model.vocab_size, (4, length + 1), generator=torch.Generator().manual_seed(batch * 10 + i)
             )
             inputs, targets = tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device)
-            seen.append(graph.forward((batch, i), inputs, targets, version=batch))
+            seen.append(graph.forward((batch, i), Microbatch(inputs, targets), version=batch))
         for i in range(NUM_IN_FLIGHT):
             gradients, _ = graph.backward((batch, i), None)
             seen += [gradient.cpu() for gradient in gradients]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import ProtocolError
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract, TensorForm, aligned
 from headway.stages.links.link import Frame, FrameKind
@@ -53,7 +53,7 @@ class Announcement:
     kind: FrameKind
     generation: Generation
     batch: Batch
-    microbatch: Microbatch
+    microbatch: MicrobatchIndex
     route: Route
     tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     codec: Codec = Codec.NONE
@@ -129,7 +129,7 @@ class HeaderReader:
             raise self._error(f"{known.name} by way of {Route(route).name}")
         if followed and (followed != 1 or route != Route.INLINE):
             raise self._error(f"{known.name} by way of {Route(route).name}, followed by {followed}")
-        place = Batch(batch), Microbatch(microbatch)
+        place = Batch(batch), MicrobatchIndex(microbatch)
         return Announcement(known, self._generation, *place, Route(route), tensors, Codec(codec), bool(followed))
 
     def _error(self, reason: str) -> ProtocolError:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import FrameHeader
 from headway.stages.errors import ProtocolError
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract, aligned
 from headway.stages.links.grpc.frame_layout import TORCH_DTYPES, FrameLayout, layout_of, raw_bytes
@@ -246,7 +246,7 @@ class FrameAssembler:
             kind=self._kinds[header.kind],
             generation=Generation(header.generation),
             batch=Batch(header.batch),
-            microbatch=Microbatch(header.microbatch),
+            microbatch=MicrobatchIndex(header.microbatch),
             tensors=tuple(partial.layout.tensors(partial.payload)),
             codec=Codec(header.codec),
         )

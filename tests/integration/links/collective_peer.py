@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective import link as collective_link
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.collective.group import GroupOfTwo
@@ -37,12 +37,12 @@ CONTRACT = FrameContract(
 def total(generation: Generation = GENERATION) -> Frame:
     """The smallest frame downstream."""
     value = torch.tensor(1.0, dtype=torch.float64)
-    return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), Microbatch(0), (value,))
+    return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), MicrobatchIndex(0), (value,))
 
 
 def gradient() -> Frame:
     """A frame upstream."""
-    return Frame(FrameKind.GRADIENT, GENERATION, Batch(0), Microbatch(0), (torch.arange(16.0),))
+    return Frame(FrameKind.GRADIENT, GENERATION, Batch(0), MicrobatchIndex(0), (torch.arange(16.0),))
 
 
 def say(text: str) -> None:

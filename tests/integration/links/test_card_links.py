@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from headway.stages.ids import Batch, Microbatch
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.collective import link as collective_link
 from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
@@ -44,13 +44,13 @@ Inbox = queue.SimpleQueue[Frame | LinkLost]
 
 def on_card(kind: FrameKind, batch: int) -> Frame:
     """A frame whose values are its batch."""
-    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (torch.full(VALUES.shape, float(batch)),))
+    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.full(VALUES.shape, float(batch)),))
 
 
 def total(batch: int) -> Frame:
     """A frame in host memory."""
     return Frame(
-        FrameKind.NORM_TOTAL, GENERATION, Batch(batch), Microbatch(0), (torch.tensor(1.0, dtype=torch.float64),)
+        FrameKind.NORM_TOTAL, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.tensor(1.0, dtype=torch.float64),)
     )
 
 

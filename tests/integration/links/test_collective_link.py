@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.errors import LinkOverflowError
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo
 from headway.stages.links.collective.group_guard import Rendezvous
@@ -115,7 +115,7 @@ def test_two_replicas_say_all_that_replicas_say(ends: Ends) -> None:
         assert contract.sent_forms.keys() == kinds
         for kind, [form] in contract.sent_forms.items():
             tensor = (torch.rand(form.shape, dtype=torch.float64) * 1e6).to(form.dtype)
-            link.send(Frame(kind, GENERATION, Batch(5), Microbatch(0), (tensor,)))
+            link.send(Frame(kind, GENERATION, Batch(5), MicrobatchIndex(0), (tensor,)))
             arrived = inbox.get(timeout=DEADLINE_S)
             assert isinstance(arrived, Frame), arrived
             assert arrived.kind is kind
@@ -217,7 +217,7 @@ def test_frames_of_all_sizes_keep_their_order_and_their_values(ends: Ends) -> No
             kind,
             GENERATION,
             Batch(number),
-            Microbatch(0),
+            MicrobatchIndex(0),
             tuple(torch.full(form.shape, number, dtype=form.dtype) for form in forms[kind]),
         )
         for number, kind in enumerate(kinds)
@@ -246,7 +246,7 @@ def test_a_goodbye_behind_large_frames_waits_for_them(ends: Ends) -> None:
     link = ends.workers.collective[0].dial(upper_terms("goodbye", port, inbox=ends.upper, contract=contract))
     for number in range(num_frames):
         values = torch.full((INLINE_BYTES,), number, dtype=torch.float32)
-        link.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(number), Microbatch(0), (values,)))
+        link.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(number), MicrobatchIndex(0), (values,)))
     wait_until(lambda: bool(link.was_connected))
     link.close()
     for number in range(num_frames):

@@ -17,7 +17,7 @@ import torch
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.frame_bundle import bundle
@@ -45,7 +45,7 @@ Inbox = queue.SimpleQueue[Frame | LinkLost]
 def total(generation: Generation = GENERATION) -> Frame:
     """The smallest frame downstream."""
     value = torch.tensor(1.0, dtype=torch.float64)
-    return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), Microbatch(0), (value,))
+    return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), MicrobatchIndex(0), (value,))
 
 
 def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> GrpcLink:

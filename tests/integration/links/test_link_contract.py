@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import MAX_VIOLATIONS
@@ -57,12 +57,14 @@ def activation(
 ) -> Frame:
     """A forward's frame with values that depend on its place."""
     tensors = (pattern(dtype, shape, batch + microbatch), pattern(torch.int64, (2, 3), batch))
-    return Frame(FrameKind.ACTIVATION, GENERATION, Batch(batch), Microbatch(microbatch), tensors)
+    return Frame(FrameKind.ACTIVATION, GENERATION, Batch(batch), MicrobatchIndex(microbatch), tensors)
 
 
 def gradient(batch: int, *, shape: tuple[int, ...] = (2, 3, 5)) -> Frame:
     """A backward's frame."""
-    return Frame(FrameKind.GRADIENT, GENERATION, Batch(batch), Microbatch(0), (pattern(torch.float32, shape, batch),))
+    return Frame(
+        FrameKind.GRADIENT, GENERATION, Batch(batch), MicrobatchIndex(0), (pattern(torch.float32, shape, batch),)
+    )
 
 
 def assert_same(received: object, sent: Frame) -> None:
@@ -209,8 +211,12 @@ def test_frames_arrive_in_order_and_unchanged(make_pair: PairMaker) -> None:
 def test_every_kind_travels_its_way(make_pair: PairMaker) -> None:
     """Activations and clip totals go down, gradients and squares (of any number of layers) go up."""
     pair = make_pair(contract())
-    total = Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(3), Microbatch(0), (torch.tensor(2.5, dtype=torch.float64),))
-    squares = Frame(FrameKind.NORM_SQUARES, GENERATION, Batch(3), Microbatch(0), (torch.rand(4, dtype=torch.float64),))
+    total = Frame(
+        FrameKind.NORM_TOTAL, GENERATION, Batch(3), MicrobatchIndex(0), (torch.tensor(2.5, dtype=torch.float64),)
+    )
+    squares = Frame(
+        FrameKind.NORM_SQUARES, GENERATION, Batch(3), MicrobatchIndex(0), (torch.rand(4, dtype=torch.float64),)
+    )
     for frame in (activation(3), total):
         pair.upstream.send(frame)
         assert_same(pair.at_downstream.get(timeout=DEADLINE_S), frame)
@@ -238,10 +244,12 @@ def test_a_large_frame_arrives_whole(make_pair: PairMaker) -> None:
         FrameKind.ACTIVATION,
         GENERATION,
         Batch(0),
-        Microbatch(0),
+        MicrobatchIndex(0),
         (pattern(torch.float32, shape), pattern(torch.int64, (2, 3))),
     )
-    total = Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(0), Microbatch(0), (torch.tensor(1.0, dtype=torch.float64),))
+    total = Frame(
+        FrameKind.NORM_TOTAL, GENERATION, Batch(0), MicrobatchIndex(0), (torch.tensor(1.0, dtype=torch.float64),)
+    )
     pair.upstream.send(large)
     pair.upstream.send(total)
     assert_same(pair.at_downstream.get(timeout=DEADLINE_S), large)
@@ -255,7 +263,7 @@ def test_tensors_that_are_not_contiguous_or_need_gradients_travel(make_remote_pa
     leaf = pattern(torch.float32, (2, 3, 5)).requires_grad_()
     both = pattern(torch.float32, (5, 3, 2)).requires_grad_().transpose(0, 2)
     for batch, hidden in enumerate((transposed, leaf, both)):
-        frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(batch), Microbatch(0), (hidden,))
+        frame = Frame(FrameKind.GRADIENT, GENERATION, Batch(batch), MicrobatchIndex(0), (hidden,))
         pair.downstream.send(frame)
         received = pair.at_upstream.get(timeout=DEADLINE_S)
         assert_same(received, frame)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway.daemon.worker.neighbours import Neighbours
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
@@ -33,7 +33,7 @@ Inbox = queue.SimpleQueue[Frame | LinkLost]
 def make_frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
     """Bytes that depend on the place of the frame and within it."""
     values = (torch.arange(num_bytes) * 31 + batch).to(torch.uint8)
-    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (values,))
+    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (values,))
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
-from headway.stages.ids import Batch, Microbatch
+from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
@@ -73,7 +73,7 @@ class Pair:
 def frame(kind: FrameKind, batch: int, num_bytes: int) -> Frame:
     """Bytes that depend on the place of the frame and within it."""
     values = (torch.arange(num_bytes) * 31 + batch + len(kind.name)).to(torch.uint8)
-    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (values,))
+    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (values,))
 
 
 def lost(inbox: Inbox) -> LinkLost:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.stages.ids import Batch, Generation, Microbatch, StageIndex
+from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
@@ -72,12 +72,12 @@ def job(endpoints: Endpoints, request: pytest.FixtureRequest) -> Iterator[Job]:
 def total(batch: int, *, generation: Generation = GENERATION) -> Frame:
     """A frame from the stage before."""
     tensor = torch.tensor(1.0, dtype=torch.float64)
-    return Frame(FrameKind.NORM_TOTAL, generation, Batch(batch), Microbatch(0), (tensor,))
+    return Frame(FrameKind.NORM_TOTAL, generation, Batch(batch), MicrobatchIndex(0), (tensor,))
 
 
 def reduced(batch: int) -> Frame:
     """A frame from a replica."""
-    return Frame(FrameKind.REDUCED, GENERATION, Batch(batch), Microbatch(0), (torch.ones(3),))
+    return Frame(FrameKind.REDUCED, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.ones(3),))
 
 
 def test_two_workers_of_one_stage_dial_and_both_survive_a_cut(job: Job) -> None:

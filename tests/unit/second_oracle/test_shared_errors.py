@@ -12,6 +12,7 @@ from headway.optim import layer_optimizer, newton_schulz
 from headway.optim.error_feedback import ErrorFeedback
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Muon
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model import decoder as model
 from headway.stages.spec import TrainSpec
@@ -74,9 +75,9 @@ def positions_from_one(patch: pytest.MonkeyPatch) -> None:
 def rows_in_reverse(patch: pytest.MonkeyPatch) -> None:
     right = TokenShards.microbatch
 
-    def wrong(self: TokenShards, **which: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = right(self, **which)
-        return torch.flip(inputs, [0]), torch.flip(targets, [0])
+    def wrong(self: TokenShards, **which: int) -> Microbatch:
+        rows = right(self, **which)
+        return Microbatch(torch.flip(rows.inputs, [0]), torch.flip(rows.targets, [0]))
 
     patch.setattr(TokenShards, "microbatch", wrong)
 

@@ -105,10 +105,11 @@ def microbatch_gradient(job: JobSpec, tokens: TokenShards, weights: Weights, b: 
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
-    hidden, targets = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+    rows = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+    hidden = rows.inputs
     for layer in job.layers:
         hidden = functional_call(build_layer(layer, MODEL), leaves[layer], (hidden,))
-    loss = token_loss(hidden, targets)
+    loss = token_loss(hidden, rows.targets)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients: Weights = {}
     for layer, parameters in leaves.items():
@@ -263,10 +264,11 @@ def test_without_delay_it_is_ordinary_training(tokens: TokenShards) -> None:
         optimizer.zero_grad()
         losses = []
         for i in range(5):
-            hidden, targets = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+            rows = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+            hidden = rows.inputs
             for layer in job.layers:
                 hidden = functional_call(build_layer(layer, MODEL), leaves[layer], (hidden,))
-            losses.append(token_loss(hidden, targets))
+            losses.append(token_loss(hidden, rows.targets))
         torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(everything, 0.5)
         optimizer.step()

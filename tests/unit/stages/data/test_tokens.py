@@ -28,13 +28,14 @@ def make_shards(tmp_path: Path) -> MakeShards:
 
 
 def draw(shards: TokenShards, batch: int = 0, microbatch: int = 0, *, seed: int = 1, size: int = 3) -> torch.Tensor:
-    return shards.microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=16)[0]
+    return shards.microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=16).inputs
 
 
 def test_targets_are_the_inputs_one_token_on(make_shards: MakeShards) -> None:
     """Both are int64 [size, length], contiguous; each row counts upwards through the stream."""
     shards = TokenShards.open(make_shards(1000))
-    inputs, targets = shards.microbatch(seed=1, batch=2, microbatch=3, size=5, length=16)
+    rows = shards.microbatch(seed=1, batch=2, microbatch=3, size=5, length=16)
+    inputs, targets = rows.inputs, rows.targets
     assert inputs.shape == targets.shape == (5, 16)
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.is_contiguous()

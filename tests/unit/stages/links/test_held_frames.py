@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.held_frames import SLACK, HeldFrames
 from headway.stages.links.link import Frame, FrameKind
@@ -14,7 +14,7 @@ CONTRACT = FrameContract({FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),)
 def total() -> Frame:
     """A small frame of its own."""
     values = (torch.tensor(1.0, dtype=torch.float64),)
-    return Frame(FrameKind.NORM_TOTAL, Generation(1), Batch(0), Microbatch(0), values)
+    return Frame(FrameKind.NORM_TOTAL, Generation(1), Batch(0), MicrobatchIndex(0), values)
 
 
 def test_a_frame_counts_until_nobody_has_it() -> None:

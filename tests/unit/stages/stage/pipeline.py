@@ -9,12 +9,12 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
-from torch import Tensor
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.worker.run_observer import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
@@ -75,10 +75,10 @@ def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7) 
 class CountingTokens:
     """Tokens that are a function of (seed, batch, microbatch), as those of the shards are."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
         window = torch.randint(MODEL.vocab_size, (size, length + 1), generator=generator)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
 
 @dataclass

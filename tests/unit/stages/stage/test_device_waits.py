@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import DeviceLateError
 from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.device.streamed import StreamedDevice
@@ -130,7 +131,7 @@ def test_every_frame_has_left_when_a_run_ends() -> None:
 class EndingTokens(CountingTokens):
     """A folder of which a shard disappears."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> tuple[Tensor, Tensor]:
+    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
         if (batch, microbatch) == (1, 2):
             raise DataError("shard-3", "this shard is missing")
         return super().microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=length)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
-from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatch, StageIndex, Timeline
+from headway.stages.ids import Batch, Boundary, Generation, LayerName, MicrobatchIndex, StageIndex, Timeline
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Backward, Forward, Update
 from headway.stages.stage.content import StageContent
@@ -108,7 +108,7 @@ def frame(
             FrameKind.NORM_SQUARES: (torch.ones(2, dtype=torch.float64),),
             FrameKind.NORM_TOTAL: (torch.tensor(1.0, dtype=torch.float64),),
         }[kind]
-    return Frame(kind, Generation(generation), Batch(batch), Microbatch(microbatch), tensors)
+    return Frame(kind, Generation(generation), Batch(batch), MicrobatchIndex(microbatch), tensors)
 
 
 A, G, S, T = FrameKind.ACTIVATION, FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL

@@ -51,16 +51,17 @@ def first_gradient(job: JobSpec) -> dict[str, dict[str, Tensor]]:
         module.load_state_dict(weights[name], assign=True)
     leaves = {name: dict(module.requires_grad_().named_parameters()) for name, module in modules.items()}
     for i in range(job.train.microbatches):
-        hidden, targets = CountingTokens().microbatch(
+        rows = CountingTokens().microbatch(
             seed=job.job.seed,
             batch=0,
             microbatch=i,
             size=job.train.microbatch_size,
             length=job.train.sequence_length,
         )
+        hidden = rows.inputs
         for module in modules.values():
             hidden = module(hidden)
-        token_loss(hidden, targets).backward()  # type: ignore[no-untyped-call]
+        token_loss(hidden, rows.targets).backward()  # type: ignore[no-untyped-call]
     factor = torch.tensor(1 / job.train.microbatches, dtype=torch.float32)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, parameters in leaves.items():

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.graph import StageGraph
@@ -90,12 +91,12 @@ def measured(recompute: str) -> tuple[int, int, int]:
     graph, layers = middle_stage(job)
     inputs = [hidden(k) for k in range(NUM_IN_FLIGHT)]
     estimate = sum(cost.activation_bytes for cost in layer_costs(job)[1:-1])
-    graph.forward((9, 0), hidden(), hidden(), version=0)
+    graph.forward((9, 0), Microbatch(hidden(), hidden()), version=0)
     graph.backward((9, 0), hidden())  # what is made once and kept, the rotary table, is no part of a microbatch
     weights = [tensor for layer in layers for held in layer.versions.sets for tensor in held.values()]
     with LiveBytes([*inputs, *weights]) as live:
         for k, tensor in enumerate(inputs):
-            graph.forward((0, k), tensor, tensor, version=0)
+            graph.forward((0, k), Microbatch(tensor, tensor), version=0)
         in_flight = live.now
         gradients = graph.backward((0, 0), hidden())
         peak = live.peak
@@ -125,9 +126,9 @@ def test_a_block_is_computed_again_on_the_weights_of_its_forward() -> None:
     gradients = {}
     for recompute in ("none", "block"):
         graph, _ = middle_stage(job_with(recompute))
-        graph.forward((0, 0), hidden(0), hidden(0), version=0)
+        graph.forward((0, 0), Microbatch(hidden(0), hidden(0)), version=0)
         first, _ = graph.backward((0, 0), hidden(9))
-        graph.forward((1, 0), hidden(1), hidden(1), version=0)
+        graph.forward((1, 0), Microbatch(hidden(1), hidden(1)), version=0)
         graph.update(0, first)
         gradients[recompute], by_input = graph.backward((1, 0), hidden(9))
         assert by_input is not None
@@ -139,9 +140,9 @@ def test_a_block_is_computed_again_on_the_weights_of_its_forward() -> None:
 def test_a_block_is_never_computed_again_on_other_weights() -> None:
     """The weights of a forward are overwritten before its backward → refused, not computed on what is there."""
     graph, layers = middle_stage(job_with("block"))
-    graph.forward((0, 0), hidden(0), hidden(0), version=0)
+    graph.forward((0, 0), Microbatch(hidden(0), hidden(0)), version=0)
     gradients, _ = graph.backward((0, 0), hidden(9))
-    graph.forward((1, 0), hidden(1), hidden(1), version=0)
+    graph.forward((1, 0), Microbatch(hidden(1), hidden(1)), version=0)
     for batch in (0, 1):  # past the graph, which would refuse the second one
         numbered = iter(gradients)
         for layer in layers:
@@ -166,7 +167,7 @@ def test_each_piece_of_a_stage_differentiates_alone() -> None:
             is_first, is_last = first == 0, end == len(job.layers)
             graph = StageGraph(layers, job.model, job.train, is_first=is_first, is_last=is_last)
             tokens = torch.arange(TRAIN.microbatch_size * TRAIN.sequence_length).view(TRAIN.microbatch_size, -1)
-            output = graph.forward((0, 0), tokens if is_first else hidden(), tokens, version=0)
+            output = graph.forward((0, 0), Microbatch(tokens if is_first else hidden(), tokens), version=0)
             gradients, by_input = graph.backward((0, 0), None if is_last else hidden(3))
             assert (by_input is None) == is_first
             assert graph.is_empty
@@ -186,7 +187,7 @@ def test_attention_computed_again_gives_the_same_bits(dtype: str, kernel: str) -
         job = replace(job, train=train)
         graph, _ = middle_stage(job)
         inputs = [hidden(k).to(getattr(torch, dtype)) for k in range(NUM_IN_FLIGHT)]
-        seen = [graph.forward((0, k), tensor, tensor, version=0) for k, tensor in enumerate(inputs)]
+        seen = [graph.forward((0, k), Microbatch(tensor, tensor), version=0) for k, tensor in enumerate(inputs)]
         for k, tensor in enumerate(inputs):
             gradients, below = graph.backward((0, k), tensor)
             assert below is not None
@@ -210,7 +211,7 @@ def test_attention_computed_again_is_not_kept() -> None:
 def test_attention_is_never_computed_again_on_other_weights() -> None:
     """An update has overwritten the version of a microbatch in flight: its backward is refused."""
     graph, layers = middle_stage(job_with("attention"))
-    graph.forward((0, 0), hidden(), hidden(), version=0)
+    graph.forward((0, 0), Microbatch(hidden(), hidden()), version=0)
     for layer in layers:
         layer.versions._held[0] = 2
     with pytest.raises(AssertionError, match="W_0 is not live"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice, CpuMark
 from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
@@ -85,7 +86,7 @@ def train(graph: StageGraph, num_batches: int) -> list[Tensor]:
     """Batches of one microbatch, without delay; the losses and all gradients."""
     seen = []
     for batch in range(num_batches):
-        loss = graph.forward((batch, 0), tokens(batch), tokens(batch + 1), version=batch)
+        loss = graph.forward((batch, 0), Microbatch(tokens(batch), tokens(batch + 1)), version=batch)
         gradients, _ = graph.backward((batch, 0), None)
         seen += [loss, *(gradient.clone() for gradient in gradients)]
         graph.update(batch, gradients)

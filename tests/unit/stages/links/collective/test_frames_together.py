@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.errors import ProtocolError
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective.header import (
     INLINE_BYTES,
     HeaderReader,
@@ -103,7 +103,7 @@ def receiver(wire: Wire) -> FrameReceiver:
 def frame(kind: FrameKind, batch: int) -> Frame:
     """Return a frame whose values are its batch."""
     tensors = tuple(torch.full(form.shape, float(batch), dtype=form.dtype) for form in FORMS[kind])
-    return Frame(kind, GENERATION, Batch(batch), Microbatch(0), tensors)
+    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), tensors)
 
 
 def send_all(sending: FrameSender, frames: Sequence[Frame]) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.stages.errors import ProtocolError
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.collective.header import (
     CODEC,
@@ -42,7 +42,7 @@ def reader() -> HeaderReader:
 
 def frame(kind: FrameKind, *tensors: torch.Tensor) -> Frame:
     """Return a frame of batch 9, microbatch 4."""
-    return Frame(kind, GENERATION, Batch(9), Microbatch(4), tensors)
+    return Frame(kind, GENERATION, Batch(9), MicrobatchIndex(4), tensors)
 
 
 def test_what_is_announced_is_read() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective.header import FOLLOWED, INLINE_BYTES, HeaderReader, Route, announce
 from headway.stages.links.collective.message import (
     HEADER_BYTES,
@@ -36,7 +36,7 @@ def reader() -> HeaderReader:
 
 def frame(kind: FrameKind, tensors: tuple[torch.Tensor, ...]) -> Frame:
     """Return a frame of the first batch."""
-    return Frame(kind, GENERATION, Batch(0), Microbatch(0), tensors)
+    return Frame(kind, GENERATION, Batch(0), MicrobatchIndex(0), tensors)
 
 
 @pytest.mark.parametrize(

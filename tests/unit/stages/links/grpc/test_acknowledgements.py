@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.proto.data_pb2 import FrameHeader
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.grpc.acknowledgement_due import MUCH_BYTES, PATIENCE
 from headway.stages.links.grpc.frame_bundle import unbundle
@@ -67,7 +67,7 @@ class Side:
 
     def frame(self, kind: FrameKind, batch: int) -> Frame:
         values = torch.zeros(self.form[0].shape, dtype=torch.uint8)
-        return Frame(kind, GENERATION, Batch(batch), Microbatch(0), (values,))
+        return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (values,))
 
     def hears_a_frame(self) -> float:
         """One arrives, and is taken from the inbox: when."""

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.links.grpc.frame_bundle import (
     MAX_BUNDLE_BYTES,
@@ -34,7 +34,7 @@ CONTRACT = FrameContract(
 def frames(sizes: Sequence[int]) -> list[Frame]:
     """Activations of so many bytes, in their order."""
     values = [(torch.arange(size) % 251).to(torch.uint8) for size in sizes]
-    return [Frame(FrameKind.ACTIVATION, GENERATION, Batch(i), Microbatch(0), (v,)) for i, v in enumerate(values)]
+    return [Frame(FrameKind.ACTIVATION, GENERATION, Batch(i), MicrobatchIndex(0), (v,)) for i, v in enumerate(values)]
 
 
 def bundled(sent: Sequence[Frame], *, chunk_bytes: int = CHUNK_BYTES) -> list[bytes]:

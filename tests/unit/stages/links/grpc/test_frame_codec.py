@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.proto.data_pb2 import FrameHeader, TensorSpec
 from headway.stages.errors import ProtocolError
-from headway.stages.ids import Batch, Generation, Microbatch
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.compression import encode
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
@@ -39,7 +39,7 @@ def assembler() -> FrameAssembler:
 def activation(*, generation: int = GENERATION, shape: tuple[int, ...] = HIDDEN) -> Frame:
     """A frame of random values."""
     tensors = (torch.rand(shape), torch.randint(0, 256, (2, 3)))
-    return Frame(FrameKind.ACTIVATION, Generation(generation), Batch(5), Microbatch(1), tensors)
+    return Frame(FrameKind.ACTIVATION, Generation(generation), Batch(5), MicrobatchIndex(1), tensors)
 
 
 def messages(frame: Frame, *, sequence: int = 0, chunk_bytes: int = 1 << 20) -> list[bytes]:
@@ -225,7 +225,7 @@ def test_a_codec_shows_where_the_form_does_not(codec: int, said: str) -> None:
     train = TrainSpec(microbatches=4, microbatch_size=2, sequence_length=3, dtype="bfloat16")
     contract = FrameContract.of(ModelSpec(hidden_size=8), train)
     hidden, targets = torch.rand(HIDDEN).to(torch.bfloat16), torch.randint(0, 256, (2, 3))
-    frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(5), Microbatch(1), (hidden, targets), codec)  # type: ignore[arg-type]
+    frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(5), MicrobatchIndex(1), (hidden, targets), codec)  # type: ignore[arg-type]
     assembler = FrameAssembler(PEER, generation=GENERATION, contract=contract, kinds=DOWNSTREAM_KINDS)
     with pytest.raises(ProtocolError, match=f"ACTIVATION with codec {said}, the plan has none here"):
         assembler.feed(messages(frame)[0])
@@ -239,7 +239,7 @@ def test_a_codec_that_the_plan_does_not_have_is_refused() -> None:
         FrameContract.of(ModelSpec(hidden_size=8), train, activations=codec) for codec in Codec if codec != 1
     )
     hidden, targets = torch.rand(HIDDEN), torch.randint(0, 256, (2, 3))
-    place = FrameKind.ACTIVATION, GENERATION, Batch(5), Microbatch(1)
+    place = FrameKind.ACTIVATION, GENERATION, Batch(5), MicrobatchIndex(1)
     rounded = Frame(*place, (*encode(hidden, Codec.INT8), targets), Codec.INT8)
 
     def receives(contract: FrameContract, frame: Frame) -> Frame | None:
