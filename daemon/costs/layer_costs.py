@@ -7,15 +7,14 @@ counted in bytes moved. Until times are measured, a device's rates turn both int
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
 from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 
-FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
-DTYPE_BYTES: Final = {"float32": FP32_BYTES, "bfloat16": 2}
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
@@ -53,6 +52,12 @@ class LayerCost:
     """Bytes on the device for each microbatch in flight."""
     loss_bytes: int = 0
     """Part of `activation_bytes` that the loss keeps for its backward."""
+    backward_bytes: int = 0
+    """Part of `gradient_bytes` that one backward returns."""
+    moment_bytes: int = 0
+    """Bytes that one update takes beside state and gradient. They count for one layer at a time, while no backward has
+    its gradients.
+    """
     passing_bytes: int = 0
     """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
     microbatch, in one layer at a time.
@@ -168,6 +173,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         spec,
         name,
         parts=((num_matrix, group), (num_rest, spec.optim.rest)),
+        moment_bytes=update_bytes(spec, shapes, [model.hidden_size] * 2),
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
         recomputed_flops=again,
@@ -183,6 +189,7 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
         spec,
         "embed",
         parts=((model.vocab_size * model.hidden_size, spec.optim.rest),),
+        moment_bytes=update_bytes(spec, (), [model.vocab_size * model.hidden_size]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
         update_flops=0.0,
         activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
@@ -209,6 +216,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         spec,
         "head",
         parts=((num_matrix + model.hidden_size, spec.optim.rest),),
+        moment_bytes=update_bytes(spec, (), [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
         recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
@@ -252,6 +260,7 @@ def _cost(
     forward_flops: float,
     update_flops: float,
     activation_bytes: int,
+    moment_bytes: int,
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
@@ -281,6 +290,8 @@ def _cost(
         optimizer_bytes=slot_bytes,
         # The set that waits for its update under delay 1, and what one backward returns, in the job's dtype.
         gradient_bytes=FP32_BYTES * train.delay * num_parameters + set_bytes,
+        backward_bytes=set_bytes,
+        moment_bytes=moment_bytes,
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         loss_bytes=loss_bytes,

@@ -14,7 +14,6 @@ import numpy as np
 from headway.daemon.costs.connections import Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import (
-    FP32_BYTES,
     LayerCost,
     element_bytes,
     kind_of_layer,
@@ -23,6 +22,7 @@ from headway.daemon.costs.layer_costs import (
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.daemon.costs.update_memory import FP32_BYTES
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedback_bytes
 from headway.stages.schedule.schedule import replica_depth, schedule_depth
@@ -76,7 +76,7 @@ class StageCosts:
         self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
         self._run_seconds: dict[object, tuple[Floats, Counts]] = {}
         self._widest: dict[frozenset[str], float] = {}
-        self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
+        self._most_groups: dict[tuple[int, int, str, int, int], Counts] = {}
         self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
@@ -103,8 +103,16 @@ class StageCosts:
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
         passing = np.array([self._by_kind[kind].passing_bytes for kind in self._kinds], dtype=np.float64)
         self.passing_bytes: Floats = np.max(np.where(counts > 0, passing, 0.0), axis=1)
+        moment = np.array([self._by_kind[kind].moment_bytes for kind in self._kinds], dtype=np.float64)
+        updating: Floats = np.max(np.where(counts > 0, moment, 0.0), axis=1)
+        # An update has the memory of a backward's gradients, and of what passes in a backward, to itself.
+        freed = self._sum(lambda kind: self._by_kind[kind].backward_bytes) + self.passing_bytes
+        self.update_bytes: Floats = np.maximum(updating - freed, 0.0)
+        """Bytes that an update takes above the most that a backward does."""
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
-        self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        self._host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        pinned = self._sum(lambda kind: self._by_kind[kind].state_bytes) if self.spec.fault.snapshot_every else 0.0
+        self._host_bytes_of_card: Floats = self._host_bytes + pinned
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
@@ -177,7 +185,7 @@ class StageCosts:
 
     def _best_of_choices(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Counts]:
         """Return the seconds [first, end], and the choice of recomputation that takes them [num slices]."""
-        workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes) for slot in run]
+        workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes, slot.device.kind) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
         key = (
@@ -283,9 +291,15 @@ class StageCosts:
         found = self._device_bytes(self.gradient_sets(len(groups), num_replicas), held)[index]
         return int(found) + self.feedback_bytes * len(groups)
 
+    def host_bytes(self, slot: DeviceSlot) -> Floats:
+        """Return the bytes that a slice takes on the host: boundary states and, beside a card, the pinned copy from
+        which a snapshot is written. [num slices]
+        """
+        return self._host_bytes_of_card if slot.device.kind == "cuda" else self._host_bytes
+
     def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
         """Return the bytes for a number of group sums and of microbatches in flight. [num slices]"""
-        needed: Floats = self.resident_bytes + self.passing_bytes
+        needed: Floats = self.resident_bytes + self.passing_bytes + self.update_bytes
         return needed + self.group_bytes * num_sets + self.activation_bytes * held
 
     def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
@@ -306,7 +320,7 @@ class StageCosts:
     def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
         limit = slot.room_bytes
-        key = (limit, slot.host_memory_bytes, depth, num_replicas)
+        key = (limit, slot.host_memory_bytes, slot.device.kind, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]
         most = np.full(len(self._counts), self.num_groups, dtype=np.int64)
@@ -322,6 +336,6 @@ class StageCosts:
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
             most = below
         if slot.host_memory_bytes:
-            most = np.where(self.host_bytes <= slot.host_memory_bytes, most, 0)
+            most = np.where(self.host_bytes(slot) <= slot.host_memory_bytes, most, 0)
         self._most_groups[key] = most
         return most

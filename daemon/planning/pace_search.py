@@ -275,5 +275,5 @@ class PaceSearch:
         return Cut(runs=tuple(runs), spans=tuple(spans))
 
 
-def _limits(slot: DeviceSlot) -> tuple[int, int]:
-    return slot.room_bytes, slot.host_memory_bytes
+def _limits(slot: DeviceSlot) -> tuple[int, int, str]:
+    return slot.room_bytes, slot.host_memory_bytes, slot.device.kind

@@ -104,7 +104,7 @@ def test_a_job_that_fits_nowhere_any_more_waits_and_says_what_would_help() -> No
     assert phase.phase is Phase.RECOVERING
     assert "does not fit" in phase.reason
     assert "out of memory there before, plans give a:0 at most" in phase.reason
-    assert 'recompute = "block"' in phase.reason
+    assert 'recompute = "auto"' in phase.reason
     assert "devices with more memory would help" in phase.reason
     cluster.add_node("big", memory_bytes=3 * whole.stages[0].device_bytes)
     run_until(cluster, Phase.RUNNING)

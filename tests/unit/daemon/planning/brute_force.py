@@ -139,7 +139,9 @@ def fits(
         others = (train.reduction_groups - len(groups)) * (2 if train.delay else 1)
         sums += len(groups) + others / num_replicas + 1 / num_replicas
     needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
-    needed += max(cost.passing_bytes for cost in costs)
+    passing = max(cost.passing_bytes for cost in costs)
+    # While a layer is updated, there is neither a backward's gradient nor what it takes for a moment.
+    needed += max(passing, max(cost.moment_bytes for cost in costs) - sum(cost.backward_bytes for cost in costs))
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
