@@ -140,17 +140,18 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     passing = max(layers, key=lambda cost: cost.passing_bytes)
     is_loss = kind_of_layer(passing.name) == "head"
     first = costs.names.index(layers[0].name)
-    span = first, first + len(layers)
+    number = costs.slice_number((first, first + len(layers)), estimate.stage.recompute)
+    excess = costs.reduction_excess(len(groups), num_replicas, depth)
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
     parts = {
         "weights": sum(cost.master_bytes for cost in layers),
         "versions": sum(cost.version_bytes for cost in layers),
         "optimizer": sum(cost.optimizer_bytes for cost in layers),
-        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums),
+        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number]),
         "activations": depth * sum(cost.activation_bytes - cost.loss_bytes for cost in layers),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
-        "update": int(costs.update_bytes[costs.slice_number(span, estimate.stage.recompute)]),
+        "update": int(costs.update_bytes[number]),
         "feedback": costs.feedback_bytes * len(groups),
     }
     return MemoryArithmetic(
