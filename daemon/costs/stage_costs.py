@@ -318,7 +318,8 @@ class StageCosts:
         more = self.group_bytes * (sets - self.gradient_sets(num_groups, num_replicas))
         fewer = self._backward_bytes + self.passing_bytes + self.update_bytes
         in_flight = np.asarray(held) * (1 - delay) + delay
-        return np.maximum(more - fewer - self.activation_bytes * in_flight, 0.0)
+        excess: Floats = np.maximum(more - fewer - self.activation_bytes * in_flight, 0.0)
+        return excess
 
     def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.

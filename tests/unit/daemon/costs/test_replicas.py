@@ -190,7 +190,7 @@ def test_gradient_sums_are_counted_by_groups_held() -> None:
     sets = 2 + 0.5 * (2 + 2 + 1)
     assert shared.device_bytes - alone.device_bytes == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
     settings = {"reduction_groups": 4, "microbatches": 8, "schedule": "1f1b"}
-    alone = planned(job(num_blocks=4, **settings), [node("a")]).estimates[0]
+    alone = planned(job(num_blocks=4, **settings), [node("a")]).estimates[0]  # type: ignore[arg-type]
     shared = replicated((2,), speeds=(1.0, 1.0), **settings).estimates[0]
     costs = StageCosts(spec, [DeviceSlot.of(node("a"), 0)], Profiles(), Links(LinkAssumptions(), Profiles()))
     assert alone.device_bytes > shared.device_bytes
