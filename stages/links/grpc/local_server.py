@@ -78,9 +78,10 @@ class LocalServer:
         """Serve a connection, or hang up. Raises OSError, MemoryError; nothing serves it then."""
         own_user, num_connections = is_own_user(connection), len(self._tasks) - 1
         if own_user and num_connections < MAX_CONNECTIONS:
-            return self._keep(asyncio.create_task(self._answer(LocalStream(enlarged(connection), self._ears))))
-        log.warning("local_link_refused", own_user=own_user, connections=num_connections)
-        connection.close()
+            self._keep(asyncio.create_task(self._answer(LocalStream(enlarged(connection), self._ears))))
+        else:
+            log.warning("local_link_refused", own_user=own_user, connections=num_connections)
+            connection.close()
 
     async def _answer(self, stream: LocalStream) -> None:
         try:
