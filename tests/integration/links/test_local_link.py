@@ -251,7 +251,7 @@ def test_without_a_descriptor_the_dialling_side_takes_tcp(node_folder: Path, mon
     def refuse(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(local_socket.socket, "socket", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
     assert connect_locally(node_folder, "below") is None
 
 
