@@ -86,17 +86,23 @@ class CountedPipeline:
         self._inboxes: list[deque[Frame]] = [deque() for _ in plan.stages]
         self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.stages]
         self._on_card = on_card
+        self._hears_at_once = False
         self.executors = []
         for position in range(len(plan.stages)):
             with as_worker(position):
                 self.executors.append(self._executor(position))
 
-    def run(self) -> None:
-        """Train all batches."""
+    def run(self, *, ahead: int = 0) -> None:
+        """Train all batches.
+
+        ahead: 0: replicas take what they sent each other as late as possible; else at once, and those at the front of a
+        stage are ahead (1), or those at its end (-1).
+        """
+        self._hears_at_once = ahead != 0
         for executor in self.executors:
             executor.begin()
         while not all(executor.state.is_done for executor in self.executors):
-            moved = [self._goes_on(position) for position in range(len(self.executors))]
+            moved = [self._goes_on(position) for position in range(len(self.executors))[:: ahead or 1]]
             if not any(moved) and not self._hear_siblings():
                 raise RuntimeError("all workers wait for each other")
 
@@ -111,11 +117,14 @@ class CountedPipeline:
     def _goes_on(self, position: int) -> bool:
         """Let a worker take what has arrived, and compute until it waits."""
         executor, inbox = self.executors[position], self._inboxes[position]
-        has_moved = False
+        late, has_moved = self._from_siblings[position], False
         with self._as(position):
             while True:
                 while inbox:
                     executor.accept(_arrived(inbox.popleft()))
+                    has_moved = True
+                while late and self._hears_at_once:
+                    executor.accept(_arrived(late.popleft()))
                     has_moved = True
                 op = WAIT if executor.state.is_done else next_op(executor.state)
                 if op is not WAIT:

@@ -7,7 +7,6 @@ A failed step is due again after a pause. A step that keeps failing fails its wo
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +15,12 @@ import structlog
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
 from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.own_records import OwnRecords
 from headway.daemon.agent.proven_links import ProvenLinks
 from headway.daemon.agent.step_claims import (
     claims,
-    etcd_key,
     fetched_by,
     is_still_wanted,
-    job_of_step,
     name_of,
     stands_back,
 )
@@ -53,12 +51,10 @@ from headway.daemon.errors import (
     StoreError,
     in_one_line,
 )
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.etcd.transaction import Compare
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import seen_key
 from headway.daemon.runtime.activities import Run
 from headway.daemon.storage.state_key import StateKey
@@ -105,10 +101,6 @@ TRANSACTION_REST_S: Final = 0.02
 """Pause after a failed comparison: the view is about to catch up."""
 NUM_MISSED_REMEMBERED: Final = 8
 """Number of boundaries of a generation whose missing snapshots are remembered."""
-WATCH_S: Final = 5.0
-"""If the watch does not show our own write within this time, the write was undone: its lease ended, or etcd was
-replaced.
-"""
 
 
 class Agent:
@@ -131,9 +123,7 @@ class Agent:
         self._trimmed: dict[JobGeneration, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
         self._links = ProvenLinks(around.view, around.reach)
-        self._written: dict[str, int] = {}
-        """Key to the revision of our own last write, which the view may not show yet."""
-        self._epoch = around.view.epoch
+        self._records = OwnRecords(around, self._due.set)
         self._steady_since: float | None = None
         self._keeper = StateKeeper(
             node=around.node,
@@ -224,10 +214,7 @@ class Agent:
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Start everything that is due. Return whether a worker's status changed by it, so that more may be due."""
         view = self._around.view
-        # etcd was restored from a backup: revisions of our earlier writes mean nothing now
-        if view.epoch != self._epoch:
-            self._epoch = view.epoch
-            self._written.clear()
+        self._records.look_at_epoch()
         # After an outage some steps wait until every node has registered again: look again then.
         if view.steady_since is not None and view.steady_since != self._steady_since:
             wait_s = view.steady_since + HEARD_AFTER_S - time.monotonic()
@@ -285,7 +272,7 @@ class Agent:
             return True
         if self._may_begin(step) and not stands_back(step, steps):
             # The conditions are taken now, together with the decision: the view may change before the task runs.
-            working = self._carry_out(step, supervisor, self._conditions(step))
+            working = self._carry_out(step, supervisor, self._records.conditions(step))
             task = group.create_task(working, name=type(step).__name__)
             self._tasks[name_of(step)] = (step, task)
             task.add_done_callback(lambda _: self._ended(step))
@@ -317,7 +304,7 @@ class Agent:
         """
         claimed = claims(step, self._around.node)
         is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
-        return is_free and name_of(step) not in self._resting and not self._is_under_way(step)
+        return is_free and name_of(step) not in self._resting and not self._records.is_under_way(step)
 
     def _end_unwanted_fetches(self, steps: list[Step]) -> None:
         """End fetches that are no longer due, whose file is being deleted, or whose holder is gone.
@@ -455,66 +442,9 @@ class Agent:
             case CopyToCheckpoint():
                 await self._keeper.copy_to_checkpoint(step)
             case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
-                await self._register(step, conditions)
+                await self._records.write(step, conditions)
             case DeleteState():
                 await self._keeper.delete(step)
-
-    def _conditions(self, step: Step) -> list[Compare]:
-        """Return conditions that no input of a record has changed since the decision."""
-        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop):
-            return []
-        view = self._around.view
-        job = view.jobs[job_of_step(step)]
-        match step:
-            case RegisterWorker():
-                leaves = ["plan" if job.plan is not None and job.plan.generation == step.run_key.generation else "next"]
-            case RegisterState():
-                leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
-            case UnregisterState():
-                leaves = ["plan", "next", "phase"]
-            case AnswerStop():
-                leaves = ["plan", "stop"]
-        keys = (Keys.of(job.name, leaf) for leaf in leaves)
-        return [Compare.unchanged(key, view.revision_of(key)) for key in keys]
-
-    async def _register(
-        self, step: RegisterWorker | RegisterState | UnregisterState | AnswerStop, conditions: list[Compare]
-    ) -> None:
-        """Write a record if the job's plan is still the one for which it was decided."""
-        around = self._around
-        key = etcd_key(step, around.node)
-        job = around.view.jobs.get(job_of_step(step))
-        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
-            raise ConflictError(key, "was removed")
-        change: Put | Delete
-        match step:
-            case RegisterWorker() | RegisterState():
-                change = Put(key, encode(step.record), around.lease_id())
-            case UnregisterState():
-                change = Delete(key)
-            case AnswerStop():
-                assert job.stop is not None, "checked above"
-                change = Put(key, encode(replace(job.stop, boundary=step.boundary)))
-        self._remember(key, await around.etcd.transaction(conditions, [change]))
-        log.info("record_written", key=key)
-
-    def _remember(self, key: str, revision: int) -> None:
-        """Remember a write, so that no step relies on a view that does not show it yet."""
-
-        def forget() -> None:
-            if self._written.get(key) == revision:
-                self._written.pop(key)
-                self._due.set()
-
-        self._written[key] = revision
-        asyncio.get_running_loop().call_later(WATCH_S, forget)
-
-    def _is_under_way(self, step: Step) -> bool:
-        """Return whether the watch has not yet shown our last write to the step's key."""
-        if not isinstance(step, RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState):
-            return False
-        key = etcd_key(step, self._around.node)
-        return self._around.view.last_revision_of(key) < self._written.get(key, 0)
 
 
 def _storage_ailment(step: Step) -> str:

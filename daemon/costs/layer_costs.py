@@ -7,15 +7,14 @@ counted in bytes moved. Until times are measured, a device's rates turn both int
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
 from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 
-FP32_BYTES: Final = 4
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
-DTYPE_BYTES: Final = {"float32": FP32_BYTES, "bfloat16": 2}
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
@@ -53,6 +52,12 @@ class LayerCost:
     """Bytes on the device for each microbatch in flight."""
     loss_bytes: int = 0
     """Part of `activation_bytes` that the loss keeps for its backward."""
+    backward_bytes: int = 0
+    """Part of `gradient_bytes` that one backward returns."""
+    moment_bytes: int = 0
+    """Bytes that one update takes beside state and gradient. They count for one layer at a time, while no backward has
+    its gradients.
+    """
     passing_bytes: int = 0
     """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
     microbatch, in one layer at a time.
@@ -132,12 +137,16 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     return (*((rows, hidden) for rows in inputs), (hidden, wide))
 
 
-def _num_vectors(model: ModelSpec) -> int:
-    """Return the parameters of a block that are no matrices: norms and biases."""
-    query, key_value = (heads * model.head_width for heads in (model.num_attention_heads, model.num_key_value_heads))
-    biases = model.qkv_bias * (query + 2 * key_value) + model.output_bias * model.hidden_size
-    biases += model.mlp_bias * (2 * model.intermediate_size + model.hidden_size)
-    return 2 * model.hidden_size + model.qk_norm * 2 * model.head_width + biases
+def _vector_sizes(model: ModelSpec) -> list[int]:
+    """Return the sizes of a block's parameters that are no matrices: norms and biases."""
+    sizes = [model.hidden_size] * 2 + [model.head_width] * (2 * model.qk_norm)
+    if model.qkv_bias:
+        sizes += [rows for rows, _ in _attention_shapes(model)[:-1]]
+    if model.output_bias:
+        sizes.append(model.hidden_size)
+    if model.mlp_bias:
+        sizes += [rows for rows, _ in _mlp_shapes(model)]
+    return sizes
 
 
 def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
@@ -150,7 +159,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     model, train, group = spec.model, spec.train, spec.optim.matrices
     of_attention = _attention_shapes(model)
     shapes = (*of_attention, *_mlp_shapes(model))
-    num_matrix = sum(rows * columns for rows, columns in shapes)
+    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model)
     query = model.num_attention_heads * model.head_width
     tokens, size = _tokens(train), element_bytes(train)
     attention = 4.0 * train.sequence_length * query
@@ -179,7 +188,8 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     return _cost(
         spec,
         name,
-        parts=((num_matrix, group), (_num_vectors(model), spec.optim.rest)),
+        parts=((num_matrix, group), (sum(vectors), spec.optim.rest)),
+        moment_bytes=update_bytes(spec, shapes, vectors),
         forward_flops=tokens * (2.0 * num_matrix + attention),
         update_flops=update_flops,
         recomputed_flops=again,
@@ -195,6 +205,7 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
         spec,
         "embed",
         parts=((model.vocab_size * model.hidden_size, spec.optim.rest),),
+        moment_bytes=update_bytes(spec, (), [model.vocab_size * model.hidden_size]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
         update_flops=0.0,
         activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
@@ -221,6 +232,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         spec,
         "head",
         parts=((num_matrix + model.hidden_size, spec.optim.rest),),
+        moment_bytes=update_bytes(spec, (), [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
         recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
@@ -264,6 +276,7 @@ def _cost(
     forward_flops: float,
     update_flops: float,
     activation_bytes: int,
+    moment_bytes: int,
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
@@ -293,6 +306,8 @@ def _cost(
         optimizer_bytes=slot_bytes,
         # The set that waits for its update under delay 1, and what one backward returns, in the job's dtype.
         gradient_bytes=FP32_BYTES * train.delay * num_parameters + set_bytes,
+        backward_bytes=set_bytes,
+        moment_bytes=moment_bytes,
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         loss_bytes=loss_bytes,

@@ -69,6 +69,12 @@ def measured_demand(peak_bytes: int, predicted_bytes: int, *, usable_bytes: int)
     return max(factor, 1.0)
 
 
+def faded(demand: float) -> float:
+    """Return a factor with half its excess; 1 once that is noise."""
+    less = 1 + (demand - 1) / 2
+    return less if less >= NEGLIGIBLE else 1.0
+
+
 def after_shortage(
     before: Iterable[DeviceShortage],
     shortage: MemoryShortage,

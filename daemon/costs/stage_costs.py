@@ -14,7 +14,6 @@ import numpy as np
 from headway.daemon.costs.connections import Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import (
-    FP32_BYTES,
     LayerCost,
     element_bytes,
     kind_of_layer,
@@ -23,6 +22,7 @@ from headway.daemon.costs.layer_costs import (
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.daemon.costs.update_memory import FP32_BYTES
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedback_bytes
 from headway.stages.schedule.schedule import replica_depth, schedule_depth
@@ -76,7 +76,7 @@ class StageCosts:
         self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
         self._run_seconds: dict[object, tuple[Floats, Counts]] = {}
         self._widest: dict[frozenset[str], float] = {}
-        self._most_groups: dict[tuple[int, int, int, int], Counts] = {}
+        self._most_groups: dict[tuple[int, int, str, int, int], Counts] = {}
         self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
@@ -103,8 +103,17 @@ class StageCosts:
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
         passing = np.array([self._by_kind[kind].passing_bytes for kind in self._kinds], dtype=np.float64)
         self.passing_bytes: Floats = np.max(np.where(counts > 0, passing, 0.0), axis=1)
+        moment = np.array([self._by_kind[kind].moment_bytes for kind in self._kinds], dtype=np.float64)
+        updating: Floats = np.max(np.where(counts > 0, moment, 0.0), axis=1)
+        # An update has the memory of a backward's gradients, and of what passes in a backward, to itself.
+        self._backward_bytes = self._sum(lambda kind: self._by_kind[kind].backward_bytes)
+        freed = self._backward_bytes + self.passing_bytes
+        self.update_bytes: Floats = np.maximum(updating - freed, 0.0)
+        """Bytes that an update takes above the most that a backward does."""
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
-        self.host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        self._host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        pinned = self._sum(lambda kind: self._by_kind[kind].state_bytes) if self.spec.fault.snapshot_every else 0.0
+        self._host_bytes_of_card: Floats = self._host_bytes + pinned
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
@@ -177,7 +186,7 @@ class StageCosts:
 
     def _best_of_choices(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Counts]:
         """Return the seconds [first, end], and the choice of recomputation that takes them [num slices]."""
-        workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes) for slot in run]
+        workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes, slot.device.kind) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
         key = (
@@ -280,33 +289,62 @@ class StageCosts:
     def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
         """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
         held = self.depth_of(depth, self.num_held(groups))
-        found = self._device_bytes(self.gradient_sets(len(groups), num_replicas), held)[index]
+        found = self._device_bytes(len(groups), num_replicas, held)[index]
         return int(found) + self.feedback_bytes * len(groups)
 
-    def _device_bytes(self, num_sets: Floats, held: int | Counts) -> Floats:
-        """Return the bytes for a number of group sums and of microbatches in flight. [num slices]"""
-        needed: Floats = self.resident_bytes + self.passing_bytes
-        return needed + self.group_bytes * num_sets + self.activation_bytes * held
+    def host_bytes(self, slot: DeviceSlot) -> Floats:
+        """Return the bytes that a slice takes on the host: boundary states and, beside a card, the pinned copy from
+        which a snapshot is written. [num slices]
+        """
+        return self._host_bytes_of_card if slot.device.kind == "cuda" else self._host_bytes
+
+    def _device_bytes(self, num_groups: int | Counts, num_replicas: int, held: int | Counts) -> Floats:
+        """Return the bytes for a number of groups and of microbatches in flight. [num slices]"""
+        needed: Floats = self.resident_bytes + self.passing_bytes + self.update_bytes
+        sets = self.gradient_sets(num_groups, num_replicas)
+        needed = needed + self.group_bytes * sets + self.activation_bytes * held
+        return needed + self.reduction_excess(num_groups, num_replicas, held)
+
+    def reduction_excess(self, num_groups: int | Counts, num_replicas: int, held: int | Counts) -> Floats:
+        """Return the bytes by which a replica needs more when a batch ends than in a backward. [num slices]
+
+        Its sums are cut up then: they are there twice, beside the row for their mean. No backward has its gradients and
+        what passes in it; without delay nothing is in flight.
+        """
+        if num_replicas == 1:
+            return np.zeros(len(self._counts))
+        own, delay = np.asarray(num_groups, dtype=np.float64), self.spec.train.delay
+        sets = 2 * own + 1 + (1 + delay) * (self.num_groups - own) / num_replicas
+        more = self.group_bytes * (sets - self.gradient_sets(num_groups, num_replicas))
+        fewer = self._backward_bytes + self.passing_bytes + self.update_bytes
+        in_flight = np.asarray(held) * (1 - delay) + delay
+        excess: Floats = np.maximum(more - fewer - self.activation_bytes * in_flight, 0.0)
+        return excess
 
     def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
         """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
 
         A worker alone counts all its groups, unless the job wants no replicas.
 
-        While the next batch is summed, the last batch's sums are cut up and sent. Sums from other replicas for the
-        worker's own part may be there, even of a coming batch. The worker's own part is being summed too.
+        These are the sets of a backward. Without delay only sums of replicas that are ahead come to the worker's own
+        sums. With delay the worker sums the next batch, and of the last one it has one of three: its own sums cut up,
+        and of two batches what others sent, while one of them is late; what others sent of the next batch, beside its
+        own parts on their way; or what they sent of two batches to come.
         """
         own = np.asarray(num_groups, dtype=np.float64)
         if num_replicas == 1:
             return np.minimum(own, OPEN_SUMS_IN_TURN) if self._is_without_replicas else own
-        others = (1 + self.spec.train.delay) * (self.num_groups - own)
-        sets: Floats = 2 * own + (others + 1) / num_replicas
-        return sets
+        received = (self.num_groups - own) / num_replicas
+        if not self.spec.train.delay:
+            return np.asarray(own + received)
+        while_one_is_late = own + 2 * received * (num_replicas - 2) / (num_replicas - 1)
+        on_the_way = (own * (num_replicas - 1) + 1) / num_replicas + received
+        return np.asarray(own + np.maximum(np.maximum(while_one_is_late, on_the_way), 2 * received))
 
     def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
         limit = slot.room_bytes
-        key = (limit, slot.host_memory_bytes, depth, num_replicas)
+        key = (limit, slot.host_memory_bytes, slot.device.kind, depth, num_replicas)
         if key in self._most_groups:
             return self._most_groups[key]
         most = np.full(len(self._counts), self.num_groups, dtype=np.int64)
@@ -316,12 +354,12 @@ class StageCosts:
             depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
             while np.any(below < above):
                 middle = (below + above + 1) // 2
-                needed = self._device_bytes(self.gradient_sets(middle, num_replicas), depths[middle])
+                needed = self._device_bytes(middle, num_replicas, depths[middle])
                 needed = needed + self.feedback_bytes * middle
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
             most = below
         if slot.host_memory_bytes:
-            most = np.where(self.host_bytes <= slot.host_memory_bytes, most, 0)
+            most = np.where(self.host_bytes(slot) <= slot.host_memory_bytes, most, 0)
         self._most_groups[key] = most
         return most

@@ -241,8 +241,10 @@ class PaceSearch:
         if found is None:
             costs = self._costs
             slots = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
-            # Of two replicas, each has the most to add up.
-            shared = np.array([costs.most_groups(slot, depth, 2) for slot in slots])
+            # Of two or three replicas, each has the most to add up.
+            shared = np.array(
+                [np.minimum(costs.most_groups(slot, depth, 2), costs.most_groups(slot, depth, 3)) for slot in slots]
+            )
             alone = np.array([costs.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
             each = ((shared >= 1) | alone).reshape(len(slots), len(costs.recomputes), costs.num_slices)
             either: NDArray[np.bool_] = np.logical_or.reduce(each, axis=1)
@@ -275,5 +277,5 @@ class PaceSearch:
         return Cut(runs=tuple(runs), spans=tuple(spans))
 
 
-def _limits(slot: DeviceSlot) -> tuple[int, int]:
-    return slot.room_bytes, slot.host_memory_bytes
+def _limits(slot: DeviceSlot) -> tuple[int, int, str]:
+    return slot.room_bytes, slot.host_memory_bytes, slot.device.kind

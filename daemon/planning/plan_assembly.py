@@ -127,7 +127,7 @@ def _estimate(
         device_bytes=round(device_bytes * worker.slot.demand),
         device_limit_bytes=worker.slot.limit_bytes,
         demand=worker.slot.demand,
-        host_bytes=int(costs.host_bytes[costs.slice_of[stage.span]]),
+        host_bytes=int(costs.host_bytes(worker.slot)[costs.slice_of[stage.span]]),
         host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,
         share=times.num_microbatches(worker.groups) / costs.num_microbatches,

@@ -159,7 +159,8 @@ class _Planner:
         whole = self._alone(0, costs.num_layers)
         limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
-        kept = int(costs.host_bytes[costs.slice_of[0, costs.num_layers]])
+        whole_slice = costs.slice_of[0, costs.num_layers]
+        kept = int(min(costs.host_bytes(slot)[whole_slice] for slot in self._slots))
         if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):
             return (
                 f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "

@@ -34,6 +34,8 @@ class MemoryArithmetic:
     """What the loss keeps of them, and what its backward has for a moment."""
     recomputed: int
     """One block's graph, when it is computed again."""
+    update: int
+    """What the update of one matrix, or of one layer's other parameters, takes above the most of a backward."""
     feedback: int
     """Remainders of coded links, which the next frame carries."""
     beyond: int
@@ -124,6 +126,7 @@ _PARTS: Final = {
     "activations": "what layers keep for the backward, times the depth",
     "loss": "fp32: the log-softmax, times the depth, and the gradients of a microbatch's logits, or of a chunk's",
     "recomputed": "the graph of one block while its backward runs",
+    "update": "what an update takes for a moment, above the most that a backward takes",
     "feedback": "remainders that the next frame of a coded link carries",
     "beyond": "the excess of measured peaks over these parts",
 }
@@ -136,15 +139,19 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     sums = float(costs.gradient_sets(len(groups), num_replicas)) * sum(cost.group_bytes for cost in layers)
     passing = max(layers, key=lambda cost: cost.passing_bytes)
     is_loss = kind_of_layer(passing.name) == "head"
+    first = costs.names.index(layers[0].name)
+    number = costs.slice_number((first, first + len(layers)), estimate.stage.recompute)
+    excess = costs.reduction_excess(len(groups), num_replicas, depth)
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
     parts = {
         "weights": sum(cost.master_bytes for cost in layers),
         "versions": sum(cost.version_bytes for cost in layers),
         "optimizer": sum(cost.optimizer_bytes for cost in layers),
-        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums),
+        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number]),
         "activations": depth * sum(cost.activation_bytes - cost.loss_bytes for cost in layers),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
+        "update": int(costs.update_bytes[number]),
         "feedback": costs.feedback_bytes * len(groups),
     }
     return MemoryArithmetic(

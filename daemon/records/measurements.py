@@ -92,7 +92,7 @@ class ProfileRecord:
     predicted_bytes: int = 0
     """The plan's estimate of `peak_bytes`; 0: not known."""
     demand: float = 1.0
-    """Largest factor by which a peak of the job exceeded its estimate on this device, for the plans to come."""
+    """Factor by which peaks of the job exceeded their estimates on this device, for plans to come; older ones fade."""
     device_kind: str = ""
     device_model: str = ""
     """Kind and model of the device: `demand` counts for all devices of this model."""

@@ -5,7 +5,9 @@ Its old rows may lie in the checkpoint's journal parts: they are read only for w
 
 import asyncio
 import tempfile
+from bisect import bisect_left
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
@@ -99,7 +101,7 @@ class JournalSource:
             for part in own_parts(checkpoint.journal_parts, lineage_of(job)):
                 if from_batch < part.boundary:
                     entries = _joined(entries, await self._read_part(checkpoint, part))
-        return [entry for entry in _joined(entries, newest) if entry.batch >= from_batch]
+        return _without(_joined(entries, newest), below=from_batch)
 
     async def _read_part(self, checkpoint: CheckpointRecord, part: JournalPart) -> list[control_pb2.JournalEntry]:
         """Return a part's entries; none, and a warning, when the part is gone or damaged."""
@@ -164,9 +166,19 @@ def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalE
 def _joined(
     older: list[control_pb2.JournalEntry], newer: list[control_pb2.JournalEntry]
 ) -> list[control_pb2.JournalEntry]:
-    """Return two runs of rows as one. Of a batch in both, the newer run counts."""
-    first = newer[0].batch if newer else 0
-    return [entry for entry in older if entry.batch < first] + newer if newer else older
+    """Return the older rows with the newer ones behind them. Of a batch in both, the newer run counts.
+
+    The older list grows in place: a long job has hundreds of parts, and each join costs its own rows alone.
+    """
+    if newer:
+        del older[bisect_left(older, newer[0].batch, key=attrgetter("batch")) :]
+        older += newer
+    return older
+
+
+def _without(entries: list[control_pb2.JournalEntry], *, below: int) -> list[control_pb2.JournalEntry]:
+    """Return the entries from a batch on."""
+    return entries[bisect_left(entries, below, key=attrgetter("batch")) :]
 
 
 def _entry(row: JournalRow) -> control_pb2.JournalEntry:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from headway.daemon.costs.memory_lessons import MemoryLessons, Model, after_shortage, still_of_use
-from headway.daemon.records.records import Device
+from headway.daemon.records.records import Device, StagePlan
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
@@ -25,7 +25,9 @@ def shortages_now(job: JobView, view: ClusterView, plans: Iterable[PlanHealth]) 
             if not LostWorker(position=position, plan=health.plan, worker=worker).is_out_of_memory:
                 continue
             stage = health.stages[position]
-            device = _device(view, stage.node, stage.device_index)
+            device = _device(view, stage)
+            if device is None:
+                continue
             found = after_shortage(
                 found,
                 worker.shortage,
@@ -46,9 +48,9 @@ def _measured(job: JobView) -> dict[Model, float]:
     return demands
 
 
-def _device(view: ClusterView, node: str, device_index: int) -> Device:
-    """Return a device of a node; one without a model if the node is gone."""
-    record = view.nodes.get(node)
-    if record is None or device_index >= len(record.devices):
-        return Device(kind="", index=device_index)
-    return record.devices[device_index]
+def _device(view: ClusterView, stage: StagePlan) -> Device | None:
+    """Return a stage's device. None if its daemon is gone: no plan uses it, and its model is not known."""
+    record = view.nodes.get(stage.node)
+    if record is None or record.incarnation != stage.node_incarnation or stage.device_index >= len(record.devices):
+        return None
+    return record.devices[stage.device_index]

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.costs.memory_lessons import measured_demand
+from headway.daemon.costs.memory_lessons import faded, measured_demand
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
@@ -70,9 +70,9 @@ def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
 
 
 def with_demand(record: ProfileRecord, job: JobView, node: NodeRecord | None, index: int) -> ProfileRecord:
-    """Return a profile with the plan's estimate of its peak, and the largest factor between them on this device.
+    """Return a profile with the plan's estimate of its peak, and the factor for plans to come on this device.
 
-    What an earlier plan has shown stays, because the next plan may have its cut again.
+    What an earlier plan has shown stays for a while, because the next plan may have its cut again.
     """
     if node is None or index >= len(node.devices):
         return record
@@ -81,13 +81,19 @@ def with_demand(record: ProfileRecord, job: JobView, node: NodeRecord | None, in
     mine = [each for each in (plan.stages if plan else ()) if (each.node, each.device_index) == (node.name, index)]
     predicted = mine[0].device_bytes if mine else 0
     demand = measured_demand(record.peak_bytes, predicted, usable_bytes=device.usable_bytes)
-    return replace(
-        record,
-        predicted_bytes=predicted,
-        demand=max(demand, before.demand if before is not None else 1.0),
-        device_kind=device.kind,
-        device_model=device.model,
-    )
+    record = replace(record, predicted_bytes=predicted, device_kind=device.kind, device_model=device.model)
+    return replace(record, demand=max(demand, _still_remembered(before, record)))
+
+
+def _still_remembered(before: ProfileRecord | None, record: ProfileRecord) -> float:
+    """Return what is left of the earlier factor. Each plan whose peak was measured halves its excess once: a single
+    odd peak would otherwise count for the job's whole life.
+    """
+    if before is None:
+        return 1.0
+    was_counted = before.generation == record.generation and before.num_samples >= LEAST_SAMPLES
+    is_measured = record.peak_bytes > 0 and record.predicted_bytes > 0 and record.num_samples >= LEAST_SAMPLES
+    return faded(before.demand) if is_measured and not was_counted else before.demand
 
 
 class ProfileReports:

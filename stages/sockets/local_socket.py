@@ -56,11 +56,17 @@ def listen_locally(folder: Path, incarnation: str) -> socket.socket | None:
 
 
 def connect_locally(folder: Path, incarnation: str) -> socket.socket | None:
-    """Connect to a process of this node. None: it does not listen here, or is another user's; TCP is left then."""
+    """Connect to a process of this node.
+
+    None: it does not listen here, is another user's, or this process has no socket to spare; TCP is left then.
+    """
     path = socket_path(folder, incarnation)
     if path is None:
         return None
-    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+    except OSError:  # for example, every file descriptor is in use
+        return None
     connection.setblocking(False)  # a full backlog is an error, not a wait
     with suppress(OSError):
         connection.connect(str(path))

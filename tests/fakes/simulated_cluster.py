@@ -78,6 +78,7 @@ class SimulatedCluster(SimulatedInvariants):
         """Plans that came into force with several workers of a stage."""
         self.num_decisions = 0
         self.generations: dict[str, int] = {}
+        self.witnesses: dict[str, dict[str, int]] = {}
         self.reached: dict[tuple[str, int], int] = {}
         """(job, timeline): the furthest that any stage has trained on it."""
         self.furthest: dict[str, int] = {}
@@ -159,6 +160,8 @@ class SimulatedCluster(SimulatedInvariants):
         self.store.revoke(node.lease)
         if self.leader == name:
             self.leader = ""
+        if self.witnesses.pop(node.lease, None) is not None:
+            self._forget_what_nobody_knows()
 
     def lapse(self, name: str) -> None:
         """Its lease ends though it lives: it registers again, as the same incarnation, with the same files."""
@@ -203,16 +206,18 @@ class SimulatedCluster(SimulatedInvariants):
             node.view.start_anew(now=self.now)
         for node in living_nodes:
             self._register_again(node)
-        self.generations = {
-            job: max((node.record.generations.get(job, 0) for node in living_nodes), default=0)
-            for job in self.generations
-        }
-        for job, timeline in list(self.reached):
-            if timeline > self.generations[job] or not any(n.record.generations.get(job) for n in living_nodes):
-                del self.reached[job, timeline]
+        self.generations.clear()
+        self.witnesses = {node.lease: node.record.generations for node in living_nodes}
+        self._forget_what_nobody_knows()
         self._facts, self._facts_seen = steady_view(), 0
         self.leader = ""
         self.furthest.clear()
+
+    def _forget_what_nobody_knows(self) -> None:
+        """Drop timelines that neither etcd nor a node can name any more. A later plan may have their numbers."""
+        self.reached = {
+            (job, timeline): batch for (job, timeline), batch in self.reached.items() if timeline <= self.floor(job)
+        }
 
     # --- Time and delivery --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,9 @@ class SimulatedInvariants(SimulatedAgents):
     num_replicated: int
     """Plans that came into force with several workers of a stage."""
     generations: dict[str, int]
+    """The newest generation of each job since etcd was restored."""
+    witnesses: dict[str, dict[str, int]]
+    """By incarnation: the generations that nodes knew when etcd was restored. Those that have gone tell nobody."""
     reached: dict[tuple[str, int], int]
     """(job, timeline): the furthest that any stage has trained on it."""
     furthest: dict[str, int]
@@ -56,7 +59,7 @@ class SimulatedInvariants(SimulatedAgents):
                 _check_shape(job.spec, plan)
         if Keys.of(job.name, "next") in written.puts:
             assert job.next is not None
-            assert job.next.generation > self.generations.get(job.name, 0), "generations rise strictly"
+            assert job.next.generation > self.floor(job.name), "generations rise strictly"
             self.generations[job.name] = job.next.generation
             assert job.next.furthest >= self.furthest.get(job.name, 0), "what was begun stays begun"
             self.furthest[job.name] = job.next.furthest
@@ -71,6 +74,11 @@ class SimulatedInvariants(SimulatedAgents):
         if job.phase.phase in MOVING_PHASES or (job.phase.phase is Phase.RECOVERING and job.next is not None):
             decision = decide(truth, now=self.now, quarantine_after=self.quarantine_after)
             assert decision.wake_at is not None or decision.commands, "a wait without a deadline"
+
+    def floor(self, job: str) -> int:
+        """Return the generation above which the job's next one must be."""
+        known = (generations.get(job, 0) for generations in self.witnesses.values())
+        return max(self.generations.get(job, 0), *known, 0)
 
     def _check_new_plan(self, job: JobView, plan: PlanRecord, before: PlanRecord | None) -> None:
         reached = self.reached.get((job.name, plan.timeline), 0)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +53,12 @@ class LocalServer:
 
     def stop(self) -> None:
         """Stop listening, delete the socket and cut what remains."""
-        if self._listener is not None:
-            Path(self._listener.getsockname()).unlink(missing_ok=True)
-            self._listener.close()
         for task in self._tasks:
             task.cancel()
+        if self._listener is not None:
+            with suppress(OSError):  # the folder may be gone
+                Path(self._listener.getsockname()).unlink()
+            self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -66,11 +68,20 @@ class LocalServer:
                 log.warning("local_link_not_accepted", reason=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            if not is_own_user(connection) or len(self._tasks) > MAX_CONNECTIONS:
-                log.warning("local_link_refused", own_user=is_own_user(connection), connections=len(self._tasks) - 1)
+            try:
+                self._take(connection)
+            except (OSError, MemoryError) as error:  # one connection is lost, and the next ones are served
+                log.warning("local_link_not_accepted", reason=str(error) or "no memory is left")
                 connection.close()
-                continue
+
+    def _take(self, connection: socket.socket) -> None:
+        """Serve a connection, or hang up. Raises OSError, MemoryError; nothing serves it then."""
+        own_user, num_connections = is_own_user(connection), len(self._tasks) - 1
+        if own_user and num_connections < MAX_CONNECTIONS:
             self._keep(asyncio.create_task(self._answer(LocalStream(enlarged(connection), self._ears))))
+        else:
+            log.warning("local_link_refused", own_user=own_user, connections=num_connections)
+            connection.close()
 
     async def _answer(self, stream: LocalStream) -> None:
         try:

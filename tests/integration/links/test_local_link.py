@@ -1,6 +1,7 @@
 """Links between two workers of one node: unix sockets without TLS, for this user's processes only, else TCP."""
 
 import contextlib
+import errno
 import os
 import queue
 import random
@@ -20,6 +21,7 @@ import torch
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.grpc import local_server
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.grpc.local_server import LocalPlace
@@ -224,6 +226,33 @@ def test_a_stopped_endpoint_leaves_no_socket(
     assert path.exists()
     end.stop()
     assert not path.exists()
+
+
+def test_a_connection_that_cannot_be_taken_costs_itself_alone(
+    node_endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has no memory for one accepted connection: the dialling side comes again, and is served."""
+    refusals = [OSError(errno.ENOBUFS, "No buffer space available"), MemoryError()]
+
+    def refuse(connection: socket.socket) -> socket.socket:
+        if refusals:
+            raise refusals.pop()
+        return connection
+
+    monkeypatch.setattr(local_server, "enlarged", refuse)
+    with Pair(node_endpoints, "nobufs") as pair:
+        pair.exchange([1])
+    assert not refusals
+
+
+def test_without_a_descriptor_the_dialling_side_takes_tcp(node_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that cannot be made is no failure of the worker."""
+
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert connect_locally(node_folder, "below") is None
 
 
 def path_of(folder: Path, incarnation: str) -> Path:

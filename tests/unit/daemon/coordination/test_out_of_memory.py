@@ -1,11 +1,15 @@
 """A stage is larger than its device, on a simulated cluster: the next plan asks for less, and nobody has failed."""
 
+from dataclasses import replace
+
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProfileRecord
-from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan
+from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerState
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.failure_budget import MAX_DEATHS, MAX_SAME_BATCH
+from headway.daemon.situation.memory import shortages_now
+from headway.daemon.situation.plan_health import PlanHealth
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.daemon.coordination.test_recovery import recovered
 from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until, running_at_full_speed
@@ -104,7 +108,7 @@ def test_a_job_that_fits_nowhere_any_more_waits_and_says_what_would_help() -> No
     assert phase.phase is Phase.RECOVERING
     assert "does not fit" in phase.reason
     assert "out of memory there before, plans give a:0 at most" in phase.reason
-    assert 'recompute = "block"' in phase.reason
+    assert 'recompute = "auto"' in phase.reason
     assert "devices with more memory would help" in phase.reason
     cluster.add_node("big", memory_bytes=3 * whole.stages[0].device_bytes)
     run_until(cluster, Phase.RUNNING)
@@ -147,3 +151,24 @@ def test_a_user_who_resumes_the_job_is_obeyed() -> None:
     cluster.want("first", Desired.RUNNING)
     run_until(cluster, Phase.RUNNING)
     assert cluster.phase("first").shortages == ()
+
+
+def test_a_shortage_keeps_its_model_when_the_node_has_gone() -> None:
+    """The report may outlive the daemon: what it taught of the model stays, and no shortage without a model appears."""
+    cluster = training("a", "b")
+    before = plan(cluster)
+    cluster.run_out_of_memory("a", MemoryShortage(wanted_bytes=MIB, allocated_bytes=2 * predicted(before, "a")))
+    view = cluster.facts()
+    job = view.jobs["first"]
+    position = next(index for index, stage in enumerate(before.stages) if stage.node == "a")
+    shortage = MemoryShortage(wanted_bytes=MIB, allocated_bytes=2 * predicted(before, "a"))
+    job.workers[before.generation, position] = replace(
+        job.workers[before.generation, position], state=WorkerState.FAILED, error="out of memory", shortage=shortage
+    )
+    health = PlanHealth(plan=before, job=job, view=view, now=0.0)
+    (known,) = shortages_now(job, view, (health,))
+    assert (known.kind, known.demand > 1.9) == ("cpu", True)
+    del view.nodes["a"]
+    assert shortages_now(job, view, (health,)) == ()
+    job.phase = replace(job.phase, shortages=(known,))
+    assert shortages_now(job, view, (health,)) == (known,)

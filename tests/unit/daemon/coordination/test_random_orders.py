@@ -20,7 +20,7 @@ JOBS = ("first", "second")
 KIND = ("join", "join", "drain", "pause", "resume", "elect")
 CRUEL = (*KIND, "crash", "expire", "fail", "fail", "fail", "again", "lapse", "no spare", "spare", "leader", "cancel")
 EVENTS_A_MINUTE = 100_000
-BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 40))]
 
 
 def chaos(
@@ -144,7 +144,7 @@ def assert_nothing_is_left(cluster: SimulatedCluster) -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_without_failures_every_job_finishes(block: int) -> None:
     """Joins, drains, pauses, elections, in any order, seen late, twice and disorderly: all batches, no failure."""
-    for seed in range(block * 8, block * 8 + 8):
+    for seed in range(block * 4, block * 4 + 4):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=500, chance=chance, may_crash=False)
         settle(cluster)
@@ -157,7 +157,7 @@ def test_with_failures_every_job_finishes(block: int) -> None:
     """Deaths of nodes, workers and leaders, lapsed leases, plans that come late: jobs recover by themselves, and
     finish."""
     num_late_plans = 0
-    for seed in range(block * 10, block * 10 + 10):
+    for seed in range(block * 5, block * 5 + 5):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True)
         finish(cluster, seed)
@@ -166,11 +166,11 @@ def test_with_failures_every_job_finishes(block: int) -> None:
 
 
 @pytest.mark.usefixtures("stages_have_replicas")
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))])
+@pytest.mark.parametrize("block", BLOCKS)
 def test_with_replicas_and_failures_every_job_finishes(block: int) -> None:
     """Stages of one to four workers, which die, join, drain and change places: the same invariants, the same end."""
     num_replicated = 0
-    for seed in range(block * 10, block * 10 + 10):
+    for seed in range(block * 5, block * 5 + 5):
         cluster, chance = build(seed, num_groups=2 + seed % 3)
         chaos(cluster, num_steps=600, chance=chance, may_crash=True, may_restore=seed % 5 == 0)
         finish(cluster, seed)
@@ -178,10 +178,10 @@ def test_with_replicas_and_failures_every_job_finishes(block: int) -> None:
     assert num_replicated > 0, "no plan with replicas ever came into force"
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 8))])
+@pytest.mark.parametrize("block", BLOCKS[:16])
 def test_random_steps_with_restores_of_etcd_from_backups(block: int) -> None:
     """Generations keep rising and timelines are never mixed."""
-    for seed in range(block * 10, block * 10 + 10):
+    for seed in range(block * 5, block * 5 + 5):
         cluster, chance = build(seed)
         chaos(cluster, num_steps=400, chance=chance, may_crash=True, may_restore=True)
         finish(cluster, seed)

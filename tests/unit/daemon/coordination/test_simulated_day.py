@@ -87,7 +87,7 @@ def test_two_users_with_equal_shares_get_half_each(seed: int) -> None:
     day = Day(seed, num_nodes=3)
     day.submit("a", "alice")
     day.submit("b", "bob")
-    day.pass_hours(24)
+    day.pass_hours(12)
     assert 0.45 <= day.share("alice") <= 0.55, dict(day.had)
     assert day.idle_s <= 0.1 * sum(day.had.values())
 

@@ -18,7 +18,7 @@ from tests.unit.daemon.coordination.test_random_orders import build, finish, hap
 
 KIND = ("join", "drain", "elect")
 CRUEL = (*KIND, "lapse", "crash", "fail")
-BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 25))]
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 50))]
 
 
 def cluster_of(*names: str, **spec: object) -> SimulatedCluster:
@@ -163,7 +163,7 @@ def block_or_heal(cluster: SimulatedCluster, chance: random.Random) -> None:
 def test_pairs_come_and_go_and_every_job_finishes(block: int, may_crash: bool) -> None:
     """Blocks in one direction at any moment beside joins, drains and deaths. What the leader knows to be blocked is
     never between neighbours (checked at every decision); when all have healed, the jobs reach their end."""
-    for seed in range(block * 4, block * 4 + 4):
+    for seed in range(block * 2, block * 2 + 2):
         cluster, chance = build(seed, num_groups=1 + seed % 3)
         for _ in range(600):
             cluster.random_step()
@@ -178,7 +178,7 @@ def test_pairs_come_and_go_and_every_job_finishes(block: int, may_crash: bool) -
 @pytest.mark.parametrize("block", BLOCKS)
 def test_with_pairs_that_stay_blocked_a_job_runs_or_says_which(block: int) -> None:
     """A job that demands all nodes runs if an order exists; else it names the blocked direction."""
-    for seed in range(block * 15, block * 15 + 15):
+    for seed in range(block * 8, block * 8 + 8):
         chance = random.Random(seed)
         names = [f"n{index}" for index in range(chance.randint(2, 4))]
         cluster = cluster_of(*names, min_nodes=len(names), num_blocks=4)

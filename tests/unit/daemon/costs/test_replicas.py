@@ -180,14 +180,25 @@ def test_the_depth_of_a_replica_counts_its_microbatches() -> None:
 
 
 def test_gradient_sums_are_counted_by_groups_held() -> None:
-    """Four groups on one worker are four gradient sets. Shared by two, each has two and two on their way to the other,
-    and of its half of the parameters two batches of the other's two groups, and their sum."""
+    """Four groups on one worker are four gradient sets. Shared by two, each sums two, and has half of the last batch's
+    two on their way to the other, half of the next batch's two from it, and its half of the mean. Without delay it has
+    what the other has sent early; at the batch's end, nothing in flight, its sums are there twice beside a row."""
     spec = job(num_blocks=4, microbatches=8, reduction_groups=4)
     alone = planned(spec, [node("a")]).estimates[0]
     shared = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=8).estimates[0]
     parameters = sum(cost.num_parameters for cost in layer_costs(spec))
-    sets = 2 + 2 + 0.5 * (2 * 2 + 1)
+    sets = 2 + 0.5 * (2 + 2 + 1)
     assert shared.device_bytes - alone.device_bytes == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
+    settings = {"reduction_groups": 4, "microbatches": 8, "schedule": "1f1b"}
+    alone = planned(job(num_blocks=4, **settings), [node("a")]).estimates[0]  # type: ignore[arg-type]
+    shared = replicated((2,), speeds=(1.0, 1.0), **settings).estimates[0]
+    costs = StageCosts(spec, [DeviceSlot.of(node("a"), 0)], Profiles(), Links(LinkAssumptions(), Profiles()))
+    assert alone.device_bytes > shared.device_bytes
+    assert shared.device_bytes - alone.device_bytes == pytest.approx((2 + 0.5 * 2 - 4) * 4 * parameters, rel=1e-6)
+    ending, backward = 2 * 2 + 1 + 2 * 0.5 * 2, 2 + 0.5 * (2 + 2 + 1)
+    fewer = 4 * parameters + sum(cost.activation_bytes for cost in layer_costs(spec))
+    least = max(4 * parameters * (ending - backward) - fewer, 0)
+    assert costs.reduction_excess(2, 2, 1)[costs.slice_of[0, costs.num_layers]] <= least
 
 
 def test_a_reduction_that_does_not_hide_counts() -> None:
@@ -265,10 +276,10 @@ def _simulated_over_predicted(seed: int) -> tuple[float, list[int]]:
 
 
 def test_uneven_replicas_take_as_long_as_predicted() -> None:
-    """Twenty plans whose stages have unlike numbers of unlike workers: what the simulator sees is what was promised,
+    """Ten plans whose stages have unlike numbers of unlike workers: what the simulator sees is what was promised,
     within 3 % on average and 20 % where turns fall worst. With groups that follow one another it was 40 %."""
-    ratios = [ratio for ratio, shape in map(_simulated_over_predicted, range(24)) if max(shape) > 1]
-    assert len(ratios) >= 20
+    ratios = [ratio for ratio, shape in map(_simulated_over_predicted, range(12)) if max(shape) > 1]
+    assert len(ratios) >= 10
     assert sum(ratios) / len(ratios) <= 1.03
     assert max(ratios) <= 1.2
     assert min(ratios) >= 0.99, "nobody is faster than the slowest worker"

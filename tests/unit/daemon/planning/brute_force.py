@@ -134,12 +134,29 @@ def fits(
     # Of as many groups: those that have most microbatches.
     num_held = sum(i % train.reduction_groups < len(groups) for i in range(train.microbatches))
     held = min(depth, ceil(depth * num_held / train.microbatches) + 1)
-    sums = float(len(groups))
-    if num_replicas > 1:
-        others = (train.reduction_groups - len(groups)) * (2 if train.delay else 1)
-        sums += len(groups) + others / num_replicas + 1 / num_replicas
+    sums, own = float(len(groups)), len(groups)
+    received = (train.reduction_groups - own) / num_replicas
+    if num_replicas > 1 and train.delay:
+        sums += max(
+            own + 2 * received * (num_replicas - 2) / (num_replicas - 1),
+            own - own / num_replicas + received + 1 / num_replicas,
+            2 * received,
+        )
+    elif num_replicas > 1:
+        sums += received
     needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
-    needed += max(cost.passing_bytes for cost in costs)
+    passing = max(cost.passing_bytes for cost in costs)
+    # While a layer is updated, there is neither a backward's gradient nor what it takes for a moment.
+    backward = sum(cost.backward_bytes for cost in costs)
+    needed += max(passing, max(cost.moment_bytes for cost in costs) - backward)
+    if num_replicas > 1:
+        # A batch ends: sums are there twice, with a row for their mean.
+        reducing = 2 * own + 1 + (2 if train.delay else 1) * received
+        in_flight = held - 1 if train.delay else 0
+        ending = sum(
+            cost.resident_bytes + reducing * cost.group_bytes + in_flight * cost.activation_bytes for cost in costs
+        )
+        needed = max(needed, ending - backward)
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)

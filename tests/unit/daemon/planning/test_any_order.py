@@ -36,10 +36,11 @@ def wide_job(
 
 def rooms(spec: JobSpec) -> list[int]:
     """Bytes of each layer alone, with as many microbatches in flight as any stage may have."""
-    train, costs = spec.train, layer_costs(spec)
-    depth = schedule_depth(train.schedule, train.microbatches, len(costs), 0)
+    costs = StageCosts(spec, [DeviceSlot.of(node("any"), 0)], Profiles(), Links(FREE, Profiles()))
+    depth, groups = costs.least_depth(costs.num_layers), range(spec.train.reduction_groups)
     return [
-        cost.resident_bytes + cost.group_bytes + depth * cost.activation_bytes + cost.passing_bytes for cost in costs
+        costs.device_bytes(costs.slice_number((first, first + 1), "none"), depth, groups)
+        for first in range(costs.num_layers)
     ]
 
 

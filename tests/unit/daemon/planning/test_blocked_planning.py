@@ -39,8 +39,10 @@ def test_of_many_nodes_the_one_that_nobody_reaches_is_left_out(number: int) -> N
     assert len(plan.stages) > number // 2
 
 
-@pytest.mark.parametrize("number", [7, 12, 30])
-@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(
+    ("number", "groups"),
+    [(7, 1), (12, 1), (30, 1), (7, 4), (30, 4), pytest.param(12, 4, marks=pytest.mark.slow)],
+)
 def test_of_many_nodes_no_neighbours_are_on_a_blocked_pair(number: int, groups: int) -> None:
     blocked = ways(*((f"n{index}", f"n{index + 1}") for index in range(0, number - 1, 3)))
     spec = job(num_blocks=number, microbatches=2 * number, reduction_groups=groups)

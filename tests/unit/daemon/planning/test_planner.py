@@ -9,7 +9,7 @@ from headway.daemon.costs.device_order import DeviceSlot, orders
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
-from headway.daemon.records.records import PlanRecord
+from headway.daemon.records.records import Device, PlanRecord
 from tests.unit.daemon.planning.clusters import job, node, planned, refused
 
 MIB = 1 << 20
@@ -143,6 +143,19 @@ def test_host_memory_counts_the_states_that_are_kept() -> None:
     assert isinstance(make_plan(never, [node("a", host_bytes=3 * state)]), ClusterPlan)
     often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
     assert isinstance(make_plan(often, [node("a", host_bytes=3 * state)]), PlanRefused)
+
+
+def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
+    """Six boundary states fit beside a CPU; beside a card there is one more, unless the job takes no snapshots."""
+    state = sum(cost.state_bytes for cost in layer_costs(job()))
+    often = JobSpec(job=JobSection(name="demo"), fault=FaultSpec(snapshot_every=5))
+    cpu = node("a", host_bytes=6 * state)
+    card = replace(cpu, devices=(Device(kind="cuda"),))
+    assert planned(often, [cpu]).estimates[0].host_bytes == 6 * state
+    assert isinstance(make_plan(often, [card]), PlanRefused)
+    assert planned(often, [replace(card, memory_bytes=7 * state)]).estimates[0].host_bytes == 7 * state
+    never = replace(often, fault=FaultSpec(snapshot_every=0))
+    assert planned(never, [card]).estimates[0].host_bytes == 2 * state
 
 
 # --- Depth ----------------------------------------------------------------------------------------------------------

@@ -152,7 +152,9 @@ def test_an_hour_of_joins_leaves_and_speed_changes(seed: int) -> None:
     assert outcome.most_moves_of_an_event() <= 2
 
 
-@pytest.mark.parametrize("flapping_s", [8.0, 20.0, 45.0])
+@pytest.mark.parametrize(
+    "flapping_s", [20.0, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (8.0, 45.0))]
+)
 def test_a_flapping_node_does_not_thrash_the_job(flapping_s: float) -> None:
     """A node that comes and dies in turns soon has to prove itself: the job loses little against going without it."""
     hour = ScriptedHour(SPEC, 0, flapping_s=flapping_s)

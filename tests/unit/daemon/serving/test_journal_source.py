@@ -11,12 +11,13 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving.journal_source import JournalSource
+from headway.daemon.serving.journal_source import JournalSource, _joined
 from headway.daemon.storage.checkpoint_names import file_name, part_name
 from headway.daemon.storage.journal_parts import copy_part, delete_part, fetch_part, list_parts
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.proto import control_pb2
 from headway.stages.ids import Batch, Boundary, Generation, Timeline
 from headway.stages.spec import TrainSpec
 from headway.stages.state.file_digest import FileDigest
@@ -71,6 +72,14 @@ async def test_parts_and_the_newest_file_are_one_journal(tmp_path: Path) -> None
     entries = await source.newest("j")
     assert [(entry.batch, entry.loss) for entry in entries] == [(b, float(b)) for b in range(30)]
     assert [entry.batch for entry in await source.newest("j", from_batch=12)] == list(range(12, 30))
+
+
+def test_a_part_is_joined_without_a_look_at_all_rows_before_it() -> None:
+    """A long job has hundreds of parts, and they are joined in the daemon's loop: the rows grow in place."""
+    older = [control_pb2.JournalEntry(batch=batch) for batch in range(4)]
+    joined = _joined(older, [control_pb2.JournalEntry(batch=batch, loss=1.0) for batch in (2, 3, 4)])
+    assert joined is older
+    assert [(entry.batch, entry.loss) for entry in joined] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
 
 
 async def test_parts_are_read_only_for_who_asks_for_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,15 @@
 """A worker's measurements are recorded when they have changed."""
 
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.records.measurements import ProfileRecord
+from headway.daemon.records.records import Device
 from headway.daemon.situation.outlook import LEAST_SAMPLES
-from headway.daemon.telemetry.profiling import has_moved, profile_of
+from headway.daemon.telemetry.profiling import has_moved, profile_of, with_demand
 from headway.proto.control_pb2 import Heartbeat, LayerSeconds
+from tests.unit.daemon.agent.order_views import job, node_record, plan
 
 
 def beat(*, block: float = 1.0, embed: float = 0.001, update: float = 0.1, replan: float = 0.0) -> Heartbeat:
@@ -46,3 +53,37 @@ def test_the_same_times_under_another_plan_are_told() -> None:
     few.num_samples, enough.num_samples = LEAST_SAMPLES - 1, LEAST_SAMPLES
     assert has_moved(profile_of(few), profile_of(enough))
     assert not has_moved(profile_of(enough), before)
+
+
+def measured(
+    before: ProfileRecord | None, *, generation: int, peak: int, samples: int = LEAST_SAMPLES
+) -> ProfileRecord:
+    """What node a writes under a plan that predicts a peak of 1000 bytes."""
+    view = job(profiles={("a", 0): before} if before is not None else {})
+    offered = plan(generation, ("a", ("block.0",)))
+    view.plan = replace(offered, stages=(replace(offered.stages[0], device_bytes=1000),))
+    record = ProfileRecord(generation=generation, peak_bytes=peak, num_samples=samples)
+    card = Device(kind="cuda", model="H100")
+    return with_demand(record, view, replace(node_record("a"), devices=(card,)), 0)
+
+
+def test_one_odd_peak_fades_with_the_plans_that_follow() -> None:
+    """Once for each plan with enough samples, down to nothing; within a plan it stays."""
+    odd = measured(None, generation=1, peak=2000)
+    assert odd.demand == 2.0
+    assert measured(odd, generation=1, peak=900).demand == 2.0
+    early = measured(odd, generation=2, peak=900, samples=LEAST_SAMPLES - 1)
+    assert early.demand == 2.0
+    second = measured(early, generation=2, peak=900)
+    assert second.demand == 1.5
+    assert measured(second, generation=2, peak=900).demand == 1.5
+    for generation in range(3, 20):
+        second = measured(second, generation=generation, peak=900)
+    assert second.demand == 1.0
+
+
+def test_a_peak_that_comes_again_counts_again() -> None:
+    """The newest measurement is the least that the factor is; without one, nothing is forgotten."""
+    odd = measured(None, generation=1, peak=2000)
+    assert measured(odd, generation=2, peak=1900).demand == pytest.approx(1.9)
+    assert measured(odd, generation=2, peak=0).demand == 2.0

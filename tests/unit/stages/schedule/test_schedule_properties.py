@@ -103,7 +103,7 @@ def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
     return "", None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(case=cases())
 def test_any_pipeline_keeps_every_promise(case: Case) -> None:
     """Random stages, times, latencies, clip and stop: no deadlock, one version per microbatch, each counted once."""

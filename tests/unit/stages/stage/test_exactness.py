@@ -66,8 +66,16 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", JOBS)
+def cuts() -> list[object]:
+    """Every job on every cut; half of them in a quick run."""
+    return [
+        pytest.param(name, number, marks=() if (j + n) % 2 == 0 else pytest.mark.slow, id=f"{name}-{number}")
+        for j, name in enumerate(JOBS)
+        for n, number in enumerate((1, 3, 2, 5))
+    ]
+
+
+@pytest.mark.parametrize(("name", "num_stages"), cuts())
 def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, num_stages: int) -> None:
     """A job on 1, 2, 3 and 5 stages → the losses and weights of the reference."""
     job = JOBS[name]

@@ -85,8 +85,17 @@ def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(name: str, repl
     assert_replicas_agree(pipeline, layers)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
-@pytest.mark.parametrize(("before", "after"), [((3, 1), (1, 2, 1)), ((1,), (2, 2)), ((2, 1, 2), (3,))])
+def changes() -> list[object]:
+    """Every schedule at every change; a third of them in a quick run."""
+    numbers = (((3, 1), (1, 2, 1)), ((1,), (2, 2)), ((2, 1, 2), (3,)))
+    return [
+        pytest.param(schedule, *both, marks=() if s == n else pytest.mark.slow, id=f"{schedule}-{both}")
+        for s, schedule in enumerate(("2bw", "1f1b", "gpipe"))
+        for n, both in enumerate(numbers)
+    ]
+
+
+@pytest.mark.parametrize(("schedule", "before", "after"), changes())
 def test_a_stop_and_another_number_of_replicas_lose_nothing(
     tmp_path: Path, schedule: ScheduleName, before: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
