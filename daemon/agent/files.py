@@ -14,11 +14,17 @@ from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
 from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
+from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import Save
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.rpc.transfer import fetch_checkpointed, fetch_from_nodes
-from headway.daemon.storage.checkpoint import copy_to_checkpoint, resolve_checkpoint_dir
+from headway.daemon.rpc.transfer import fetch_from_nodes, fetch_stored
+from headway.daemon.storage.checkpoint import (
+    copy_to_checkpoint,
+    fetch_from_checkpoint,
+    keep_chunks,
+    resolve_checkpoint_dir,
+)
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
@@ -131,37 +137,50 @@ class StateKeeper:
     async def fetch(self, step: FetchState) -> None:
         """Fetch one file that a worker is to load. Raises RecoveryError or ConfigError."""
         if step.checkpoint_url:
-            await self._fetch_checkpointed(step)
+            await self._fetch_stored(step)
         else:
             async with self._fetches:
                 holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
                 await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
 
-    async def _fetch_checkpointed(self, step: FetchState) -> None:
-        """Fetch from the checkpoint folder or, if this node cannot reach it, through another node."""
-        job = self._job(step.run_key.job)
+    async def _fetch_stored(self, step: FetchState) -> None:
+        """Fetch from the checkpoint, or from the folder with the initial weights; else through another node."""
+        key, job = step.key, self._job(step.run_key.job)
+        assert job.spec is not None, "a job that is known has its spec"
+        spec, is_of_origin = job.spec, step.key.is_of_origin
+        url = (
+            step.checkpoint_url if is_of_origin else resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root)
+        )
+
+        def fetch(path: Path, beat: Beat) -> None:
+            if is_of_origin:
+                keep_chunks(f"{url} ({key.layer})", read_part(spec, key.layer, beat=beat), step.expected, path)
+            else:
+                fetch_from_checkpoint(url, key.layer, step.expected, path, beat=beat)
+
         try:
-            await fetch_checkpointed(
+            await fetch_stored(
                 self._store,
                 self._reads,
-                step.key,
-                url=resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root),
+                key,
+                url=url,
+                fetch=fetch,
                 expected=step.expected,
                 generation=step.run_key.generation,
                 uid=_uid(job),
             )
-        except DamagedCopyError:
-            raise
         except RecoveryError as error:
-            if isinstance(error, NoAccessError):
+            if isinstance(error, DamagedCopyError) and not is_of_origin:
+                raise
+            if isinstance(error, NoAccessError) and not is_of_origin:
                 self.access.lacks(job.name, error)
             others = tuple(sorted(self._view.nodes.keys() - {self._node}))
             try:
                 await self._fetch_from(
-                    others, step.key, step.expected, generation=step.run_key.generation, is_forwarded=True
+                    others, key, step.expected, generation=step.run_key.generation, is_forwarded=True
                 )
             except RecoveryError as second:
-                log.warning("not_forwarded", key=str(step.key), reason=second.reason)
+                log.warning("not_forwarded", key=str(key), reason=second.reason)
                 raise error from second
 
     async def fetch_copies(self, step: FetchCopies) -> None:

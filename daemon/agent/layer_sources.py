@@ -5,9 +5,10 @@ from typing import Final
 from headway.daemon.agent.assignment import Assignment
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import FetchState, GiveUp
+from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.orders import Source, SourceKind
 
@@ -21,7 +22,7 @@ def source_of(
     """Return the source of a part, or the step that fetches it, or None while neither is known."""
     plan, worker = assignment.plan, assignment.worker
     if plan.source == "initial":
-        return Source(part, SourceKind.INITIAL)
+        return _initial_source(assignment, part, node)
     if _is_live(assignment, part):
         return Source(part, SourceKind.LIVE)
     key = StateKey(assignment.job.name, plan.source_timeline, plan.boundary, part)
@@ -49,6 +50,29 @@ def source_of(
     if told or not has_heard_all(view, node.now):
         return None  # its holders are away: either they come back, or their records expire
     return GiveUp(worker.device_index, assignment.run_key, f"no node holds {key}")
+
+
+def carried_source(assignment: Assignment, node: NodeState) -> Source | FetchState | None:
+    """Return the source of the files that an export carries over; None: the plan does not begin with a model's folder.
+
+    The node of the first worker keeps them, so that an export has them when the folder is gone.
+    """
+    spec = assignment.job.spec
+    if assignment.plan.source != "initial" or spec is None or not spec.origin.url:
+        return None
+    return _initial_source(assignment, CARRIED_PART, node)
+
+
+def _initial_source(assignment: Assignment, part: str, node: NodeState) -> Source | FetchState:
+    """Return the source of boundary 0: a function of the seed, or a part of the folder with the initial weights."""
+    origin = assignment.job.spec.origin if assignment.job.spec is not None else OriginSpec()
+    expected = origin.digest_of(part)
+    if expected is None:  # the journal, or a layer of a job without such a folder
+        return Source(part, SourceKind.INITIAL)
+    key = StateKey(assignment.job.name, *ORIGIN_PLACE, part)
+    if key in node.held:
+        return Source(part, SourceKind.FILE, str(node.held[key].path))
+    return FetchState(assignment.worker.device_index, assignment.run_key, key, (), origin.url, expected)
 
 
 def has_heard_all(view: ClusterView, now: float) -> bool:

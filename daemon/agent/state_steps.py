@@ -29,7 +29,7 @@ from headway.daemon.situation.boundaries import (
     parts_of,
     those_without_access,
 )
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
 from headway.daemon.workers.status import JobGeneration
 
@@ -80,7 +80,11 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
         files = of_this_job.get(place, {})
         if place not in shown:
             files = {JOURNAL: files[JOURNAL]} if place == journal else {}
+        if place == ORIGIN_PLACE:
+            files = {}  # not registered: each node can also read them in the folder
         staying = of_this_job.get(place, {}) if place in loaded else files
+        if place == ORIGIN_PLACE and CARRIED_PART in of_this_job.get(place, {}):
+            staying = {**staying, CARRIED_PART: of_this_job[place][CARRIED_PART]}  # for exports of any boundary
         registered = told.get(place)
         record = _record(job.name, place, files, node)
         if record.files and record != registered:
@@ -125,8 +129,8 @@ def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeStat
 def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
     """Yield the boundaries that this node's own workers still have to load, from any source."""
     for plan in (job.plan, job.next):
-        if plan is not None and plan.source != "initial" and not _has_begun(job, plan, node):
-            yield plan.source_timeline, plan.boundary
+        if plan is not None and not _has_begun(job, plan, node):
+            yield ORIGIN_PLACE if plan.source == "initial" else (plan.source_timeline, plan.boundary)
 
 
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
 from headway.daemon.agent.journal_steps import trim_steps
-from headway.daemon.agent.layer_sources import source_of
+from headway.daemon.agent.layer_sources import carried_source, source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import state_steps_of
@@ -142,6 +142,9 @@ def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterat
         is_complete = False
         if found is not None:
             yield found
+    if assignment.position == 0 and isinstance(carried := carried_source(assignment, node), FetchState):
+        is_complete = False
+        yield carried
     neighbours = neighbours_of(view, assignment)
     if is_complete and neighbours is not None:
         checkpoint = assignment.job.checkpoint if assignment.plan.source == "checkpoint" else None

@@ -190,7 +190,8 @@ def _boundaries_are_of_one_timeline(history: History, _train: TrainSpec, _bounds
         name = f"generation {load.generation}, {load.layer}"
         if load.boundary != plan.boundary:
             yield f"{name}: loaded at boundary {load.boundary}, its plan begins at {plan.boundary}"
-        if load.source == "path" and load.source_timeline != plan.source_timeline:
+        expected = 0 if plan.source == "initial" else plan.source_timeline
+        if load.source == "path" and load.source_timeline != expected:
             yield f"{name}: loaded of timeline {load.source_timeline}, its plan's source is {plan.source_timeline}"
         if load.source == "live" and plan.source_timeline != plan.timeline:
             yield f"{name}: continued with live layers, though its plan rolled back to timeline {plan.source_timeline}"

@@ -81,6 +81,7 @@ def plan(
     """
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job_file import read_job_file
+    from headway.daemon.origin.origin_config import model_opener
     from headway.daemon.preview.preview import equal_nodes, preview
     from headway.daemon.results.pipeline_picture import check_drawing
 
@@ -88,7 +89,7 @@ def plan(
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
     if memory and not nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
-    spec, named = read_job_file(job)
+    spec, named = read_job_file(job, open_model=model_opener(job.parent))
     if picture is not None:
         check_drawing()
     links: LinkAssumptions | None = None

@@ -1,6 +1,7 @@
 """Commands that start a job, and that list the checkpoints from which it could start."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,15 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="Start with the weights of this folder or URL, as `[model] from` does.",
+            show_default=False,
+        ),
+    ] = None,
     link: LinkKind = None,
     priority: Annotated[
         int | None,
@@ -47,9 +57,12 @@ def submit(
 
     \b
     headway submit my-job.toml
+    headway submit my-job.toml --model hf://Qwen/Qwen3-4B
     headway submit --from /mnt/checkpoints/my-job          that job, in a cluster that has lost everything else
     headway submit next.toml --from /mnt/checkpoints/my-job
     """
+    import asyncio
+
     from headway.daemon.client import checkpoint_folder
     from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
     from headway.daemon.client.folder_access import folder_access
@@ -58,14 +71,19 @@ def submit(
     from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+    from headway.daemon.origin.origin_config import model_opener, whole_path
+    from headway.daemon.origin.submission import read_parts
     from headway.daemon.reports.safety_report import why_unprotected
 
     if job is None and origin is None:
         raise ConfigError("name a job file, or a checkpoint with --from", "submit")
     manifest = checkpoint_folder.read_checkpoint(origin) if origin is not None else None
     named: frozenset[str] | None = None
+    if model is not None and job is None:
+        raise ConfigError("needs JOB.toml: a checkpoint has its own weights", "--model")
     if job is not None:
-        (spec, named), source = read_job_file(job), job
+        open_model = model_opener(job.parent)
+        (spec, named), source = read_job_file(job, open_model=open_model, model_from=whole_path(model)), job
     else:
         assert manifest is not None
         spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
@@ -74,6 +92,7 @@ def submit(
         if named is not None:
             spec, named = with_those_of(spec, manifest.spec, named=named), None
         checkpoint_folder.check_fits(spec, manifest, str(source))
+        spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -86,6 +105,7 @@ def submit(
         access.check(f"{source}:fault.checkpoint_dir")
         name = spec.job.name
         if manifest is None:
+            resolved = await asyncio.to_thread(read_parts, resolved)
             await submit_job(session, resolved)
         else:
             first = checkpoint_folder.begin_with(manifest)

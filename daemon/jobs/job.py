@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.state.file_digest import FileDigest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,29 @@ class JobSection:
 
     name: str
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginPart(FileDigest):
+    """One part of a model's folder: the weights of a layer, or the files that an export carries over."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginSpec:
+    """The folder with the initial weights. It is no section of a job file: `[model] from` names the folder."""
+
+    url: str = ""
+    """Path or URL; empty: the weights are random."""
+    job: str = ""
+    """Job for which the parts were read: its name stands in their files. Another job, if this one continues it."""
+    parts: tuple[OriginPart, ...] = ()
+    """Digest of each part's file, filled in when the job is submitted."""
+
+    def digest_of(self, name: str) -> FileDigest | None:
+        """Return the size and checksum of a part; None: there is no such part."""
+        return next((part.digest for part in self.parts if part.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +105,7 @@ class JobSpec:
     fault: FaultSpec = field(default_factory=FaultSpec)
     placement: PlacementSpec = field(default_factory=PlacementSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
+    origin: OriginSpec = field(default_factory=OriginSpec, metadata={NOT_IN_FILES: True})
 
     def with_link(self, link: Literal["auto", "grpc", "collective"] | None) -> "JobSpec":
         """Return the job over other links; None: unchanged."""

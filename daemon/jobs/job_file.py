@@ -5,14 +5,22 @@ field, strictly), and rules (jobs/rules.py: is this job possible?). No step depe
 fixes the machine's part at submit time.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.jobs.typed_toml import Place, read_text, read_typed, where
+from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where
 from headway.optim.spec import USED_SETTINGS, GroupSpec
+from headway.stages.spec import ModelSpec
+
+OpenModel = Callable[[str], tuple[str, ModelSpec]]
+"""Returns the whole path or URL of a model's folder, and its model. Raises ConfigError."""
+FROM = "from"
+"""The key of `[model]` that names the folder with the initial weights. No field: it becomes the job's origin."""
 
 
 def read_job(path: Path) -> JobSpec:
@@ -20,16 +28,30 @@ def read_job(path: Path) -> JobSpec:
     return read_job_file(path)[0]
 
 
-def read_job_file(path: Path) -> tuple[JobSpec, frozenset[str]]:
-    """Return the job of a file, and the keys that the file names, such as `train.dtype`. Raises as `read_job`."""
+def read_job_file(
+    path: Path, *, open_model: OpenModel | None = None, model_from: str = ""
+) -> tuple[JobSpec, frozenset[str]]:
+    """Return the job of a file, and the keys that the file names, such as `train.dtype`. Raises as `read_job`.
+
+    open_model, model_from: as for `parse_job`.
+    """
     text, named = read_text(path, "job file"), set[str]()
-    return parse_job(text, str(path), named=named), frozenset(named)
+    spec = parse_job(text, str(path), named=named, open_model=open_model, model_from=model_from)
+    return spec, frozenset(named)
 
 
-def parse_job(text: str, source: str = "job", *, named: set[str] | None = None) -> JobSpec:
+def parse_job(
+    text: str,
+    source: str = "job",
+    *,
+    named: set[str] | None = None,
+    open_model: OpenModel | None = None,
+    model_from: str = "",
+) -> JobSpec:
     """Return the job of TOML text; `source` names it in errors. Raises ConfigError at `source:section.key`.
 
-    The keys that the text names are added to `named`.
+    The keys that the text names are added to `named`. open_model: reads the folder of `[model] from`; None: a job that
+    names one is refused. model_from: a folder that the text need not name.
     """
 
     def check_keys(kind: type, raw: dict[str, Any], place: Place) -> None:
@@ -47,6 +69,39 @@ def parse_job(text: str, source: str = "job", *, named: set[str] | None = None) 
                     where(source, (*place, key)),
                 )
 
-    spec: JobSpec = read_typed(text, JobSpec, source, check=check_keys)
+    raw = parse_toml(text, source)
+    folder = _taken_folder(raw, source, model_from)
+    spec: JobSpec = read_table(raw, JobSpec, source, check=check_keys)
+    if folder:
+        spec = _begun_with(spec, folder, raw.get("model", {}), source=source, open_model=open_model)
     check_job(spec, source)
     return spec
+
+
+def _taken_folder(raw: dict[str, Any], source: str, model_from: str) -> str:
+    """Take `[model] from` out of a parsed job file. Raises ConfigError when it is no text, or names another folder."""
+    model = raw.get("model")
+    place = f"{source}:model.{FROM}"
+    if not isinstance(model, dict) or FROM not in model:
+        return model_from
+    folder = model.pop(FROM)
+    if not isinstance(folder, str) or not folder.strip():
+        raise ConfigError("names no folder; write a path or a URL, or leave it out", place)
+    if model_from and model_from != folder:
+        raise ConfigError(f"is {folder!r}, and --model is {model_from!r}; leave one of them out", place)
+    return folder
+
+
+def _begun_with(
+    spec: JobSpec, folder: str, table: dict[str, Any], *, source: str, open_model: OpenModel | None
+) -> JobSpec:
+    """Return the job with a folder's model. Raises ConfigError for a key of `[model]` that says something else."""
+    if open_model is None:
+        raise ConfigError("names a folder, which this command does not read", f"{source}:model.{FROM}")
+    url, model = open_model(folder)
+    for key in table:
+        ours, theirs = getattr(spec.model, key), getattr(model, key)
+        if ours != theirs:
+            what = f"is {ours}, but config.json of {url} gives {theirs}; leave it out"
+            raise ConfigError(what, f"{source}:model.{key}")
+    return replace(spec, model=model, origin=OriginSpec(url=url, job=spec.job.name))

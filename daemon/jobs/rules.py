@@ -69,6 +69,7 @@ def _check_name(spec: JobSpec, source: str) -> None:
 def _check_texts(spec: JobSpec, source: str) -> None:
     """Check texts, which become paths and lines on terminals: they have a maximum and no control characters."""
     texts = {"data.source": spec.data.source, "fault.checkpoint_dir": spec.fault.checkpoint_dir}
+    texts["model.from"] = spec.origin.url
     texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
     for key, text in texts.items():
         if len(text) > MAX_TEXT:
@@ -77,6 +78,10 @@ def _check_texts(spec: JobSpec, source: str) -> None:
             _refuse(source, key, f"{_short(text)} has a character that cannot be printed; leave it out")
     if len(spec.placement.sites) > MAX_SITES:
         _refuse(source, "placement.sites", f"names {len(spec.placement.sites)} sites; at most {MAX_SITES} are allowed")
+    if "::" in spec.origin.url:
+        _refuse(
+            source, "model.from", f"{_short(spec.origin.url)} chains file systems with `::`; name the folder itself"
+        )
     if spec.data.sha256 and _SHA256.fullmatch(spec.data.sha256) is None:
         _refuse(
             source, "data.sha256", f"{_short(spec.data.sha256)} is not a SHA-256, which has 64 digits of 0-9 and a-f"

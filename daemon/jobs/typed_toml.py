@@ -26,6 +26,9 @@ MAX_PLACE: Final = 200
 OTHER_WORDS: Final = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "bfloat16", "half": "bfloat16"}
 """Words that people write for a choice whose own name is not the nearest by letters."""
 
+NOT_IN_FILES: Final = "not_in_files"
+"""Metadata of a field that no file may name."""
+
 Place = tuple[str, ...]
 """Place of a value in a file: keys from the outside in."""
 Check = Callable[[type, dict[str, Any], Place], None]
@@ -54,7 +57,11 @@ def read_typed(text: str, kind: type, source: str, *, check: Check = lambda _kin
     """Return TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at
     `source:section.key`.
     """
-    raw = parse_toml(text, source)
+    return read_table(parse_toml(text, source), kind, source, check=check)
+
+
+def read_table(raw: dict[str, Any], kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:
+    """Return parsed TOML as the dataclass `kind`; raises as `read_typed`."""
     return _Reader(kind, source, check).table(raw, kind, ())
 
 
@@ -100,7 +107,7 @@ class _Reader:
         if not isinstance(raw, dict):
             raise ConfigError(f"expected a table, got {_type_name(raw)}", self._at(place))
         hints = get_type_hints(kind)
-        fields = {item.name: item for item in dataclasses.fields(kind)}
+        fields = {item.name: item for item in dataclasses.fields(kind) if not item.metadata.get(NOT_IN_FILES)}
         for key in raw:
             if key not in fields:
                 raise ConfigError(self._unknown(key, list(fields), place), self._at((*place, key)))

@@ -20,6 +20,8 @@ from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.origin.origin_config import model_opener
+from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import check_place
@@ -77,7 +79,7 @@ async def run_job(
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
     """
-    given, named = read_job_file(job_file)
+    given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
     spec = resolve_job(
         given.with_link(link), job_file=job_file, devices=local_devices(), cache_dir=default_cache_dir(), named=named
     )
@@ -94,6 +96,7 @@ async def run_job(
     check_place(folder.model)
     state_dir = state_dir or out / "state"
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
+    spec = read_parts(spec)
     async with (
         LocalCluster(
             state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force

@@ -7,7 +7,7 @@ a layer, draws a batch and steps an optimizer. It shares nothing that schedules,
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ def reference(
     coded_cuts: Sequence[str] = (),
     device: torch.device | str = "cpu",
     optimizers_from: OptimizerFactory | None = None,
+    initial: Callable[[str], dict[str, Tensor]] | None = None,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
 
@@ -63,7 +64,8 @@ def reference(
     coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
     with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
 
-    optimizers_from replaces the job's own optimizers. Sets the process's threads and determinism (`configure`).
+    optimizers_from replaces the job's own optimizers. initial: returns a layer's W_0 in fp32; None: the seed says it.
+    Sets the process's threads and determinism (`configure`).
     """
     train, m = job.train, job.train.microbatches
     device = torch.device(device)
@@ -72,7 +74,9 @@ def reference(
         compile_ahead(job.layers, job.model, train, device)
     dtype = getattr(torch, train.dtype)
 
-    master = {name: _moved(initial_parameters(name, job.model, seed=job.job.seed), device) for name in job.layers}
+    if initial is None:
+        initial = partial(initial_parameters, spec=job.model, seed=job.job.seed)
+    master = {name: _moved(initial(name), device) for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
     # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.

@@ -14,6 +14,8 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.node.hardware import find_devices, memory_bytes
+from headway.daemon.origin.origin_config import model_opener
+from headway.daemon.origin.origin_model import initial_weights_of
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.metrics_file import MetricsFile
@@ -44,7 +46,7 @@ def run_reference(
     chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
     cache_dir = default_cache_dir()
     devices = find_devices(chosen, 0)
-    given, named = read_job_file(job_file)
+    given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
     spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
@@ -57,6 +59,7 @@ def run_reference(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
     check_place(out / "model")
+    initial = initial_weights_of(spec)
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
         def on_batch(result: BatchResult) -> None:
@@ -68,7 +71,7 @@ def run_reference(
                 progress.flush()
 
         try:
-            weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen)
+            weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen, initial=initial)
         except NonFiniteLossError as error:
             raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
         except (MemoryError, RuntimeError) as error:

@@ -6,7 +6,8 @@ one: that makes the holder check its own file, and delete a damaged one.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -14,8 +15,7 @@ import structlog
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.storage.checkpoint import fetch_from_checkpoint
-from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.stages.errors import PeerError, UnavailableError
@@ -72,20 +72,24 @@ async def fetch_from_nodes(
     raise RecoveryError(str(key), "; ".join(reasons) or "no node holds it")
 
 
-async def fetch_checkpointed(
+async def fetch_stored(
     store: StateStore,
     threads: FileThreads,
     key: StateKey,
     *,
     url: str,
+    fetch: Callable[[Path, Beat], None],
     expected: FileDigest,
     generation: int = 0,
     uid: str = "",
 ) -> None:
-    """Fetch a file from the folder of a checkpoint. Raises RecoveryError, naming the file there."""
+    """Fetch a file from a checkpoint, or from the folder with the initial weights. Raises RecoveryError.
+
+    url: the folder. fetch(path, beat): writes the verified file to a path, in a thread.
+    """
     store.require_room(expected.size_bytes, str(key), held=key)
     path = store.path_of(key)
-    await threads.run(url, lambda beat: fetch_from_checkpoint(url, key.layer, expected, path, beat=beat))
+    await threads.run(url, lambda beat: fetch(path, beat))
     store.adopt(key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid)
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
 

@@ -15,6 +15,7 @@ from headway.daemon.addresses import join_address
 from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
+from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import PROTOCOL_VERSION
 from headway.daemon.rpc.byte_streams import add_byte_streams
 from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
@@ -26,7 +27,7 @@ from headway.daemon.serving.log_files import read_log
 from headway.daemon.serving.status_report import status_reply
 from headway.daemon.serving.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
 from headway.daemon.serving.trace_source import TraceSource
-from headway.daemon.storage.checkpoint import read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore, read_chunks
@@ -246,6 +247,10 @@ class NodeService(control_pb2_grpc.NodeServicer):
             raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has deleted it")
 
     async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
+        if key.is_of_origin:
+            async for piece in self._of_origin(job, key, offset):
+                yield piece
+            return
         checkpoint = job.checkpoint
         if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
             raise RecoveryError(str(key), "no node holds it, and it is not the newest checkpoint's")
@@ -255,6 +260,15 @@ class NodeService(control_pb2_grpc.NodeServicer):
         pieces = read_from_checkpoint(url, key.layer, offset=offset)
         while piece := await self._reads.run(url, lambda _: next(pieces, b"")):
             yield piece
+
+    async def _of_origin(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:
+        """Send a part of the folder with the initial weights; whoever asked compares its checksum."""
+        if job.spec is None or not job.spec.origin.url:
+            raise RecoveryError(str(key), "the job did not start from a folder")
+        pieces = read_part(job.spec, key.layer, offset=offset)
+        while piece := await self._reads.run(job.spec.origin.url, lambda _: next(pieces, b"")):
+            for begin in range(0, len(piece), CHUNK_BYTES):
+                yield piece[begin : begin + CHUNK_BYTES]
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         path = self._desk.logs_dir / f"{request.job}.log"

@@ -139,12 +139,17 @@ def fetch_from_checkpoint(
 
 def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None) -> None:
     """Fetch a state file by its URL; raises and calls as `fetch_from_checkpoint`."""
+    keep_chunks(source, read_chunks_of(source, beat=beat), expected, target)
+
+
+def keep_chunks(source: str, chunks: Iterator[bytes], expected: FileDigest, target: Path) -> None:
+    """Write the chunks of a state file, verified, to a local path; raises as `fetch_from_checkpoint`."""
     from headway.stages.state.state_file import content_checksum
 
     partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
     try:
         with partial.open("wb") as file:
-            for chunk in read_chunks_of(source, beat=beat):
+            for chunk in chunks:
                 if file.tell() + len(chunk) > expected.size_bytes:
                     raise DamagedCopyError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
                 file.write(chunk)

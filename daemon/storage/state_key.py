@@ -8,6 +8,11 @@ from headway.stages.state.file_digest import FileDigest
 JOURNAL = "journal"
 """Name of the journal, which counts as a layer wherever files are named: the losses so far, kept by the last stage."""
 
+CARRIED_PART = "origin"
+"""Name of the part with the files that an export carries over from a model's folder; no layer is called that."""
+ORIGIN_PLACE = (0, 0)
+"""Timeline and boundary of the parts of a model's folder: no run has timeline 0."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateKey:
@@ -17,6 +22,11 @@ class StateKey:
     timeline: int
     boundary: int
     layer: str
+
+    @property
+    def is_of_origin(self) -> bool:
+        """Return whether it is a part of the folder with the job's initial weights."""
+        return (self.timeline, self.boundary) == ORIGIN_PLACE
 
     def __str__(self) -> str:
         return f"{self.layer} at boundary {self.boundary} of {self.job}, timeline {self.timeline}"

@@ -14,7 +14,7 @@ from headway.daemon.jobs.rules import check_job
 from headway.daemon.names import is_job_name, is_path_part
 from headway.daemon.records.journal_part import MAX_PARTS
 from headway.daemon.records.records import CheckpointRecord, SpecRecord
-from headway.daemon.storage.state_key import JOURNAL
+from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL
 from headway.stages.state.file_digest import FileDigest
 
 MAX_NUMBER: Final = 2**31 - 1
@@ -48,10 +48,25 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"job.name: {record.spec.job.name!r} lies under the name {name!r}"
     if not is_path_part(record.uid):
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
+    if why := _why_no_origin(record.spec):
+        return f"origin: {why}"
     for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
         if why := _why_no_text(text):
             return f"{key}: {why}"
     return ""
+
+
+def _why_no_origin(spec: JobSpec) -> str:
+    """Return the fault of the folder with the initial weights; empty: none."""
+    origin = spec.origin
+    if not origin.url:
+        return "names parts of no folder" if origin.parts or origin.job else ""
+    if not is_job_name(origin.job):
+        return f"its job's name, {origin.job[:60]!r}, is not a job name"
+    if [part.name for part in origin.parts] != [*spec.layers, CARRIED_PART]:
+        return "its parts are not the layers of the model"
+    odd = next((part.name for part in origin.parts if not _is_possible(part)), "")
+    return f"the entry of {odd!r} has an impossible size or checksum" if odd else ""
 
 
 def _why_no_text(text: str) -> str:

@@ -115,6 +115,8 @@ def _load_layer(
         return session.live_layer(name, start.boundary)
     make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
     if kind == "initial":
+        if spec.origin.url:
+            raise OrderRefusedError(f"{name} begins with the weights of {spec.origin.url}, not with random ones")
         return LayerState.initial(
             name, spec.model, spec.train, seed=spec.job.seed, device=device, optimizer_factory=make_optimizer
         )

@@ -90,7 +90,8 @@ def order_message(
                 upstream=_peers(step.plan, step.neighbours.upstream),
                 downstream=_peers(step.plan, step.neighbours.downstream),
                 siblings=_peers(step.plan, step.neighbours.siblings),
-                source_timeline=step.plan.source_timeline,
+                # Files of boundary 0 are parts of a model's folder, which belong to no timeline.
+                source_timeline=0 if step.plan.source == "initial" else step.plan.source_timeline,
                 snapshot_dir=str(snapshot_dir) if step.takes_snapshots else "",
                 snapshot_live=step.takes_snapshots and any(source.kind is SourceKind.LIVE for source in step.sources),
                 furthest=step.plan.furthest,

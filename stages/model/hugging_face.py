@@ -26,6 +26,23 @@ def checkpoint_name(layer: str, parameter: str) -> str:
     raise ValueError(f"no layer is called {layer!r}")
 
 
+def layer_parameter(name: str) -> tuple[str, str] | None:
+    """Return the layer and the parameter that a checkpoint's name stands for; None: it is the name of neither."""
+    if name.startswith("lm_head."):
+        return "head", name
+    top, _, rest = name.partition(".")
+    first, _, parameter = rest.partition(".")
+    if top != "model" or not parameter:
+        return None
+    if first == "embed_tokens":
+        return "embed", parameter
+    if first != "layers":
+        return "head", rest
+    index, _, parameter = parameter.partition(".")
+    is_number = index.isascii() and index.isdigit() and str(int(index[:9])) == index
+    return (f"block.{index}", parameter) if is_number and parameter else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """What a `model_type` of transformers computes."""

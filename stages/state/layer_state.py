@@ -1,7 +1,7 @@
 """The whole state of a layer at a boundary: its live weight versions and its optimizer's state."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, TrainSpec, weight_version
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions
+
+INITIAL: Final = "initial"
+"""Slot of the weights with which a model begins, in any dtype: a file of boundary 0 has them alone."""
 
 
 class LayerState:
@@ -38,6 +41,12 @@ class LayerState:
     ) -> Self:
         """Return boundary 0: a function of the seed and the layer's name."""
         weights = {n: tensor.to(device) for n, tensor in initial_parameters(name, model, seed=seed).items()}
+        return cls._beginning(name, weights, train, optimizer_factory)
+
+    @classmethod
+    def _beginning(
+        cls, name: LayerName, weights: dict[str, Tensor], train: TrainSpec, optimizer_factory: OptimizerFactory
+    ) -> Self:
         optimizer = optimizer_factory(name, weights)
         versions = WeightVersions(weights, version=0, dtype=getattr(torch, train.dtype))
         return cls(name, versions, optimizer, delay=train.delay)
@@ -54,7 +63,7 @@ class LayerState:
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
     ) -> Self:
-        """Return the inverse of `tensors()`. Takes over those that are on the device.
+        """Return the inverse of `tensors()`, or boundary 0 with given weights. Takes over tensors on the device.
 
         Raises ValueError when a tensor is missing, unknown or misshapen.
         """
@@ -62,6 +71,9 @@ class LayerState:
         for key, tensor in tensors.items():
             slot, _, rest = key.partition("/")
             slots.setdefault(slot, {})[rest] = tensor
+        if slots.keys() == {INITIAL} and boundary == 0:
+            weights = initial_weights(slots[INITIAL], parameter_shapes(name, model), device)
+            return cls._beginning(name, weights, train, optimizer_factory)
         dtype: torch.dtype = getattr(torch, train.dtype)
         newest = "current" if dtype == torch.float32 else "master"
         needs_previous = _needs_previous(boundary, train.delay)
@@ -105,6 +117,22 @@ class LayerState:
     def weights(self) -> Mapping[str, Tensor]:
         """Return W_b in fp32, by parameter name. Live: not copies."""
         return self.versions.exact(self.boundary)
+
+
+def initial_weights(
+    given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], device: torch.device | str
+) -> dict[str, Tensor]:
+    """Return W_0 in fp32, in the module's order, from weights of any dtype: the cast is exact.
+
+    Raises ValueError when one is missing, unknown or misshapen.
+    """
+    if given.keys() != shapes.keys():
+        odd = sorted(given.keys() ^ shapes.keys())
+        raise ValueError(f"{INITIAL} has not exactly the parameters of the layer: {', '.join(odd[:3])}")
+    for name, shape in shapes.items():
+        if given[name].shape != shape:
+            raise ValueError(f"{INITIAL}/{name} is {list(given[name].shape)} instead of {list(shape)}")
+    return {name: given[name].to(device=device, dtype=torch.float32) for name in shapes}
 
 
 def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]]) -> None:

@@ -36,6 +36,7 @@ _NO_CHECKSUM = "0" * 32
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
     "F64": torch.float64,
     "I64": torch.int64,
     "I32": torch.int32,
@@ -82,6 +83,39 @@ def to_host(tensor: Tensor) -> tuple[Tensor]:
     return (tensor.detach().cpu(),)
 
 
+@dataclass(frozen=True, slots=True)
+class StateStart:
+    """The bytes of a file before its data, and the beginning of its checksum."""
+
+    head: bytes
+    """With zeros in the place of the checksum."""
+    place: int
+    """Offset of the checksum."""
+    data_bytes: int
+    content: xxh3_128
+    """Covers all but the data, which follows in the order of the tensors' names."""
+
+    def signed(self, checksum: str) -> bytes:
+        """Return the bytes with a checksum in its place."""
+        return self.head[: self.place] + checksum.encode() + self.head[self.place + len(checksum) :]
+
+
+def state_start(tensors: Mapping[str, tuple[str, Sequence[int]]], header: StateHeader) -> StateStart:
+    """Return the start of a file from the dtype, as safetensors names it, and the shape of each tensor."""
+    index: dict[str, Any] = {}
+    offset = 0
+    for name in sorted(tensors):
+        dtype, shape = tensors[name]
+        end = offset + prod(shape) * _DTYPES[dtype].itemsize
+        index[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    metadata = {key: str(value) for key, value in asdict(header).items()} | {"format": FORMAT}
+    head = _canonical(metadata | {_CHECKSUM: _NO_CHECKSUM}, index)
+    place = 8 + head.index(f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode()) + len(f'"{_CHECKSUM}":"')
+    head += b" " * (-len(head) % 8)
+    return StateStart(len(head).to_bytes(8, "little") + head, place, offset, xxh3_128(_canonical(metadata, index)))
+
+
 def write_state(
     path: Path,
     tensors: Mapping[str, Tensor],
@@ -100,31 +134,20 @@ def write_state(
     Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
     """
     names = sorted(tensors)
-    index: dict[str, Any] = {}
-    offset = 0
-    for name in names:
-        tensor = tensors[name]
-        end = offset + tensor.nbytes
-        index[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    metadata = {key: str(value) for key, value in asdict(header).items()} | {"format": FORMAT}
-    content = xxh3_128(_canonical(metadata, index))
-    head = _canonical(metadata | {_CHECKSUM: _NO_CHECKSUM}, index)
-    place = 8 + head.index(f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode()) + len(f'"{_CHECKSUM}":"')
-    head += b" " * (-len(head) % 8)
-    head = len(head).to_bytes(8, "little") + head
+    start = state_start({name: (_DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}, header)
+    content = start.content
 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(head)
+            file.write(start.head)
             for name in names:
                 for chunk in (chunk for piece in fetch(tensors[name]) for chunk in _chunks(_bytes_of(piece))):
                     if not is_wanted():
                         raise WriteCancelledError(str(path))
                     file.write(chunk)
                     content.update(chunk)
-            file.seek(place)
+            file.seek(start.place)
             file.write(content.hexdigest().encode())
             if durable:
                 file.flush()
@@ -138,7 +161,7 @@ def write_state(
         raise
     if durable:
         _sync_folder(path.parent)
-    return WrittenFile(path=path, size_bytes=len(head) + offset, checksum=content.hexdigest())
+    return WrittenFile(path=path, size_bytes=len(start.head) + start.data_bytes, checksum=content.hexdigest())
 
 
 def read_state(path: Path, *, loading: DeviceLoading | None = None) -> tuple[StateHeader, dict[str, Tensor]]:
@@ -325,6 +348,11 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor on the CPU; its own memory if it is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def tensor_of(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
+    """Return a tensor from its bytes. dtype: as safetensors names it."""
+    return torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype]).reshape(tuple(shape))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,8 +15,8 @@ from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc import transfer
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.rpc.transfer import fetch_checkpointed, fetch_from_nodes
-from headway.daemon.storage.checkpoint import copy_to_checkpoint
+from headway.daemon.rpc.transfer import fetch_from_nodes, fetch_stored
+from headway.daemon.storage.checkpoint import copy_to_checkpoint, fetch_from_checkpoint
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.view.cluster_view import JobView
@@ -134,7 +134,14 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=large)
     with pytest.raises(RecoveryError, match="store_quota_bytes allows"):
-        await fetch_checkpointed(network.a.store, FileThreads("reads"), KEY, url=str(tmp_path), expected=large)
+        await fetch_stored(
+            network.a.store,
+            FileThreads("reads"),
+            KEY,
+            url=str(tmp_path),
+            fetch=lambda path, beat: fetch_from_checkpoint(str(tmp_path), KEY.layer, large, path, beat=beat),
+            expected=large,
+        )
 
 
 async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:

@@ -1,0 +1,58 @@
+"""Reads the config.json of the folder that `[model] from` names. No torch here: `headway plan` reads it too."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.job_file import OpenModel
+from headway.daemon.origin.carried_files import CONFIG_NAME, MAX_CONFIG_BYTES
+from headway.stages.model.hugging_face import model_spec
+from headway.stages.spec import ModelSpec
+
+
+def model_opener(base: Path) -> OpenModel:
+    """Return the reader of folders that a job file names. base: what a relative path is relative to."""
+
+    def open_model(folder: str) -> tuple[str, ModelSpec]:
+        from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
+        from headway.daemon.origin.tensor_places import parsed_table
+
+        url = folder.rstrip("/") if "://" in folder else _local(base, folder)
+        with as_config_error():
+            raw = OriginFolder(url).read_small(CONFIG_NAME, MAX_CONFIG_BYTES)
+            config = parsed_table(raw, f"{url}/{CONFIG_NAME}")
+        return url, _model_of(config, f"{url}/{CONFIG_NAME}")
+
+    return open_model
+
+
+def whole_path(folder: str | None) -> str:
+    """Return the folder of `--model`, which is relative to the working folder; empty: none was given."""
+    if folder is None:
+        return ""
+    return folder if "://" in folder else _local(Path.cwd(), folder)
+
+
+def _local(base: Path, folder: str) -> str:
+    try:
+        return str((base / Path(folder).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # ~NAME of an unknown user, a loop of links, a zero character
+        raise ConfigError(f"is no path: {error}", "[model] from") from error
+
+
+def _model_of(config: dict[str, Any], place: str) -> ModelSpec:
+    try:
+        return model_spec(config)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ConfigError(str(error)[:500], place) from error
+
+
+@contextmanager
+def as_config_error() -> Iterator[None]:
+    """Translate an error about a file of the folder, for the person who named the folder."""
+    try:
+        yield
+    except RecoveryError as error:
+        raise ConfigError(error.reason, error.item) from error

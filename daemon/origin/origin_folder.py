@@ -1,0 +1,76 @@
+"""The files of a model's folder, anywhere that fsspec reads: their sizes, small ones whole, large ones by range.
+
+All functions block, perhaps for ever: daemons call them by FileThreads. Every failure is a RecoveryError that names the
+file: a NoAccessError if this machine lacks credentials or a package, a StorageAwayError if a server does not answer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.storage.file_system import open_url, told_as
+
+PIECE_BYTES: Final = 16 << 20
+"""Bytes of one request: a server answers each within a minute on a slow line."""
+
+
+class OriginFolder:
+    """A folder or URL. Its files may be altered at any time, so whoever reads compares checksums."""
+
+    def __init__(self, url: str, *, beat: Callable[[], None] = lambda: None) -> None:
+        """beat: is called between any two requests. Raises RecoveryError for a URL that nothing here can read."""
+        self.url = url.rstrip("/")
+        self._beat = beat
+        self._file_system, self._path = open_url(self.url)
+
+    def named(self, name: str) -> str:
+        """Return a file's name for people."""
+        return f"{self.url}/{name}"
+
+    def has(self, name: str) -> bool:
+        """Return whether a file exists."""
+        self._beat()
+        with self._told(name):
+            return bool(self._file_system.isfile(self._at(name)))
+
+    def size_of(self, name: str) -> int:
+        """Return a file's size in bytes. Raises RecoveryError when the server does not say it."""
+        self._beat()
+        with self._told(name):
+            size: Any = self._file_system.info(self._at(name)).get("size")
+        if not isinstance(size, int) or size < 0:
+            raise RecoveryError(self.named(name), "has a size that its server does not say")
+        return size
+
+    def read_small(self, name: str, most_bytes: int) -> bytes:
+        """Return a whole file. Raises RecoveryError for a larger one."""
+        size = self.size_of(name)
+        if size > most_bytes:
+            raise RecoveryError(self.named(name), f"has {size} bytes; at most {most_bytes} are read")
+        return b"".join(self.read(name, 0, size))
+
+    def read(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of a range, piece by piece. Raises RecoveryError when there are fewer, or others come."""
+        for start in range(begin, end, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, end)
+            self._beat()
+            with self._told(name):
+                piece: bytes = self._file_system.cat_file(self._at(name), start=start, end=stop)
+            if len(piece) > stop - start:
+                raise RecoveryError(self.named(name), "comes as a whole: its server does not answer by range")
+            if len(piece) < stop - start:
+                raise RecoveryError(self.named(name), f"is truncated: it ends at byte {start + len(piece)}")
+            yield piece
+
+    def _at(self, name: str) -> str:
+        return f"{self._path.rstrip('/')}/{name}"
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        url = self.named(name)
+        with told_as(url, "read", StorageAwayError):
+            try:
+                yield
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise RecoveryError(url, "is missing") from error

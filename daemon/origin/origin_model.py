@@ -1,0 +1,86 @@
+"""Reads a model's whole folder: at the submission for the digests of its parts, in `headway reference` for the weights.
+
+Every fault is a ConfigError of one line. Nodes read single parts (origin_parts.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.jobs.job import JobSpec, OriginPart
+from headway.daemon.origin.origin_config import as_config_error
+from headway.daemon.origin.origin_folder import OriginFolder
+from headway.daemon.origin.origin_parts import digest_of, ranges_of
+from headway.daemon.origin.safetensors_header import shown
+from headway.daemon.origin.tensor_places import TensorPlaces, find_tensors
+from headway.daemon.storage.state_key import CARRIED_PART
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.spec import ModelSpec, layer_names
+from headway.stages.state.layer_state import INITIAL, initial_weights
+from headway.stages.state.state_file import tensor_of
+
+
+def with_parts(spec: JobSpec, *, on_part: Callable[[int, int], None] = lambda _done, _total: None) -> JobSpec:
+    """Return the job with the digest of each part of its folder: the whole model is read once, layer by layer.
+
+    on_part(done, total) reports progress. Raises ConfigError: a tensor is missing, unknown, misshapen or cut off.
+    """
+    if not spec.origin.url:
+        return spec
+    names = [*spec.layers, CARRIED_PART]
+    parts = []
+    with as_config_error():
+        folder = OriginFolder(spec.origin.url)
+        places = find_tensors(folder)
+        _check_tensors(folder, places, spec.model)
+        for done, name in enumerate(names):
+            on_part(done, len(names))
+            digest = digest_of(spec, name, folder, places=places)
+            parts.append(OriginPart(name=name, size_bytes=digest.size_bytes, checksum=digest.checksum))
+        on_part(len(names), len(names))
+    return replace(spec, origin=replace(spec.origin, parts=tuple(parts)))
+
+
+def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | None:
+    """Return the reader of each layer's W_0 in fp32; None: the job's weights are random. Raises ConfigError."""
+    if not spec.origin.url:
+        return None
+    with as_config_error():
+        folder = OriginFolder(spec.origin.url)
+        places = find_tensors(folder)
+        _check_tensors(folder, places, spec.model)
+
+    def read(layer: str) -> dict[str, Tensor]:
+        with as_config_error():
+            ranges = ranges_of(folder, layer, places)
+            given = {
+                name.removeprefix(f"{INITIAL}/"): tensor_of(
+                    b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape
+                )
+                for name, part in ranges.items()
+            }
+        return initial_weights(given, parameter_shapes(layer, spec.model), "cpu")
+
+    return read
+
+
+def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec) -> None:
+    """Refuse a folder whose tensors are not exactly those of the model."""
+    expected = {
+        checkpoint_name(layer, name): tuple(shape)
+        for layer in layer_names(model)
+        for name, shape in parameter_shapes(layer, model).items()
+    }
+    for name, (file, entry) in places.tensors.items():
+        if name not in expected:
+            raise RecoveryError(
+                folder.named(file), f"has {shown(name)}, which a model of this config.json does not have"
+            )
+        if entry.shape != expected[name]:
+            what = f"has {shown(name)} of shape {list(entry.shape)}, and config.json asks for {list(expected[name])}"
+            raise RecoveryError(folder.named(file), what)
+    if missing := [name for name in expected if name not in places.tensors]:
+        raise RecoveryError(folder.url, f"has no tensor {missing[0]}, which a model of its config.json has")

@@ -1,0 +1,107 @@
+"""The parts of a model's folder as files of boundary 0: one for each layer's weights, one for what an export carries.
+
+Such a file is never written in the folder. Its bytes are a header, then ranges of the folder's files, so each node that
+reads the folder can produce, check and send it. The tensors keep the dtype of the folder; they are `initial/<name>`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
+from headway.daemon.origin.origin_folder import OriginFolder
+from headway.daemon.origin.safetensors_header import shown
+from headway.daemon.origin.tensor_places import TensorPlaces, find_tensors
+from headway.daemon.storage.state_key import CARRIED_PART
+from headway.stages.model.hugging_face import layer_parameter
+from headway.stages.state.file_digest import FileDigest
+from headway.stages.state.layer_state import INITIAL
+from headway.stages.state.state_file import StateHeader, StateStart, state_start
+
+_DTYPES: Final = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One tensor of a part, as a range of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+
+def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """Yield the file of a part from an offset on, in unverified chunks. beat: is called between two requests.
+
+    Raises RecoveryError: the folder cannot be read, or it is not the one that was submitted.
+    """
+    expected = spec.origin.digest_of(name)
+    if expected is None:
+        raise RecoveryError(spec.origin.url, f"has no part {name!r} in the job's record")
+    folder = OriginFolder(spec.origin.url, beat=beat)
+    ranges = ranges_of(folder, name)
+    start = _start(spec, name, ranges)
+    if len(start.head) + start.data_bytes != expected.size_bytes:
+        raise RecoveryError(folder.url, f"is not the folder that was submitted: {name} has another size")
+    head = start.signed(expected.checksum)
+    if offset < len(head):
+        yield head[offset:]
+    skipped = max(0, offset - len(head))
+    for key in sorted(ranges):
+        part = ranges[key]
+        begin = min(part.begin + skipped, part.end)
+        skipped -= begin - part.begin
+        yield from folder.read(part.file, begin, part.end)
+
+
+def digest_of(spec: JobSpec, name: str, folder: OriginFolder, *, places: TensorPlaces | None = None) -> FileDigest:
+    """Return size and checksum of a part, which is read once. places: all tensors, if they are known."""
+    ranges = ranges_of(folder, name, places)
+    start = _start(spec, name, ranges)
+    for key in sorted(ranges):
+        for piece in folder.read(ranges[key].file, ranges[key].begin, ranges[key].end):
+            start.content.update(piece)
+    return FileDigest(size_bytes=len(start.head) + start.data_bytes, checksum=start.content.hexdigest())
+
+
+def _start(spec: JobSpec, name: str, ranges: dict[str, Range]) -> StateStart:
+    header = StateHeader(job=spec.origin.job, layer=name, boundary=0, timeline=0, dtype=spec.train.dtype)
+    return state_start({key: (part.dtype, part.shape) for key, part in ranges.items()}, header)
+
+
+def ranges_of(folder: OriginFolder, name: str, places: TensorPlaces | None = None) -> dict[str, Range]:
+    """Return the ranges of a part by the name of the tensor in its file. places: all tensors, if they are known."""
+    if name == CARRIED_PART:
+        return _carried(folder, places or find_tensors(folder))
+    if places is None:
+        places = find_tensors(folder, lambda tensor: (layer_parameter(tensor) or ("",))[0] == name)
+    found = {}
+    for tensor, (file, entry) in places.tensors.items():
+        layer, parameter = layer_parameter(tensor) or ("", "")
+        if layer != name:
+            continue
+        if entry.dtype not in _DTYPES:
+            what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(_DTYPES)}"
+            raise RecoveryError(folder.named(file), what)
+        found[f"{INITIAL}/{parameter}"] = Range(entry.dtype, entry.shape, file, entry.begin, entry.end)
+    if not found:
+        raise RecoveryError(folder.url, f"has no tensor of {name}")
+    return found
+
+
+def _carried(folder: OriginFolder, places: TensorPlaces) -> dict[str, Range]:
+    found = {}
+    for file in CARRIED:
+        if not folder.has(file):
+            continue
+        size = folder.size_of(file)
+        if size > MAX_CARRIED_BYTES:
+            raise RecoveryError(folder.named(file), f"has {size} bytes; at most {MAX_CARRIED_BYTES} are carried over")
+        found[f"{FILE}{file}"] = Range("U8", (size,), file, 0, size)
+    for file, header in places.headers.items():
+        found[f"{HEADER}{file}"] = Range("U8", (len(header),), file, 0, len(header))
+    return found

@@ -1,0 +1,102 @@
+"""Finds the place of each tensor in a model's folder: one safetensors file, or several with an index."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.origin.origin_folder import OriginFolder
+from headway.daemon.origin.safetensors_header import HeaderError, TensorEntry, header_bytes, shown, tensors_of
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+SINGLE_NAME: Final = "model.safetensors"
+MAX_INDEX_BYTES: Final = 32 << 20
+MAX_FILES: Final = 2000
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", re.ASCII)
+_COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+"""Tensors that old versions of transformers have saved, though they follow from the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlaces:
+    """The tensors of a folder that were asked for."""
+
+    tensors: dict[str, tuple[str, TensorEntry]]
+    """File and entry, by the tensor's name."""
+    headers: dict[str, bytes]
+    """All bytes before the data, by file."""
+
+
+def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda _: True) -> TensorPlaces:
+    """Return the places of the tensors with such names; no other file is opened. Raises RecoveryError."""
+    weight_map = _weight_map(folder) if folder.has(INDEX_NAME) else None
+    if weight_map is None and not folder.has(SINGLE_NAME):
+        raise RecoveryError(folder.url, f"has neither {SINGLE_NAME} nor {INDEX_NAME}; other formats are not read")
+    names = [SINGLE_NAME] if weight_map is None else _files(weight_map, is_wanted)
+    tensors: dict[str, tuple[str, TensorEntry]] = {}
+    headers: dict[str, bytes] = {}
+    for file in names:
+        headers[file], found = _read_header(folder, file)
+        if weight_map is not None:
+            _compare(folder, file, found, weight_map)
+        tensors |= {
+            name: (file, entry) for name, entry in found.items() if is_wanted(name) and not _COMPUTED.fullmatch(name)
+        }
+    return TensorPlaces(tensors, headers)
+
+
+def weight_files(folder: OriginFolder) -> tuple[str, ...]:
+    """Return the names of all files with tensors. Raises RecoveryError."""
+    weight_map = _weight_map(folder) if folder.has(INDEX_NAME) else {"": SINGLE_NAME}
+    return tuple(_files(weight_map, lambda _: True))
+
+
+def _files(weight_map: Mapping[str, str], is_wanted: Callable[[str], bool]) -> list[str]:
+    return sorted({file for name, file in weight_map.items() if is_wanted(name)})
+
+
+def _weight_map(folder: OriginFolder) -> dict[str, str]:
+    """Return the file of each tensor. A file's name may lead nowhere else."""
+    place = folder.named(INDEX_NAME)
+    raw = parsed_table(folder.read_small(INDEX_NAME, MAX_INDEX_BYTES), place)
+    weight_map: Any = raw.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise RecoveryError(place, "weight_map is missing, or is not a table of tensors")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
+            raise RecoveryError(place, f"weight_map[{shown(name)}] = {shown(str(file))} is no file of this folder")
+    if (number := len(set(weight_map.values()))) > MAX_FILES:
+        raise RecoveryError(place, f"weight_map names {number} files; at most {MAX_FILES} are read")
+    return weight_map
+
+
+def parsed_table(raw: bytes, place: str) -> dict[str, Any]:
+    """Return a JSON object. Raises RecoveryError, naming the place, for anything else."""
+    try:
+        table = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RecoveryError(place, f"is not JSON ({type(error).__name__})") from error
+    if not isinstance(table, dict):
+        raise RecoveryError(place, "is not a JSON object")
+    return table
+
+
+def _read_header(folder: OriginFolder, file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+    size = folder.size_of(file)
+    try:
+        start = b"".join(folder.read(file, 0, min(8, size)))
+        header = start + b"".join(folder.read(file, 8, header_bytes(start, size)))
+        return header, tensors_of(header, size)
+    except HeaderError as error:
+        raise RecoveryError(folder.named(file), str(error)) from error
+
+
+def _compare(folder: OriginFolder, file: str, found: Mapping[str, TensorEntry], weight_map: Mapping[str, str]) -> None:
+    """Refuse an index and a file that disagree about the tensors in it."""
+    named = {name for name, place in weight_map.items() if place == file}
+    if missing := sorted(named - found.keys()):
+        raise RecoveryError(folder.named(file), f"lacks {shown(missing[0])}, which {INDEX_NAME} says is in it")
+    if extra := sorted(found.keys() - named):
+        raise RecoveryError(folder.named(file), f"has {shown(extra[0])}, which {INDEX_NAME} does not say")

@@ -1,0 +1,40 @@
+"""Tiny random models in Hugging Face's layout, written by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write_tiny_model(
+    folder: Path,
+    *,
+    model_type: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    shard_size: str = "5GB",
+    **options: Any,
+) -> Path:
+    """Write a model whose every weight is random, norms and biases too."""
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | options))
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
+    return folder

@@ -1,0 +1,66 @@
+"""A node's steps for a job that starts from a model's folder."""
+
+from dataclasses import replace
+
+from headway.daemon.agent.steps import DeleteState, FetchState, RegisterState
+from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.jobs.job import OriginPart, OriginSpec
+from headway.daemon.records.records import WorkerState
+from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
+from headway.daemon.view.cluster_view import JobView
+from headway.daemon.workers.orders import OrderStart, SourceKind
+from tests.unit.daemon.agent.order_views import G1, LAYERS, held, job, node, of_kind, plan, record, view_of, worker
+
+PREPARED = worker().did_prepare(G1)
+PARTS = (*LAYERS, CARRIED_PART)
+FOLDER = OriginSpec(
+    url="/models/m",
+    job="j",
+    parts=tuple(OriginPart(name=name, size_bytes=10, checksum=f"sha-{name}") for name in PARTS),
+)
+
+
+def from_folder(**fields: object) -> JobView:
+    """The job on node a, before its first batch."""
+    known: dict[str, object] = {"plan": plan(1, ("a", LAYERS)), "workers": {(1, 0): record(WorkerState.READY)}}
+    found = job(**(known | fields))  # type: ignore[arg-type]
+    assert found.submission is not None
+    assert found.spec is not None
+    spec = replace(found.spec, origin=FOLDER)
+    return replace(found, submission=replace(found.submission, spec=spec))
+
+
+def of_folder(*parts: str) -> dict[StateKey, StoredFile]:
+    """Parts in the store."""
+    return {
+        replace(key, timeline=ORIGIN_PLACE[0], boundary=ORIGIN_PLACE[1]): file for key, file in held(*parts).items()
+    }
+
+
+def test_each_layer_is_fetched_with_its_digest() -> None:
+    """No layer begins with random weights; the first node also fetches what an export carries over."""
+    steps = next_steps(view_of(from_folder()), node(PREPARED))
+    fetched = [step for step in of_kind(steps, FetchState) if isinstance(step, FetchState)]
+    assert [step.key.layer for step in fetched] == list(PARTS)
+    assert all(step.key.is_of_origin and step.checkpoint_url == "/models/m" for step in fetched)
+    assert fetched[0].expected == FOLDER.digest_of("embed")
+    assert not of_kind(steps, OrderStart)
+
+
+def test_a_worker_starts_from_the_parts() -> None:
+    """With all parts in the store, every layer comes from its file; the carried part is no layer's source."""
+    (start,) = of_kind(next_steps(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS))), OrderStart)
+    assert isinstance(start, OrderStart)
+    kinds = {source.layer: source.kind for source in start.sources}
+    assert {layer: kinds[layer] for layer in LAYERS} == dict.fromkeys(LAYERS, SourceKind.FILE)
+    assert CARRIED_PART not in kinds
+
+
+def test_parts_stay_until_they_are_loaded() -> None:
+    """After the start the layers' parts go; the carried files stay for exports. None is registered."""
+    waiting = next_steps(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS)))
+    assert not of_kind(waiting, DeleteState)
+    started = worker().did_prepare(G1).did_start(G1)
+    steps = next_steps(view_of(from_folder()), node(started, held=of_folder(*PARTS)))
+    assert of_kind(steps, DeleteState) == [DeleteState("j", *ORIGIN_PLACE, tuple(sorted(LAYERS)))]
+    assert not of_kind(waiting + steps, RegisterState)

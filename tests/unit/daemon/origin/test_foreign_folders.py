@@ -1,0 +1,233 @@
+"""Whatever is wrong in a model's folder becomes one line that names file and key."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
+from headway.daemon.jobs.job import JobSection, JobSpec, OriginSpec
+from headway.daemon.origin.origin_config import model_opener
+from headway.daemon.origin.origin_folder import OriginFolder
+from headway.daemon.origin.origin_model import with_parts
+from headway.daemon.origin.safetensors_header import HeaderError, tensors_of
+from headway.daemon.origin.tensor_places import find_tensors
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
+from headway.stages.spec import ModelSpec, layer_names
+
+MODEL = ModelSpec(
+    num_hidden_layers=2,
+    hidden_size=8,
+    intermediate_size=8,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=256,
+)
+NAMES = [checkpoint_name(layer, name) for layer in layer_names(MODEL) for name in parameter_shapes(layer, MODEL)]
+
+
+def write_folder(folder: Path, **shards: list[str]) -> Path:
+    """A whole model of two shards, or of other shards."""
+    folder.mkdir(exist_ok=True)
+    shards = shards or {"one": NAMES[:9], "two": NAMES[9:]}
+    config = hugging_face_config(MODEL, dtype="float32", sequence_length=16)
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {
+        checkpoint_name(layer, n): s for layer in layer_names(MODEL) for n, s in parameter_shapes(layer, MODEL).items()
+    }
+    for shard, names in shards.items():
+        save_file({name: torch.rand(shapes[name]) for name in names}, folder / f"{shard}.safetensors")
+    weight_map = {name: f"{shard}.safetensors" for shard, names in shards.items() for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def submitted(folder: Path) -> JobSpec:
+    """What a submission does with a folder."""
+    url, model = model_opener(folder.parent)(folder.name)
+    return with_parts(JobSpec(job=JobSection(name="j"), model=model, origin=OriginSpec(url=url, job="j")))
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Alter a JSON file."""
+
+    def apply(folder: Path) -> None:
+        raw = json.loads((folder / name).read_text())
+        change(raw)
+        (folder / name).write_text(json.dumps(raw))
+
+    return apply
+
+
+def header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Alter the header of one.safetensors, and leave its data."""
+
+    def apply(folder: Path) -> None:
+        raw = (folder / "one.safetensors").read_bytes()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        table = json.loads(raw[8:end])
+        change(table)
+        head = json.dumps(table).encode()
+        (folder / "one.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + raw[end:])
+
+    return apply
+
+
+def cut(name: str, num_bytes: int) -> Callable[[Path], None]:
+    """Cut a file's end off."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-num_bytes])
+
+    return apply
+
+
+def written(name: str, raw: bytes) -> Callable[[Path], None]:
+    """Replace a file."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).write_bytes(raw)
+
+    return apply
+
+
+INDEX = "model.safetensors.index.json"
+FIRST = "model.embed_tokens.weight"
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"config.json: is missing"),
+    "config is no JSON": (written("config.json", b"{"), r"config.json: is not JSON"),
+    "config is a list": (written("config.json", b"[]"), r"config.json: is not a JSON object"),
+    "config is deep": (written("config.json", b"[" * 100_000), r"config.json: is not JSON \(RecursionError\)"),
+    "config is huge": (written("config.json", b" " * (1 << 20) + b"{}"), r"config.json: has 1048578 bytes; at most"),
+    "config asks for more": (
+        edit("config.json", lambda c: c.update(attn_logit_softcapping=50.0)),
+        r"config.json: attn_logit_softcapping = 50.0 is not supported",
+    ),
+    "config has a word": (edit("config.json", lambda c: c.update(hidden_size="8")), r"hidden_size = '8' is no whole"),
+    "no weights": (lambda f: (f / INDEX).unlink(), r"has neither model.safetensors nor"),
+    "index leads out": (
+        edit(INDEX, lambda c: c["weight_map"].update({FIRST: "../one.safetensors"})),
+        r"index.json: weight_map\[model.embed_tokens.weight\] = ../one.safetensors is no file of this folder",
+    ),
+    "index names a path": (
+        edit(INDEX, lambda c: c["weight_map"].update({FIRST: "/etc/passwd"})),
+        r"= /etc/passwd is no file of this folder",
+    ),
+    "index has no map": (written(INDEX, b"{}"), r"index.json: weight_map is missing"),
+    "shard is missing": (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing"),
+    "tensor is elsewhere": (
+        edit(INDEX, lambda c: c["weight_map"].update({FIRST: "two.safetensors"})),
+        r"safetensors: (has model.embed_tokens.weight, which .* does not say|lacks model.embed_tokens.weight)",
+    ),
+    "shard is cut off": (cut("one.safetensors", 4), r"one.safetensors: is truncated: its tensors end at byte"),
+    "shard is empty": (written("one.safetensors", b""), r"one.safetensors: is truncated: 0 bytes"),
+    "header is cut off": (
+        written("one.safetensors", (10**6).to_bytes(8, "little") + b"{}"),
+        r"is truncated: its header",
+    ),
+    "header is absurd": (written("one.safetensors", b"\xff" * 64), r"says that its header has 18446744073709551615"),
+    "header is no JSON": (written("one.safetensors", (2).to_bytes(8, "little") + b"[}"), r"header that is not JSON"),
+    "header twice": (
+        written("one.safetensors", (13).to_bytes(8, "little") + b'{"a":1,"a":2}'),
+        r"one.safetensors: names a twice",
+    ),
+    "dtype is unknown": (header(lambda t: t[FIRST].update(dtype="F4")), r"in the unknown dtype F4"),
+    "dtype is not read": (
+        header(lambda t: t[FIRST].update(dtype="I32")),
+        r"model.embed_tokens.weight in I32; read are",
+    ),
+    "shape is absurd": (header(lambda t: t[FIRST].update(shape=[1 << 40, 1 << 40])), r"of an impossible shape"),
+    "shape is negative": (header(lambda t: t[FIRST].update(shape=[-1, 8])), r"of an impossible shape"),
+    "size and shape disagree": (header(lambda t: t[FIRST].update(shape=[255, 8])), r"gives model.embed_tokens.weight"),
+    "shape is another": (
+        header(lambda t: t[FIRST].update(shape=[8, 256])),
+        r"of shape \[8, 256\], and config.json asks",
+    ),
+    "offsets overlap": (
+        header(lambda t: t["model.layers.0.self_attn.q_proj.weight"].update(data_offsets=[0, 256])),
+        r"one.safetensors: has .* and .* in the same bytes",
+    ),
+    "a name is missing": (header(lambda t: t.update({"x": t.pop(FIRST)})), r"lacks model.embed_tokens.weight, which"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
+    """Each fault stops the submission with one line."""
+    folder = write_folder(tmp_path / "model")
+    spoil, expected = WRONG[name]
+    spoil(folder)
+    with pytest.raises(ConfigError, match=expected) as refused:
+        submitted(folder)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_whole_folder_is_taken(tmp_path: Path) -> None:
+    """Without a fault, each layer and the carried files get a digest."""
+    assert len(submitted(write_folder(tmp_path / "model")).origin.parts) == len(layer_names(MODEL)) + 1
+
+
+def test_a_tensor_of_no_model_is_refused(tmp_path: Path) -> None:
+    """A bias that config.json does not mention would be left out silently."""
+    folder = write_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(ConfigError, match=r"safetensors: has model.layers.1.\S+, which a model of this config"):
+        submitted(folder)
+
+
+def test_a_node_opens_only_the_shards_of_its_layer(tmp_path: Path) -> None:
+    """The other shard is gone, and the layer's tensors are found all the same."""
+    folder = write_folder(tmp_path / "model")
+    (folder / "two.safetensors").unlink()
+    places = find_tensors(OriginFolder(str(folder)), lambda name: (layer_parameter(name) or ("",))[0] == "embed")
+    assert list(places.tensors) == [FIRST]
+
+
+def test_a_protocol_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hf:// needs huggingface_hub."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for name in [name for name in sys.modules if name.startswith("huggingface_hub.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(NoAccessError, match="huggingface_hub"):
+        OriginFolder("hf://owner/name")
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    """A typing error in the URL is one line."""
+    with pytest.raises(RecoveryError, match=r"nope://x: cannot be opened: .*nope"):
+        OriginFolder("nope://x")
+
+
+@given(st.binary(max_size=200))
+def test_any_header_is_read_or_refused(raw: bytes) -> None:
+    """Foreign bytes raise HeaderError and nothing else."""
+    with suppress(HeaderError):
+        assert tensors_of(len(raw).to_bytes(8, "little") + raw, 8 + len(raw)) == {}
+
+
+def test_layers_and_names_are_inverse() -> None:
+    """Each tensor's name leads back to its layer and parameter; other names lead nowhere."""
+    for layer in layer_names(MODEL):
+        for name in parameter_shapes(layer, MODEL):
+            assert layer_parameter(checkpoint_name(layer, name)) == (layer, name)
+    for odd in (
+        "x",
+        "model",
+        "model.",
+        "model.layers.1",
+        "model.layers.01.x",
+        "model.layers.-1.x",
+        "transformer.h.0.x",
+    ):
+        assert layer_parameter(odd) is None

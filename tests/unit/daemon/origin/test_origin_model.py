@@ -1,0 +1,173 @@
+"""A model's folder that transformers has written, as `[model]`, as digests, as files of boundary 0 and as weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from headway.daemon.errors import ConfigError, DamagedCopyError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.origin.origin_config import model_opener, whole_path
+from headway.daemon.origin.origin_model import initial_weights_of, with_parts
+from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.records.records import SpecRecord
+from headway.daemon.storage.checkpoint import keep_chunks
+from headway.daemon.storage.state_key import CARRIED_PART
+from headway.daemon.view.admission import why_refused
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.ids import Boundary, LayerName
+from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.state.layer_file import read_layer
+from headway.stages.state.state_file import content_checksum, read_state
+
+pytest.importorskip("transformers")
+
+from tests.fakes.tiny_models import write_tiny_model
+
+
+@pytest.fixture(scope="module", params=["one file", "shards", "bfloat16", "float16"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each layout and dtype."""
+    path: Path = tmp_path_factory.mktemp("origin")
+    if request.param == "shards":
+        return write_tiny_model(path, model_type="qwen3", head_dim=16, shard_size="30KB")
+    dtype = getattr(torch, request.param) if "float" in request.param else torch.float32
+    return write_tiny_model(path, dtype=dtype)
+
+
+def job_from(folder: Path, *, text: str = "") -> JobSpec:
+    """The job of a file that names the folder."""
+    written = f'[job]\nname = "j"\n[model]\nfrom = "{folder.name}"\n{text}'
+    return parse_job(written, "j.toml", open_model=model_opener(folder.parent))
+
+
+def theirs(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the folder, read by safetensors itself."""
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_the_config_becomes_the_model(folder: Path) -> None:
+    """A relative `from` counts from the job file; the record names the whole path."""
+    spec = job_from(folder)
+    assert (spec.model.hidden_size, spec.model.num_hidden_layers) == (32, 3)
+    assert spec.origin.url == str(folder)
+
+
+def test_the_weights_are_those_of_the_folder(folder: Path) -> None:
+    """Each parameter of each layer in fp32 has the bits of transformers' tensor, cast."""
+    spec = job_from(folder)
+    read = initial_weights_of(spec)
+    assert read is not None
+    ours = {checkpoint_name(layer, name): tensor for layer in spec.layers for name, tensor in read(layer).items()}
+    expected = theirs(folder)
+    assert ours.keys() == expected.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected[name].float()), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_loads_from_its_part(folder: Path, tmp_path: Path, dtype: str) -> None:
+    """A part is a state file of boundary 0 with the recorded digest; a worker loads it with a fresh optimizer."""
+    spec = job_from(folder, text=f'[train]\ndtype = "{dtype}"\n')
+    spec = with_parts(spec)
+    assert not why_refused(SpecRecord(spec=spec, uid="u"), "j")
+    read = initial_weights_of(spec)
+    assert read is not None
+    for layer in spec.layers:
+        path = tmp_path / f"{layer}.safetensors"
+        path.write_bytes(b"".join(read_part(spec, layer)))
+        digest = spec.origin.digest_of(layer)
+        assert digest is not None
+        assert (path.stat().st_size, content_checksum(path)) == (digest.size_bytes, digest.checksum)
+        state = read_layer(
+            path,
+            LayerName(layer),
+            job="j",
+            boundary=Boundary(0),
+            model=spec.model,
+            train=spec.train,
+            device="cpu",
+            optimizer_factory=optimizer_factory(spec.optim, num_batches=1, delay=spec.train.delay),
+        )
+        assert state.boundary == 0
+        for name, tensor in read(layer).items():
+            assert torch.equal(state.weights()[name], tensor), name
+
+
+def test_a_part_can_be_read_from_any_byte(folder: Path) -> None:
+    """A reader that continues gets the rest of the bytes, whether it stopped in the header or in the data."""
+    spec = with_parts(job_from(folder))
+    for part in ("block.1", CARRIED_PART):
+        whole = b"".join(read_part(spec, part))
+        for offset in (0, 5, len(whole) // 2, len(whole) - 1, len(whole)):
+            assert b"".join(read_part(spec, part, offset=offset)) == whole[offset:]
+
+
+def test_the_carried_part_has_the_config(folder: Path, tmp_path: Path) -> None:
+    """The files that an export carries over are bytes of one more part."""
+    spec = with_parts(job_from(folder))
+    path = tmp_path / "origin.safetensors"
+    path.write_bytes(b"".join(read_part(spec, CARRIED_PART)))
+    _, tensors = read_state(path)
+    assert bytes(tensors["file/config.json"].numpy()) == (folder / "config.json").read_bytes()
+
+
+def test_an_altered_folder_is_noticed(tmp_path: Path) -> None:
+    """One weight changes after the submission: the part's checksum differs from the record's."""
+    folder = write_tiny_model(tmp_path / "model")
+    spec = with_parts(job_from(folder))
+    file = folder / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    changed = with_parts(replace(spec, origin=replace(spec.origin, parts=())))
+    differing = [
+        before.name for before, after in zip(spec.origin.parts, changed.origin.parts, strict=True) if before != after
+    ]
+    assert len(differing) == 1
+    digest = spec.origin.digest_of(differing[0])
+    assert digest is not None
+    with pytest.raises(DamagedCopyError):
+        keep_chunks(spec.origin.url, read_part(spec, differing[0]), digest, tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+
+
+def test_a_key_that_says_something_else_is_refused(tmp_path: Path) -> None:
+    """A field of [model] may stand beside `from` if it agrees."""
+    folder = write_tiny_model(tmp_path / "model")
+    assert job_from(folder, text="hidden_size = 32\n").model.hidden_size == 32
+    with pytest.raises(ConfigError, match=r"j.toml:model.hidden_size: is 64, but config.json of .* gives 32"):
+        job_from(folder, text="hidden_size = 64\n")
+
+
+def test_a_folder_can_be_named_outside_of_the_job_file(tmp_path: Path) -> None:
+    """`submit --model` needs no [model] table; a table that names another folder is refused."""
+    folder = write_tiny_model(tmp_path / "model")
+    opener = model_opener(tmp_path)
+    text = '[job]\nname = "j"\n'
+    spec = parse_job(text, "j", open_model=opener, model_from=whole_path(str(folder)))
+    assert spec.origin.url == str(folder)
+    with pytest.raises(ConfigError, match=r"j:model.from: is 'other', and --model is"):
+        parse_job(f'{text}[model]\nfrom = "other"\n', "j", open_model=opener, model_from=str(folder))
+
+
+def test_tied_embeddings_are_refused(tmp_path: Path) -> None:
+    """Most small models tie them."""
+    folder = write_tiny_model(tmp_path / "model", tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match=r"model.tie_word_embeddings: true is refused"):
+        job_from(folder)
+
+
+def test_a_command_that_reads_no_folder_says_so() -> None:
+    """parse_job alone opens nothing."""
+    with pytest.raises(ConfigError, match=r"j:model.from: names a folder"):
+        parse_job('[job]\nname = "j"\n[model]\nfrom = "x"\n', "j")
+    with pytest.raises(ConfigError, match=r"j:model.from: names no folder"):
+        parse_job('[job]\nname = "j"\n[model]\nfrom = 3\n', "j")
+    with pytest.raises(ConfigError, match=r"j:origin: unknown section"):
+        parse_job('[job]\nname = "j"\n[origin]\nurl = "x"\n', "j")
