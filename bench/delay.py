@@ -86,13 +86,7 @@ def held_out_loss(job: JobSpec, weights: Weights, tokens: TokenShards) -> float:
     losses = []
     with torch.no_grad():
         for index in range(NUM_HELD_OUT):
-            rows = tokens.microbatch(
-                seed=job.job.seed + 1,
-                batch=index,
-                microbatch=0,
-                size=job.train.microbatch_size,
-                length=job.train.sequence_length,
-            )
+            rows = tokens.microbatch(job.train, seed=job.job.seed + 1, batch=index, microbatch=0)
             hidden: Tensor = rows.inputs
             for name, layer in layers.items():
                 hidden = functional_call(layer, weights[name], (hidden,))

@@ -31,7 +31,7 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.telemetry.reading_reports import PERIOD_S
 from headway.daemon.view.cluster_view import ClusterView, JobView
-from headway.stages.data.tokens import Shard, ShardIndex, combined_sha256, write_index
+from headway.stages.data.shard_index import Shard, ShardIndex, combined_sha256, write_index
 
 SHARD_BYTES = 1 << 30
 LARGE_BYTES = 66e9

@@ -110,6 +110,10 @@ class TrainSpec:
     """Coded cuts: those between workers of different sites, or all."""
     wire_feedback: bool = True
     """int8: the coding error of a gradient is added to the next one."""
+    loss_mask: Literal["auto", "none", "data"] = "auto"
+    """Which targets count: all, or those that the data's flags name. Resolved when the job is submitted."""
+    documents: Literal["auto", "joined", "separate"] = "auto"
+    """Whether attention and positions end with each document. Resolved when the job is submitted."""
     eval_every: int = 0
     """Batches between held-out evaluations; 0 turns them off."""
 
@@ -117,6 +121,16 @@ class TrainSpec:
     def delay(self) -> int:
         """Return d: how many versions old the weights of a gradient are."""
         return 1 if self.schedule == "2bw" else 0
+
+    @property
+    def has_mask(self) -> bool:
+        """Return whether only some targets count, so that a batch's losses are divided by their number."""
+        return self.loss_mask == "data"
+
+    @property
+    def separates_documents(self) -> bool:
+        """Return whether attention and positions end with each document."""
+        return self.documents == "separate"
 
     @property
     def tokens_per_batch(self) -> int:

@@ -20,6 +20,7 @@ from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Time
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.link import Frame, Link
 from headway.stages.schedule.schedule import WAIT, next_op
+from headway.stages.spec import TrainSpec
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
@@ -37,10 +38,12 @@ class RandomTokens:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
         """See `MicrobatchSource`."""
         generator = torch.Generator().manual_seed(seed + batch * 1009 + microbatch)
-        window = torch.randint(self._vocabulary, (size, length + 1), generator=generator)
+        window = torch.randint(
+            self._vocabulary, (train.microbatch_size, train.sequence_length + 1), generator=generator
+        )
         return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
 

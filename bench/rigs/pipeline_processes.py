@@ -81,10 +81,12 @@ class RandomTokens:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
         """As a `MicrobatchSource`."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
-        window = torch.randint(self._vocab_size, (size, length + 1), generator=generator)
+        window = torch.randint(
+            self._vocab_size, (train.microbatch_size, train.sequence_length + 1), generator=generator
+        )
         return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
 

@@ -102,10 +102,7 @@ class TorchRun:
     def _batch(self, tokens: RandomTokens, batch: int) -> tuple[Tensor, Tensor]:
         train = self.train
         microbatches = [
-            tokens.microbatch(
-                seed=self.seed, batch=batch, microbatch=i, size=train.microbatch_size, length=train.sequence_length
-            )
-            for i in range(train.microbatches)
+            tokens.microbatch(train, seed=self.seed, batch=batch, microbatch=i) for i in range(train.microbatches)
         ]
         return torch.cat([rows.inputs for rows in microbatches]), torch.cat([rows.targets for rows in microbatches])
 

@@ -11,7 +11,7 @@ from typing import Final
 from headway.daemon.cleanup.compiled_code import once_a_day
 from headway.daemon.data.download import INCOMING
 from headway.daemon.view.cluster_view import ClusterView
-from headway.stages.data.tokens import INDEX_NAME
+from headway.stages.data.shard_index import INDEX_NAME
 
 KEPT_S: Final = 7 * 86400.0
 

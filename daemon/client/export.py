@@ -21,7 +21,7 @@ from headway.daemon.rpc.transfer import in_time
 from headway.daemon.situation.boundaries import holders, newest_complete
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
-from headway.stages.data.tokens import read_index
+from headway.stages.data.shard_index import read_index
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.state.state_file import check_header, content_checksum, read_state
 

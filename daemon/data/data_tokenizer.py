@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.data.special_tokens import SpecialTokens, special_tokens
-from headway.stages.data.tokens import ShardIndex
+from headway.stages.data.shard_index import ShardIndex
 
 BYTES: Final = "bytes"
 TOKENIZER_NAME: Final = "tokenizer.json"

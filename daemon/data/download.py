@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-import numpy as np
-
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.data.incoming_shard import IncomingShard
 from headway.daemon.data.verified_shards import VerifiedShards
@@ -19,7 +17,7 @@ from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayEr
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import in_time
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.stages.data.tokens import INDEX_NAME, Shard, ShardIndex, read_index
+from headway.stages.data.shard_index import INDEX_NAME, DataFile, ShardIndex, read_index
 from headway.stages.errors import DataError, PeerError
 
 T = TypeVar("T")
@@ -72,12 +70,11 @@ class Download:
             raise StorageAwayError(str(self._folder), "an earlier write has not ended")
         await self._in_thread(lambda _: self._incoming.mkdir(parents=True, exist_ok=True))
         index = await self._index()
-        sizes = [shard.num_tokens * np.dtype(index.dtype).itemsize for shard in index.shards]
-        self._total = sum(sizes)
+        self._total = sum(each.num_bytes for each in index.files)
         await self._in_thread(lambda _: self._require_room(index))
-        for shard, size_bytes in zip(index.shards, sizes, strict=True):
-            await self._bring(shard, size_bytes)
-            self._done += size_bytes
+        for each in index.files:
+            await self._bring(each)
+            self._done += each.num_bytes
         await self._in_thread(lambda _: self._finish())
 
     async def _index(self) -> ShardIndex:
@@ -116,24 +113,24 @@ class Download:
 
     def _require_room(self, index: ShardIndex) -> None:
         """Raise RecoveryError before a byte moves, if the data does not fit."""
-        places = [self._folder / shard.file for shard in index.shards]
-        places += [self._incoming / shard.sha256 for shard in index.shards]
+        places = [self._folder / each.file for each in index.files]
+        places += [self._incoming / each.sha256 for each in index.files]
         missing = self._total - sum(place.stat().st_size for place in places if place.is_file())
         if missing > (free := shutil.disk_usage(self._folder).free):
             text = f"has {free / 1e9:.1f} GB free, and {missing / 1e9:.1f} GB of the data are missing"
             raise RecoveryError(str(self._folder), text)
 
-    async def _bring(self, shard: Shard, size_bytes: int) -> None:
-        """Download one shard, unless a verified one is in place."""
-        target = self._folder / shard.file
-        part = IncomingShard(self._incoming / shard.sha256, size_bytes=size_bytes, sha256=shard.sha256)
+    async def _bring(self, wanted: DataFile) -> None:
+        """Download one file, unless a verified one is in place."""
+        target, size_bytes = self._folder / wanted.file, wanted.num_bytes
+        part = IncomingShard(self._incoming / wanted.sha256, size_bytes=size_bytes, sha256=wanted.sha256)
 
         def look(beat: Beat) -> bool:
             def moved(_: int) -> None:
                 beat()
                 self._tell(self._done + part.num_bytes, self._total)
 
-            if self._is_there(target, shard, beat):
+            if self._is_there(target, wanted, beat):
                 return True
             part.resume(moved)
             return False
@@ -144,7 +141,7 @@ class Download:
 
             # A complete part of an earlier attempt is only checked.
             if part.num_bytes < size_bytes:
-                pieces = self._client.fetch_data(endpoint, shard.sha256, offset=part.num_bytes)
+                pieces = self._client.fetch_data(endpoint, wanted.sha256, offset=part.num_bytes)
                 async for piece in in_time(endpoint, pieces, heard=self._client.heard):
                     await self._in_thread(partial(add, piece))
                     self._tell(self._done + part.num_bytes, self._total)
@@ -162,15 +159,15 @@ class Download:
 
         def put(_: Beat) -> None:
             part.put(target)
-            self._verified.remember(target, shard.sha256)
+            self._verified.remember(target, wanted.sha256)
 
         if not await self._in_thread(look):
             await self._from_any(fetch, lambda: part.num_bytes)
             await self._in_thread(put)
 
-    def _is_there(self, target: Path, shard: Shard, beat: Beat) -> bool:
+    def _is_there(self, target: Path, wanted: DataFile, beat: Beat) -> bool:
         try:
-            self._verified.verify_file(target, shard.sha256, lambda _: beat())
+            self._verified.verify_file(target, wanted.sha256, lambda _: beat())
         except DataError:
             return False
         return True

@@ -18,7 +18,9 @@ from headway.daemon.jobs.resolve import data_folder
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.shared_work import SharedWork
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.stages.data.tokens import INDEX_NAME, TokenShards, fingerprint
+from headway.stages.data.shard_files import fingerprint
+from headway.stages.data.shard_index import INDEX_NAME
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 
 log = structlog.get_logger()
@@ -170,7 +172,7 @@ class DataLibrary:
             self._verified.verify(folder, advance)
         finally:
             self.reading.pop(data.sha256, None)
-        shards = {shard.sha256: folder / shard.file for shard in index.shards}
+        shards = {each.sha256: folder / each.file for each in index.files}
         return _DataSet(index.sha256, folder, state, {**shards, index.sha256: folder / INDEX_NAME})
 
     async def _fetch(self, sha256: str) -> None:

@@ -12,8 +12,8 @@ from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOK
 from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
+from headway.stages.data.shard_index import ShardIndex, read_index
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import ShardIndex, read_index
 from headway.stages.errors import DataError
 
 

@@ -15,7 +15,8 @@ from typing import Final
 
 import structlog
 
-from headway.stages.data.tokens import FileState, read_index, state_of
+from headway.stages.data.shard_files import FileState, state_of
+from headway.stages.data.shard_index import read_index
 from headway.stages.errors import DataError
 
 log = structlog.get_logger()
@@ -39,13 +40,13 @@ class VerifiedShards:
     def num_bytes_to_read(self, folder: Path) -> int:
         """Return the bytes of a folder's shards that were not hashed in their present state. Raises DataError."""
         index = read_index(folder)
-        files = [folder / shard.file for shard in index.shards if not self._knows(folder / shard.file, shard.sha256)]
+        files = [folder / each.file for each in index.files if not self._knows(folder / each.file, each.sha256)]
         return sum(state_of(file)[0] for file in files)
 
     def verify(self, folder: Path, advance: Advance) -> None:
         """Hash unknown shards of a folder. Raises DataError for one that does not fit its hash."""
-        for shard in read_index(folder).shards:
-            self.verify_file(folder / shard.file, shard.sha256, advance)
+        for each in read_index(folder).files:
+            self.verify_file(folder / each.file, each.sha256, advance)
 
     def verify_file(self, file: Path, sha256: str, advance: Advance) -> None:
         """Hash one file, unless it is known. Raises DataError when it does not fit its hash."""

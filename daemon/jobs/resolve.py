@@ -7,11 +7,16 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices
+from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
+
+if TYPE_CHECKING:
+    from headway.stages.data.shard_index import ShardIndex
 
 BUILT_IN_SOURCE = "python-stdlib"
 
@@ -38,8 +43,10 @@ def resolve_job(
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
     other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has.
     """
-    data = _resolve_data(spec, job_file, cache_dir)
-    return replace(for_devices(spec, devices, source=str(job_file), named=named), data=data)
+    source, index = _read_data(spec, job_file, cache_dir)
+    data = DataSpec(source=source, sha256=index.sha256)
+    train = with_flags_of(spec.train, index, str(job_file))
+    return for_devices(replace(spec, data=data, train=train), devices, source=str(job_file), named=named)
 
 
 def data_folder(source: str, cache_dir: Path) -> Path:
@@ -52,8 +59,9 @@ def data_folder(source: str, cache_dir: Path) -> Path:
     return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
 
 
-def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
-    from headway.stages.data.tokens import read_index
+def _read_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> "tuple[str, ShardIndex]":
+    """Return the path and the index of a job's data."""
+    from headway.stages.data.shard_index import read_index
     from headway.stages.errors import DataError
 
     data = spec.data
@@ -78,4 +86,4 @@ def _resolve_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> DataSpec:
             "shorten them or prepare more data",
             f"{job_file}:train.sequence_length",
         )
-    return DataSpec(source=source, sha256=index.sha256)
+    return source, index

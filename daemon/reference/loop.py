@@ -91,9 +91,7 @@ def reference(
         losses: list[Tensor] = []
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
         for i in range(m):
-            rows = tokens.microbatch(
-                seed=job.job.seed, batch=b, microbatch=i, size=train.microbatch_size, length=train.sequence_length
-            )
+            rows = tokens.microbatch(train, seed=job.job.seed, batch=b, microbatch=i)
             hidden = rows.inputs.to(device)
             for name, layer in models[version].items():
                 if name in cuts:
@@ -101,7 +99,8 @@ def reference(
                 if name != "head":
                     hidden = layer(hidden)
             head = models[version]["head"]
-            loss = microbatch_loss(head, hidden, rows.targets.to(device), chunk=train.loss_chunk)
+            divisor = None if rows.mean_tokens is None else rows.mean_tokens.to(device)
+            loss = microbatch_loss(head, hidden, rows.targets.to(device), chunk=train.loss_chunk, mean_tokens=divisor)
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())

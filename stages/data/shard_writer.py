@@ -1,4 +1,11 @@
-"""Writes token shards: a folder that appears complete or not at all."""
+"""Writes token shards: a folder that appears complete or not at all.
+
+    with writing_shards(out, vocab_size=V, has_flags=True, row_tokens=129) as writer:
+        writer.append(tokens, flags)               # to train on
+        writer.validation.append(tokens, flags)    # held out; a folder may have none
+
+With rows, what is appended to a split is whole rows in the end, and no file ends inside a row.
+"""
 
 import hashlib
 import os
@@ -6,92 +13,181 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from headway.stages.data.tokens import INDEX_NAME, Shard, ShardIndex, combined_sha256, narrowest_dtype, write_index
+from headway.stages.data.shard_index import (
+    BEGINS_DOCUMENT,
+    INDEX_NAME,
+    IS_TARGET,
+    Shard,
+    ShardIndex,
+    combined_sha256,
+    narrowest_dtype,
+    write_index,
+)
 from headway.stages.errors import DataError
 
 
-class ShardWriter:
-    """Cuts a stream of tokens into files. Made by `writing_shards`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataForm:
+    """What all shards of a folder have in common."""
 
-    def __init__(self, folder: Path, *, vocab_size: int, shard_tokens: int) -> None:
+    vocab_size: int
+    shard_tokens: int
+    """Most tokens of one file."""
+    has_flags: bool = False
+    row_tokens: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """Return the type of the tokens."""
+        return narrowest_dtype(self.vocab_size)
+
+
+class SplitWriter:
+    """Cuts one split's tokens into files."""
+
+    def __init__(self, folder: Path, form: DataForm, *, prefix: str) -> None:
         self.num_tokens = 0
         """Number of tokens written so far."""
         self.folder = folder
         """Folder of the growing files; further files of the data, such as a tokenizer, may be put here."""
-        self._vocab_size = vocab_size
-        self._dtype = narrowest_dtype(vocab_size)
-        self._shard_tokens = shard_tokens
+        self.form = form
+        self._prefix = prefix
         self._shards: list[Shard] = []
-        self._file: BinaryIO | None = None
-        self._hash = hashlib.sha256()
+        self._tokens: _HashedFile | None = None
+        self._flags: _HashedFile | None = None
         self._in_shard = 0
 
-    def append(self, tokens: npt.NDArray[np.integer]) -> None:
-        """Append tokens of any integer type. Raises DataError for one outside the vocabulary."""
+    def append(self, tokens: npt.NDArray[np.integer], flags: npt.NDArray[np.integer] | None = None) -> None:
+        """Append tokens of any integer type, and a byte of flags for each if the data has flags.
+
+        Raises DataError: a token outside the vocabulary, an unknown flag.
+        """
+        assert (flags is not None) == self.form.has_flags, "flags are for all tokens or for none"
+        assert flags is None or len(flags) == len(tokens), "each token has its flags"
         if not len(tokens):
             return
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
-            raise DataError(str(self.folder), f"a token lies outside the vocabulary of {self._vocab_size}")
-        narrow = np.ascontiguousarray(tokens, dtype=np.dtype(self._dtype).newbyteorder("<"))
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.form.vocab_size:
+            raise DataError(str(self.folder), f"a token lies outside the vocabulary of {self.form.vocab_size}")
+        if flags is not None and not 0 <= int(flags.min()) <= int(flags.max()) <= IS_TARGET | BEGINS_DOCUMENT:
+            raise DataError(str(self.folder), "a token has flags that are not known")
+        narrow = np.ascontiguousarray(tokens, dtype=np.dtype(self.form.dtype).newbyteorder("<"))
+        beside = None if flags is None else np.ascontiguousarray(flags, dtype=np.uint8)
         while len(narrow):
-            piece = narrow[: self._shard_tokens - self._in_shard]
-            self._write(piece.tobytes(), len(piece))
-            narrow = narrow[len(piece) :]
+            room = self.form.shard_tokens - self._in_shard
+            self._write(narrow[:room], None if beside is None else beside[:room])
+            narrow, beside = narrow[room:], None if beside is None else beside[room:]
+
+    def finish(self) -> tuple[Shard, ...]:
+        """End the last shard and return all. Raises DataError when a row is not whole."""
+        if self.form.row_tokens and self.num_tokens % self.form.row_tokens:
+            raise DataError(str(self.folder), f"{self.num_tokens} tokens are no whole rows of {self.form.row_tokens}")
+        self._end_shard()
+        return tuple(self._shards)
+
+    def abandon(self) -> None:
+        """Close the open files. Idempotent."""
+        for file in (self._tokens, self._flags):
+            if file is not None:
+                file.close()
+
+    def _write(self, tokens: npt.NDArray[np.integer], flags: npt.NDArray[np.uint8] | None) -> None:
+        if self._tokens is None:
+            self._tokens = _HashedFile(self.folder / f"{self._prefix}-{len(self._shards):05d}.bin")
+        self._tokens.write(tokens.tobytes())
+        if flags is not None:
+            if self._flags is None:
+                self._flags = _HashedFile(self.folder / f"{self._prefix}-{len(self._shards):05d}.flags")
+            self._flags.write(flags.tobytes())
+        self._in_shard += len(tokens)
+        self.num_tokens += len(tokens)
+        if self._in_shard == self.form.shard_tokens:
+            self._end_shard()
+
+    def _end_shard(self) -> None:
+        if self._tokens is None:
+            return
+        shard = Shard(file=self._tokens.name, num_tokens=self._in_shard, sha256=self._tokens.end())
+        if self._flags is not None:
+            shard = replace(shard, flags=self._flags.name, flags_sha256=self._flags.end())
+        self._shards.append(shard)
+        self._tokens, self._flags, self._in_shard = None, None, 0
+
+
+class ShardWriter(SplitWriter):
+    """Writes what is trained on, and beside it a validation split. Made by `writing_shards`."""
+
+    def __init__(self, folder: Path, form: DataForm) -> None:
+        super().__init__(folder, form, prefix="shard")
+        self.validation = SplitWriter(folder, form, prefix="validation")
 
     def close(self, *, tokenizer: str, provenance: str) -> ShardIndex:
-        """End the last shard and write the index."""
-        self._end_shard()
+        """End the last shards and write the index."""
+        shards, validation = self.finish(), self.validation.finish()
+        form = self.form
         index = ShardIndex(
-            dtype=self._dtype,
-            vocab_size=self._vocab_size,
-            shards=tuple(self._shards),
-            sha256=combined_sha256(self._dtype, self._shards),
+            dtype=form.dtype,
+            vocab_size=form.vocab_size,
+            shards=shards,
+            sha256=combined_sha256(form.dtype, shards, row_tokens=form.row_tokens, validation=validation),
             tokenizer=tokenizer,
             provenance=provenance,
+            row_tokens=form.row_tokens,
+            validation=validation,
+            format=2 if form.has_flags or form.row_tokens or validation else 1,
         )
         write_index(self.folder, index)
         return index
 
     def abandon(self) -> None:
-        """Close the open file. Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the open files. Idempotent."""
+        super().abandon()
+        self.validation.abandon()
 
-    def _write(self, raw: bytes, num_tokens: int) -> None:
-        if self._file is None:
-            self._file = (self.folder / self._file_name()).open("xb")
+
+class _HashedFile:
+    """A new file whose bytes are hashed while they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._file: BinaryIO = path.open("xb")
+        self._hash = hashlib.sha256()
+
+    def write(self, raw: bytes) -> None:
         self._file.write(raw)
         self._hash.update(raw)
-        self._in_shard += num_tokens
-        self.num_tokens += num_tokens
-        if self._in_shard == self._shard_tokens:
-            self._end_shard()
 
-    def _end_shard(self) -> None:
-        if self._file is None:
-            return
+    def end(self) -> str:
+        """Make it durable. Returns its SHA-256."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._shards.append(Shard(file=self._file_name(), num_tokens=self._in_shard, sha256=self._hash.hexdigest()))
-        self._file, self._hash, self._in_shard = None, hashlib.sha256(), 0
+        return self._hash.hexdigest()
 
-    def _file_name(self) -> str:
-        return f"shard-{len(self._shards):05d}.bin"
+    def close(self) -> None:
+        self._file.close()
 
 
 @contextmanager
 def writing_shards(
-    out: Path, *, vocab_size: int, tokenizer: str = "bytes", provenance: str = "", shard_tokens: int = 1 << 28
+    out: Path,
+    *,
+    vocab_size: int,
+    tokenizer: str = "bytes",
+    provenance: str = "",
+    shard_tokens: int = 1 << 28,
+    has_flags: bool = False,
+    row_tokens: int = 0,
 ) -> Iterator[ShardWriter]:
     """Write a data folder: `out` appears, complete, when the block ends without an exception.
+
+    has_flags: each token has flags, IS_TARGET and BEGINS_DOCUMENT. row_tokens: length of the rows; 0: one stream.
 
     Several processes may write one folder at once. The first to end wins, and the others raise DataError, as does a
     process that finds `out` there already.
@@ -103,7 +199,10 @@ def writing_shards(
         folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     except OSError as error:
         raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
-    writer = ShardWriter(folder, vocab_size=vocab_size, shard_tokens=shard_tokens)
+    if row_tokens:
+        shard_tokens = max(shard_tokens // row_tokens, 1) * row_tokens
+    form = DataForm(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
+    writer = ShardWriter(folder, form)
     try:
         yield writer
         writer.close(tokenizer=tokenizer, provenance=provenance)

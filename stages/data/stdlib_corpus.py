@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import INDEX_NAME
 from headway.stages.errors import DataError
 
 SOURCE_NAME = "python-stdlib"

@@ -1,219 +1,166 @@
-"""Token shards: a folder of memory-mapped `*.bin` files that `shards.json` describes, and the windows drawn from them.
+"""Draws a job's microbatches from token shards: a folder of memory-mapped files that `shards.json` describes.
 
-The shards, in order, are one long stream of tokens. A sequence is a window of it that starts anywhere, so windows cross
-the seams between shards and documents. The window is a function of (seed, batch, microbatch, row) and nothing else.
+The shards, in order, are one long stream of tokens, or rows of a fixed length. A sequence is a window of the stream
+that starts anywhere, so windows cross the seams between shards and documents, or it is a whole row. Which one is a
+function of (seed, batch, microbatch, row) and nothing else.
 """
 
-import hashlib
-import json
-import re
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Final, Self
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.data.row_flags import mean_tokens, num_targets, positions, trained_targets
+from headway.stages.data.shard_files import Tokens, fingerprint, mapped, verify_file
+from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, ShardIndex, read_index
 from headway.stages.errors import DataError
+from headway.stages.spec import TrainSpec
 
-INDEX_NAME = "shards.json"
-FORMAT_VERSION = 1
-_DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-Tokens = npt.NDArray[Any]
-"""One dimension of an unsigned integer type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One file of tokens."""
-
-    file: str
-    num_tokens: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardIndex:
-    """The content of `shards.json`."""
-
-    dtype: str
-    """uint8, uint16 or uint32, little-endian."""
-    vocab_size: int
-    shards: tuple[Shard, ...]
-    sha256: str
-    """`combined_sha256` of dtype and all shards: the name of the data."""
-    tokenizer: str = "bytes"
-    """`bytes`, or the file name of a `tokenizers` JSON in the folder."""
-    provenance: str = ""
-    """Origin of the text, for people."""
-    format: int = FORMAT_VERSION
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the length of the stream."""
-        return sum(shard.num_tokens for shard in self.shards)
-
-
-def combined_sha256(dtype: str, shards: Iterable[Shard]) -> str:
-    """Return SHA-256 over the lines `dtype`, then `num_tokens sha256` of each shard in order."""
-    lines = [dtype, *(f"{shard.num_tokens} {shard.sha256}" for shard in shards)]
-    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-
-
-def narrowest_dtype(vocab_size: int) -> str:
-    """Return the smallest token type that holds a vocabulary."""
-    return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def read_index(path: Path) -> ShardIndex:
-    """Return `shards.json` of a data folder. Raises DataError when it is missing, broken or inconsistent."""
-    file = path / INDEX_NAME
-    try:
-        index = msgspec.json.decode(file.read_bytes(), type=ShardIndex)
-    except FileNotFoundError as error:
-        raise DataError(str(path), f"no token shards here: {INDEX_NAME} is missing") from error
-    except (OSError, ValueError) as error:
-        raise DataError(str(file), f"cannot be read: {error}") from error
-    if index.format != FORMAT_VERSION:
-        raise DataError(str(file), f"format {index.format} is not known; this version reads {FORMAT_VERSION}")
-    if index.dtype not in _DTYPES:
-        raise DataError(str(file), f"dtype {index.dtype!r} is not one of {', '.join(_DTYPES)}")
-    for shard in index.shards:
-        if Path(shard.file).name != shard.file or shard.file in ("", "..") or "\0" in shard.file:
-            raise DataError(str(file), f"shard {shard.file!r} is not a plain file name")
-        if _SHA256.fullmatch(shard.sha256) is None:  # a download's partial file has this name
-            raise DataError(str(file), f"shard {shard.file!r}: {shard.sha256!r} is no SHA-256")
-        if shard.num_tokens < 0:
-            raise DataError(str(file), f"shard {shard.file!r} has {shard.num_tokens} tokens")
-    if index.sha256 != combined_sha256(index.dtype, index.shards):
-        raise DataError(str(file), "its sha256 does not fit its list of shards")
-    return index
-
-
-def write_index(path: Path, index: ShardIndex) -> None:
-    """Write `shards.json`, last of all, because a folder without it holds no shards."""
-    fields: dict[str, Any] = asdict(index)
-    (path / INDEX_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
-FileState = tuple[int, int, int, int]
-"""Size, time of the last write, time of the last change, inode: they change with the content."""
-
-
-def state_of(file: Path) -> FileState:
-    """Return a file's present state. Raises DataError when there is none."""
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise DataError(str(file), "this shard is missing") from error
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-
-
-def fingerprint(folder: Path) -> str:
-    """Return the states of a folder's shards, for a reader that relies on another's verification. Raises DataError."""
-    index = read_index(folder)
-    states = [index.sha256, *(f"{shard.file} {state_of(folder / shard.file)}" for shard in index.shards)]
-    return blake2b("\n".join(states).encode(), digest_size=16).hexdigest()
-
-
-def verify_shard(file: Path, sha256: str) -> None:
-    """Read a shard and compare its hash. Raises DataError when it differs."""
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
-        raise DataError(str(file), f"was changed or damaged: its SHA-256 is {found[:12]}…, not {sha256[:12]}…")
+_MOST_COUNTS: Final = 8
+"""Batches whose number of targets is remembered."""
 
 
 class TokenShards:
     """An open data folder: a random-access stream of tokens. Threads may share it."""
 
-    def __init__(self, index: ShardIndex, maps: Iterable[Tokens]) -> None:
+    def __init__(self, index: ShardIndex, maps: Iterable[Tokens], flags: Iterable[Tokens] = ()) -> None:
         self.index = index
-        self._maps = tuple(maps)
-        self._starts = (0, *accumulate(shard.num_tokens for shard in index.shards))
+        self._tokens = _Stream(maps)
+        self._flags = _Stream(flags)
+        self._counts: dict[tuple[TrainSpec, int, int], int] = {}
 
     @classmethod
-    def open(cls, path: Path, *, expected_sha256: str | None = None, verify: bool = True, verified: str = "") -> Self:
+    def open(
+        cls,
+        path: Path,
+        *,
+        expected_sha256: str | None = None,
+        verify: bool = True,
+        verified: str = "",
+        is_validation: bool = False,
+    ) -> Self:
         """Map a folder's shards.
 
         verified: the `fingerprint` of the files when their hashes were checked, instead of another check.
+        is_validation: map the shards of the validation split instead.
 
-        expected_sha256 is the data's name in the job; None or "" accepts any. verify reads every shard once to check
+        expected_sha256 is the data's name in the job; None or "" accepts any. verify reads every file once to check
         its hash; leave it out only if this process or its daemon has done so before. Raises DataError: a missing or
-        truncated shard, other data than expected, bytes that do not fit their hash.
+        truncated file, other data than expected, bytes that do not fit their hash, no validation split.
         """
         path = Path(path)
         index = read_index(path)
         if expected_sha256 and expected_sha256 != index.sha256:
             raise DataError(str(path), f"holds data {index.sha256[:12]}…, and {expected_sha256[:12]}… was asked for")
-        maps = [_map(path / shard.file, shard.num_tokens, _DTYPES[index.dtype]) for shard in index.shards]
+        shards = index.validation if is_validation else index.shards
+        if is_validation and not shards:
+            raise DataError(str(path), "has no validation split")
+        maps = [mapped(path / shard.file, shard.num_tokens, TOKEN_TYPES[index.dtype]) for shard in shards]
+        flags = [mapped(path / shard.flags, shard.num_tokens, "<u1") for shard in shards if shard.flags]
         if verified:
             if fingerprint(path) != verified:
                 raise DataError(str(path), "was written to since it was verified")
         elif verify:
-            for shard in index.shards:
-                verify_shard(path / shard.file, shard.sha256)
-        return cls(index, maps)
+            for each in index.files:
+                verify_file(path / each.file, each.sha256)
+        return cls(index, maps, flags)
 
     @property
     def num_tokens(self) -> int:
-        """Return the length of the stream."""
-        return self._starts[-1]
+        """Return the length of the stream, or of all rows."""
+        return self._tokens.length
 
     @property
     def vocab_size(self) -> int:
         """Return the size of the vocabulary: every token is below it."""
         return self.index.vocab_size
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
-        """Return rows of `length` tokens, in host memory.
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
+        """Return a microbatch of a job, in host memory.
 
-        Each row's window depends on (seed, batch, microbatch, row) and the data alone. Raises DataError when the stream
-        is shorter than a window of length + 1 tokens.
+        Each row's place depends on (seed, batch, microbatch, row) and the data alone. Raises DataError: the stream is
+        shorter than a window and the token after it, rows are of another length, or the job needs flags.
         """
         import torch  # imported here: commands that read only an index do without it
 
-        num_starts = self.num_tokens - length
+        places = self._places(train, seed, batch, microbatch)
+        tokens = torch.from_numpy(self._tokens.windows(places, train.sequence_length + 1))
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if not train.has_mask:
+            return Microbatch(inputs, targets)
+        flags = self._flags_at(places, train)
+        return Microbatch(
+            inputs,
+            torch.from_numpy(trained_targets(targets.numpy(), flags, train)),
+            positions=torch.from_numpy(positions(flags)) if train.separates_documents else None,
+            mean_tokens=torch.tensor(mean_tokens(self._num_targets(train, seed, batch), train), dtype=torch.float32),
+        )
+
+    def _num_targets(self, train: TrainSpec, seed: int, batch: int) -> int:
+        """Return the number of unmasked targets of a whole batch, also of microbatches that others draw."""
+        key = (train, seed, batch)
+        found = self._counts.get(key)
+        if found is None:
+            of_each = (self._places(train, seed, batch, i) for i in range(train.microbatches))
+            found = sum(num_targets(self._flags_at(places, train), train) for places in of_each)
+            while len(self._counts) >= _MOST_COUNTS:
+                self._counts.pop(next(iter(self._counts)), None)
+            self._counts[key] = found
+        return found
+
+    def _places(self, train: TrainSpec, seed: int, batch: int, microbatch: int) -> list[int]:
+        """Return where the rows of a microbatch begin in the stream."""
+        length, row_tokens = train.sequence_length, self.index.row_tokens
+        if row_tokens and row_tokens != length + 1:
+            raise DataError(INDEX_NAME, f"has rows for sequences of {row_tokens - 1} tokens, not of {length}")
+        num_starts = self.num_tokens // row_tokens if row_tokens else self.num_tokens - length
         if num_starts < 1:
             raise DataError(
                 INDEX_NAME, f"{self.num_tokens} tokens are too few for a window of {length} and the token after it"
             )
-        window = np.empty((size, length + 1), dtype=np.int64)
-        for row in range(size):
-            key = f"{seed}/{batch}/{microbatch}/{row}".encode()
-            number = int.from_bytes(blake2b(key, digest_size=16).digest(), "little")
-            self._read(number % num_starts, window[row])
-        tokens = torch.from_numpy(window)
-        return Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        return [
+            _number(f"{seed}/{batch}/{microbatch}/{row}") % num_starts * (row_tokens or 1)
+            for row in range(train.microbatch_size)
+        ]
+
+    def _flags_at(self, places: Iterable[int], train: TrainSpec) -> Tokens:
+        if not self.index.has_flags:
+            raise DataError(INDEX_NAME, "has no flags, and the job's loss has a mask")
+        return self._flags.windows(places, train.sequence_length + 1)
+
+
+class _Stream:
+    """Files that follow each other."""
+
+    def __init__(self, maps: Iterable[Tokens]) -> None:
+        self._maps = tuple(maps)
+        self._starts = (0, *accumulate(len(each) for each in self._maps))
+        self.length = self._starts[-1]
+
+    def windows(self, starts: Iterable[int], length: int) -> Tokens:
+        """Return the numbers from each start on: int64 [number of starts, length]."""
+        places = list(starts)
+        found = np.empty((len(places), length), dtype=np.int64)
+        for row, start in zip(found, places, strict=True):
+            self._read(start, row)
+        return found
 
     def _read(self, start: int, out: Tokens) -> None:
-        """Fill `out` with the stream's tokens from `start`, across as many shards as it takes."""
-        shard = bisect_right(self._starts, start) - 1
+        """Fill `out` from `start` on, across as many files as it takes."""
+        number = bisect_right(self._starts, start) - 1
         done = 0
         while done < len(out):
-            offset = start + done - self._starts[shard]
-            piece = self._maps[shard][offset : offset + len(out) - done]
+            offset = start + done - self._starts[number]
+            piece = self._maps[number][offset : offset + len(out) - done]
             out[done : done + len(piece)] = piece
             done += len(piece)
-            shard += 1
+            number += 1
 
 
-def _map(file: Path, num_tokens: int, dtype: str) -> Tokens:
-    expected_bytes = num_tokens * np.dtype(dtype).itemsize
-    try:
-        size_bytes = file.stat().st_size
-    except OSError as error:
-        raise DataError(str(file), "this shard is missing") from error
-    if size_bytes != expected_bytes:
-        raise DataError(str(file), f"has {size_bytes} bytes where {INDEX_NAME} says {expected_bytes}")
-    if not num_tokens:
-        return np.empty(0, dtype=dtype)  # an empty file cannot be mapped
-    return np.memmap(file, dtype=dtype, mode="r")
+def _number(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest(), "little")

@@ -27,8 +27,8 @@ class CodedLink:
     def send(self, frame: Frame) -> None:
         """Send a frame, see `Link`. Frames other than hidden states and their gradient are not coded."""
         if frame.kind is FrameKind.ACTIVATION:
-            hidden, targets = frame.tensors
-            frame = replace(frame, tensors=(*encode(hidden, self._codec), targets), codec=self._codec)
+            hidden, *rest = frame.tensors
+            frame = replace(frame, tensors=(*encode(hidden, self._codec), *rest), codec=self._codec)
         elif frame.kind is FrameKind.GRADIENT:
             (gradient,) = frame.tensors
             if self._feedback is None:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from headway.stages.device.device import StageDevice
 from headway.stages.links.link import Frame, FrameKind, Link
 
@@ -38,11 +36,12 @@ class DepartingLink:
         self._link.close()
 
     def _num_on_device(self, frame: Frame) -> int:
-        """Return how many of the first tensors are on the device. The targets are, if they came that way."""
+        """Return how many of the first tensors are on the device. Those that only pass are, if they came that way."""
         if frame.kind in HOST_KINDS:
             return 0
-        are_targets_here = frame.kind is FrameKind.ACTIVATION and self._device.is_on_host(frame.tensors[-1])
-        return len(frame.tensors) - are_targets_here
+        if frame.kind is not FrameKind.ACTIVATION:
+            return len(frame.tensors)
+        return sum(not self._device.is_on_host(tensor) for tensor in frame.tensors)
 
 
 class BoardingLink:
@@ -60,16 +59,15 @@ class BoardingLink:
     def send(self, frame: Frame) -> None:
         """Send a frame, see `Link`."""
         if frame.kind is FrameKind.ACTIVATION:
-            *hidden, targets = frame.tensors
-            frame = replace(frame, tensors=(*hidden, *self._taken(targets)))
+            here = [tensor for tensor in frame.tensors if not self._device.is_on_host(tensor)]
+            waiting = frame.tensors[len(here) :]
+            if waiting:
+                frame = replace(frame, tensors=(*here, *self._device.copy_in(waiting).take()))
         self._link.send(frame)
 
     def close(self) -> None:
         """Close the link, see `Link`."""
         self._link.close()
-
-    def _taken(self, targets: Tensor) -> tuple[Tensor, ...]:
-        return self._device.copy_in((targets,)).take()
 
 
 def over_host(link: Link, device: StageDevice) -> Link:

@@ -84,7 +84,7 @@ class FrameContract:
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
         forms = {
-            FrameKind.ACTIVATION: (*_coded(hidden, activations), TensorForm(torch.int64, tokens)),
+            FrameKind.ACTIVATION: (*_coded(hidden, activations), *_beside(train)),
             FrameKind.GRADIENT: _coded(hidden, gradients),
             FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
@@ -174,6 +174,16 @@ class FrameContract:
             return None
         said = Codec(codec).name.lower() if codec in set(Codec) else f"number {codec}"
         return f"{kind.name} with codec {said}, the plan has {wanted.name.lower()} here"
+
+
+def _beside(train: TrainSpec) -> tuple[TensorForm, ...]:
+    """Return the forms of what travels with hidden states, in the order of `Microbatch.tensors`."""
+    tokens = (train.microbatch_size, train.sequence_length)
+    return (
+        *([TensorForm(torch.int32, tokens)] if train.separates_documents else []),
+        TensorForm(torch.int64, tokens),
+        *([TensorForm(torch.float32, ())] if train.has_mask else []),
+    )
 
 
 def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:

@@ -13,7 +13,7 @@ from headway.stages.links.codec import Codec
 class FrameKind(IntEnum):
     """The kinds of frame on a link; the numbers are those of data.proto."""
 
-    ACTIVATION = 1  # downstream: (hidden [microbatch, sequence, hidden], targets int64 [microbatch, sequence])
+    ACTIVATION = 1  # downstream: (hidden, as coded, [positions,] targets[, mean_tokens]): stages/data/microbatch.py
     GRADIENT = 2  # upstream: (gradient of hidden,)
     NORM_SQUARES = 3  # upstream: (float64 [layers so far], last layer first,)
     NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)

@@ -17,17 +17,19 @@ from torch.nn import functional
 from headway.stages.model.decoder import Head, token_loss
 
 
-def microbatch_loss(head: nn.Module, hidden: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+def microbatch_loss(
+    head: nn.Module, hidden: Tensor, targets: Tensor, *, chunk: int, mean_tokens: Tensor | None = None
+) -> Tensor:
     """Return the mean cross entropy over the tokens of a microbatch, in nats: fp32 [] for any dtype.
 
     hidden [microbatch, sequence, hidden] is the head's input, targets int64 [microbatch, sequence]. chunk: rows whose
-    logits exist at once; 0: all.
+    logits exist at once; 0: all. mean_tokens: see `token_loss`.
     """
     if chunk == 0:
-        return token_loss(head(hidden), targets)
+        return token_loss(head(hidden), targets, mean_tokens)
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
-    loss: Tensor = _ChunkedLoss.apply(normed, head.lm_head.weight, targets.flatten(), chunk)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -35,22 +37,26 @@ class _ChunkedLoss(torch.autograd.Function):
     """normed [rows, hidden], weight [vocabulary, hidden], targets [rows] → loss []."""
 
     @staticmethod
-    def forward(ctx: Any, normed: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, normed: Tensor, weight: Tensor, targets: Tensor, chunk: int, mean_tokens: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(normed, weight, targets)
+        ctx.divisor = len(targets) if mean_tokens is None else mean_tokens
         ctx.chunk = chunk
         sums = [_sum_of_losses(rows, weight, wanted) for rows, wanted in _chunks(normed, targets, chunk)]
-        return reduce(add, sums) / len(targets)
+        mean: Tensor = reduce(add, sums) / ctx.divisor
+        return mean
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         normed, weight, targets = ctx.saved_tensors
-        upstream = gradients[0] / len(targets)
+        upstream = gradients[0] / ctx.divisor
         by_rows = torch.empty_like(normed)
         by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
         for index, (rows, wanted) in enumerate(_chunks(normed, targets, ctx.chunk)):
             into = by_rows[index * ctx.chunk :][: len(rows)]
             _differentiate(rows, weight, wanted, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
-        return by_rows, by_weight.to(weight.dtype), None, None
+        return by_rows, by_weight.to(weight.dtype), None, None, None
 
 
 def _differentiate(

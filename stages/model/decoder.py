@@ -50,12 +50,16 @@ def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
     return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec).named_parameters()}
 
 
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def token_loss(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None = None) -> Tensor:
     """Return the mean cross entropy over the tokens of a microbatch, in nats: fp32 [] for any dtype of the logits.
 
-    logits [microbatch, sequence, vocabulary], targets int64 [microbatch, sequence].
+    logits [microbatch, sequence, vocabulary], targets int64 [microbatch, sequence]. mean_tokens: the sum over targets
+    other than -100 is divided by it instead.
     """
-    return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+    rows, wanted = logits.float().view(-1, logits.shape[-1]), targets.reshape(-1)
+    if mean_tokens is None:
+        return functional.cross_entropy(rows, wanted)
+    return functional.cross_entropy(rows, wanted, reduction="sum") / mean_tokens
 
 
 class Embedding(nn.Module):

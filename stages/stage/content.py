@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.spec import TrainSpec
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
@@ -13,8 +14,8 @@ from headway.stages.state.layer_state import LayerState
 class MicrobatchSource(Protocol):
     """Where the first stage's tokens come from: `stages/data/tokens.py`, or a fake."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
-        """Rows of `length` tokens, on the CPU."""
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
+        """A microbatch of a job, in host memory."""
         ...
 
 

@@ -57,7 +57,7 @@ class DrawnTokens:
         The targets are on the device if this stage reads them.
         """
         drawn = self._next(batch, microbatch)
-        return Microbatch(*drawn.copy.take(), *drawn.passing)
+        return Microbatch.of((*drawn.copy.take(), *drawn.passing))
 
     def _next(self, batch: int, microbatch: int) -> _Drawn:
         if self._device.is_immediate:
@@ -83,17 +83,12 @@ class DrawnTokens:
             self._thread.join(CLOSING_S)
 
     def _draw(self, batch: int, microbatch: int) -> _Drawn:
-        train = self._context.train
         drawn = self._source.microbatch(
-            seed=self._context.seed,
-            batch=batch,
-            microbatch=microbatch,
-            size=train.microbatch_size,
-            length=train.sequence_length,
+            self._context.train, seed=self._context.seed, batch=batch, microbatch=microbatch
         )
         if self._context.is_last:
-            return _Drawn(self._device.copy_in((drawn.inputs, drawn.targets)), ())
-        return _Drawn(self._device.copy_in((drawn.inputs,)), (drawn.targets,))
+            return _Drawn(self._device.copy_in(drawn.tensors), ())
+        return _Drawn(self._device.copy_in(drawn.read_by_all), drawn.read_by_last)
 
     def _draw_all(self, first_batch: int) -> None:
         """Draw until nobody wants more. An error is the last thing that is handed over."""

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -216,7 +217,9 @@ class Executor:
         self.state.forwarded(batch, microbatch)
         link = self._downstream[microbatch]
         if link is not None:
-            link.send(self.context.frame(FrameKind.ACTIVATION, batch, microbatch, output, rows.targets))
+            link.send(
+                self.context.frame(FrameKind.ACTIVATION, batch, microbatch, *replace(rows, inputs=output).tensors)
+            )
         else:
             self._losses.add(batch, microbatch, output)
         return version

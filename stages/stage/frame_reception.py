@@ -58,7 +58,7 @@ class ArrivedMicrobatch:
         tensors = self.copy.take()
         num_coded = num_coded_tensors(self.codec)
         hidden = decode(tensors[:num_coded], self.codec, getattr(torch, dtype))
-        return Microbatch(hidden, *tensors[num_coded:], *self.passing)
+        return Microbatch.of((hidden, *tensors[num_coded:], *self.passing))
 
 
 class FrameReception:
@@ -198,7 +198,8 @@ class FrameReception:
 
     def _arrived_input(self, frame: Frame) -> ArrivedMicrobatch:
         """Only the last stage reads the targets, so they go to no other device."""
-        *coded, targets = frame.tensors
         if self._context.is_last:
             return ArrivedMicrobatch(self._device.copy_in(frame.tensors), frame.codec)
-        return ArrivedMicrobatch(self._device.copy_in(coded), frame.codec, (targets,))
+        num_passing = 2 if self._context.train.has_mask else 1
+        read, passing = frame.tensors[:-num_passing], frame.tensors[-num_passing:]
+        return ArrivedMicrobatch(self._device.copy_in(read), frame.codec, passing)

@@ -37,6 +37,7 @@ class _InFlight:
 
     version: int
     targets: Tensor
+    mean_tokens: Tensor | None
     inputs: list[Tensor]
     """Input of each piece: leaves, or the tokens."""
     outputs: list[Tensor | None]
@@ -109,7 +110,14 @@ class StageGraph:
         """
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
-        held = _InFlight(version, rows.targets, [], [], self._times.microbatch() if self._times is not None else None)
+        held = _InFlight(
+            version,
+            rows.targets,
+            rows.mean_tokens,
+            [],
+            [],
+            self._times.microbatch() if self._times is not None else None,
+        )
         hidden = rows.inputs
         for piece in self._pieces:
             leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
@@ -177,7 +185,7 @@ class StageGraph:
         """Return the hidden states that a layer makes, or the loss if it is the model's last."""
         module = self._modules[held.version % 2][layer]
         if self._is_last and layer == len(self._layers) - 1:
-            return microbatch_loss(module, hidden, held.targets, chunk=self._loss_chunk)
+            return microbatch_loss(module, hidden, held.targets, chunk=self._loss_chunk, mean_tokens=held.mean_tokens)
         output: Tensor = module(hidden)
         return output
 

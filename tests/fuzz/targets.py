@@ -37,7 +37,7 @@ from headway.daemon.results.model_place import CONFIG_NAME
 from headway.daemon.storage.checkpoint import MANIFEST, read_manifest
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.data_pb2 import Hello
-from headway.stages.data.tokens import INDEX_NAME, read_index
+from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError
 from headway.stages.ids import Batch, Boundary, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract

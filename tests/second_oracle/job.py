@@ -70,6 +70,7 @@ class Train:
     threads: int
     reduction_groups: int
     loss_chunk: int
+    loss_mask: str
     attention_backend: str
     wire: str
     wire_feedback: bool

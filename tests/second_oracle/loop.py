@@ -49,18 +49,17 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Traine
 
 def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: int, i: int) -> tuple[float, Weights]:
     """Loss and gradient of one microbatch, on the weights in the job's dtype."""
-    inputs, targets = microbatch(
-        stream, seed=job.seed, b=b, i=i, size=job.train.microbatch_size, length=job.train.sequence_length
-    )
+    rows = microbatch(stream, job.train, seed=job.seed, b=b, i=i)
     dtype = getattr(torch, job.train.dtype)
     leaves = {
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
     normed = normed_output(
-        job.model, leaves, inputs, attention_backend=job.train.attention_backend, carry=partial(wire.carry, i=i)
+        job.model, leaves, rows.inputs, attention_backend=job.train.attention_backend, carry=partial(wire.carry, i=i)
     )
-    value = differentiated_loss(normed, leaves["head"]["lm_head.weight"], targets, chunk=job.train.loss_chunk)
+    vocabulary = leaves["head"]["lm_head.weight"]
+    value = differentiated_loss(normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor)
     gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}
     return value, gradients
 

@@ -8,17 +8,24 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def differentiated_loss(normed: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> float:
-    """Mean cross entropy over all tokens, in float32. Every leaf that it depends on gets its gradient."""
+def differentiated_loss(
+    normed: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, divisor: Tensor | None
+) -> float:
+    """Mean cross entropy over all tokens, or its sum over a divisor, in float32. Every leaf gets its gradient."""
     rows, wanted = normed.flatten(0, 1), targets.flatten()
     if chunk:
-        return in_chunks(rows, weight, wanted, chunk)
-    value = functional.cross_entropy(functional.linear(rows, weight).float(), wanted)
+        number = torch.tensor(float(len(wanted)))
+        return in_chunks(rows, weight, wanted, chunk, number if divisor is None else divisor)
+    logits = functional.linear(rows, weight).float()
+    if divisor is None:
+        value = functional.cross_entropy(logits, wanted)
+    else:
+        value = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100) / divisor
     value.backward()  # type: ignore[no-untyped-call]
     return value.item()
 
 
-def in_chunks(rows: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> float:
+def in_chunks(rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, divisor: Tensor) -> float:
     """Each chunk by itself, from the first to the last."""
     num_rows = len(targets)
     sums, by_rows, by_weight = [], [], []
@@ -28,7 +35,7 @@ def in_chunks(rows: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> floa
         value = functional.cross_entropy(
             functional.linear(part, copy).float(), targets[begin : begin + chunk], reduction="sum"
         )
-        value.backward(torch.ones(()) / num_rows)  # type: ignore[no-untyped-call]
+        value.backward(torch.ones(()) / divisor)  # type: ignore[no-untyped-call]
         assert part.grad is not None
         assert copy.grad is not None
         sums.append(value.detach())
@@ -36,4 +43,4 @@ def in_chunks(rows: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> floa
         by_weight.append(copy.grad.float())
     weight.grad = reduce(add, by_weight).to(weight.dtype)
     rows.backward(torch.cat(by_rows))  # type: ignore[no-untyped-call]
-    return (reduce(add, sums) / num_rows).item()
+    return (reduce(add, sums) / divisor).item()

@@ -1,6 +1,7 @@
-"""Which tokens a microbatch sees (docs/numerics.md, section 10)."""
+"""Which tokens a microbatch sees, and which of them count (docs/numerics.md, section 10)."""
 
 import json
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Stream = npt.NDArray[Any]
-"""All tokens of a data folder, one after another."""
+from tests.second_oracle.job import Train
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """All tokens of a data folder, one after another, and their flags if it has any."""
+
+    tokens: npt.NDArray[Any]
+    flags: npt.NDArray[Any] | None
+    row_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one microbatch reads."""
+
+    inputs: Tensor
+    targets: Tensor
+    divisor: Tensor | None
 
 
 def read_stream(folder: Path) -> Stream:
@@ -19,15 +39,43 @@ def read_stream(folder: Path) -> Stream:
     index = json.loads((folder / "shards.json").read_text(encoding="utf-8"))
     little_endian = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}[index["dtype"]]
     shards = [np.fromfile(folder / shard["file"], dtype=little_endian) for shard in index["shards"]]
-    return np.concatenate(shards)
+    names = [shard.get("flags") for shard in index["shards"]]
+    flags = np.concatenate([np.fromfile(folder / name, dtype="<u1") for name in names]) if all(names) else None
+    return Stream(np.concatenate(shards), flags, index.get("row_tokens", 0))
 
 
-def microbatch(stream: Stream, *, seed: int, b: int, i: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both int64 [size, length]."""
-    rows = []
-    for row in range(size):
-        digest = blake2b(f"{seed}/{b}/{i}/{row}".encode(), digest_size=16).digest()
-        start = int.from_bytes(digest, "little") % (len(stream) - length)
-        rows.append(stream[start : start + length + 1].astype(np.int64))
-    windows = torch.from_numpy(np.stack(rows))
-    return windows[:, :-1], windows[:, 1:]
+def microbatch(stream: Stream, train: Train, *, seed: int, b: int, i: int) -> Rows:
+    """Inputs and targets, both int64 [size, length], and what the sum of the losses is divided by."""
+    starts = starts_of(stream, train, seed, b, i)
+    windows = torch.from_numpy(cut(stream.tokens, starts, train.sequence_length))
+    targets = windows[:, 1:].clone()
+    if train.loss_mask != "data":
+        return Rows(windows[:, :-1], targets, None)
+    targets[~counts(stream, starts, train)] = IGNORED
+    of_batch = [counts(stream, starts_of(stream, train, seed, b, k), train) for k in range(train.microbatches)]
+    number = sum(int(each.sum()) for each in of_batch)
+    return Rows(windows[:, :-1], targets, torch.tensor(max(number, 1) / train.microbatches, dtype=torch.float32))
+
+
+def starts_of(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
+    """Where each row begins: anywhere in a stream, or at the beginning of a packed row."""
+    found = []
+    for row in range(train.microbatch_size):
+        number = int.from_bytes(blake2b(f"{seed}/{b}/{i}/{row}".encode(), digest_size=16).digest(), "little")
+        if stream.row_tokens:
+            found.append(number % (len(stream.tokens) // stream.row_tokens) * stream.row_tokens)
+        else:
+            found.append(number % (len(stream.tokens) - train.sequence_length))
+    return found
+
+
+def cut(values: npt.NDArray[Any], starts: list[int], length: int) -> npt.NDArray[np.int64]:
+    """The numbers of each row and the one after it."""
+    return np.stack([values[start : start + length + 1] for start in starts]).astype(np.int64)
+
+
+def counts(stream: Stream, starts: list[int], train: Train) -> Tensor:
+    """Which targets are trained on."""
+    assert stream.flags is not None, "a mask needs flags"
+    flags = torch.from_numpy(cut(stream.flags, starts, train.sequence_length))[:, 1:]
+    return flags % 2 == 1

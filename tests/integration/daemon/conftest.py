@@ -21,8 +21,8 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import read_index
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.daemon.node_network import Network, node_network
 

@@ -26,8 +26,9 @@ from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
+from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import INDEX_NAME, TokenShards, read_index
+from headway.stages.data.tokens import TokenShards
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 SHARD = 300_000

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from headway.stages.data.shard_writer import writing_shards
+
 
 @pytest.fixture(autouse=True)
 def settings_as_before() -> Iterator[None]:
@@ -20,22 +22,38 @@ def settings_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for sequences of 12 tokens, with flags, as the product writes them."""
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    random = np.random.default_rng(1)
+    with writing_shards(folder, vocab_size=64, has_flags=True, row_tokens=13, shard_tokens=60) as writer:
+        writer.append(random.integers(0, 64, 13 * 20), random.integers(0, 4, 13 * 20))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of a stream that can be learned, written by hand: windows often cross their borders."""
+    """Three shards of a stream that can be learned, with flags, by hand: windows often cross their borders."""
     folder = tmp_path_factory.mktemp("shards")
     stream = (np.random.default_rng(0).integers(0, 16, 400) * np.tile([1, 3], 200)).astype("<u2")
     shards = []
     for number, piece in enumerate(np.split(stream, [90, 250])):
         (folder / f"{number}.bin").write_bytes(piece.tobytes())
+        flags = np.random.default_rng(number).choice([0, 1, 2, 3], len(piece), p=[0.4, 0.4, 0.1, 0.1]).astype("<u1")
+        (folder / f"{number}.flags").write_bytes(flags.tobytes())
         shards.append(
             {
                 "file": f"{number}.bin",
                 "num_tokens": len(piece),
                 "sha256": hashlib.sha256(piece.tobytes()).hexdigest(),
+                "flags": f"{number}.flags",
+                "flags_sha256": hashlib.sha256(flags.tobytes()).hexdigest(),
             }
         )
-    lines = "".join(f"{line}\n" for line in ["uint16", *(f"{one['num_tokens']} {one['sha256']}" for one in shards)])
+    numbered = [f"{one['num_tokens']} {one['sha256']} {one['flags_sha256']}" for one in shards]
+    lines = "".join(f"{line}\n" for line in ["uint16", *numbered])
     index = {
+        "format": 2,
         "dtype": "uint16",
         "vocab_size": 64,
         "shards": shards,

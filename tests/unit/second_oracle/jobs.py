@@ -76,6 +76,8 @@ JOBS = {
     "plain SGD, hard clipping": job_file(
         'schedule = "1f1b"\nclip_norm = 0.05', f"matrices = {PLAIN_SGD}\nrest = {PLAIN_SGD}"
     ),
+    "masked, two groups": job_file('loss_mask = "data"\nreduction_groups = 2'),
+    "masked, bfloat16, chunks of 7": job_file('loss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 7'),
     "bfloat16": job_file('dtype = "bfloat16"'),
     "bfloat16, two groups, Muon in bfloat16": job_file(
         'dtype = "bfloat16"\nreduction_groups = 2\nschedule = "gpipe"', f"matrices = {COARSE_MUON}\nrest = {LION}"

@@ -75,8 +75,8 @@ def positions_from_one(patch: pytest.MonkeyPatch) -> None:
 def rows_in_reverse(patch: pytest.MonkeyPatch) -> None:
     right = TokenShards.microbatch
 
-    def wrong(self: TokenShards, **which: int) -> Microbatch:
-        rows = right(self, **which)
+    def wrong(self: TokenShards, train: TrainSpec, **which: int) -> Microbatch:
+        rows = right(self, train, **which)
         return Microbatch(torch.flip(rows.inputs, [0]), torch.flip(rows.targets, [0]))
 
     patch.setattr(TokenShards, "microbatch", wrong)

@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from tests.unit.second_oracle.comparison import Bits, by_reference, by_second_oracle, first_difference
-from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job
+from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job, job_file
 
 JOB_FILES = Path(__file__).resolve().parents[3] / "docs/jobs"
 
@@ -23,6 +23,14 @@ def test_reference_has_the_bits_of_the_second_oracle(name: str, data: Path, know
     known[name] = by_second_oracle(JOBS[name], data, coded_cuts=CODED_CUTS)
     found = by_reference(JOBS[name], data, coded_cuts=CODED_CUTS)
     assert found == known[name], first_difference(found, known[name])
+
+
+def test_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
+    """Rows of whole documents with a mask → equal losses and weights."""
+    text = job_file('loss_mask = "data"')
+    expected = by_second_oracle(text, packed)
+    found = by_reference(text, packed)
+    assert found == expected, first_difference(found, expected)
 
 
 def test_every_setting_makes_a_difference(data: Path, known: dict[str, Bits]) -> None:

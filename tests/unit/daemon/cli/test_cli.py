@@ -58,7 +58,7 @@ def test_a_job_is_submitted_without_torch() -> None:
     """What `submit` reads of the data, and all that `run` needs to refuse a job file, imports no torch."""
     code = (
         "import sys, headway.daemon.local.run\nfrom headway.daemon.jobs.resolve import resolve_job\n"
-        "from headway.stages.data.tokens import read_index\nprint('torch' in sys.modules)"
+        "from headway.stages.data.shard_index import read_index\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

@@ -10,7 +10,8 @@ from headway.daemon.data.data_tokenizer import tokenizer_of
 from headway.daemon.data.prepare import prepare
 from headway.daemon.data.special_tokens import special_tokens
 from headway.daemon.errors import ConfigError
-from headway.stages.data.tokens import TokenShards, read_index
+from headway.stages.data.shard_index import read_index
+from headway.stages.data.tokens import TokenShards
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -31,7 +32,7 @@ def byte_level(path: Path, *, end: str = END, is_special: bool = True) -> Any:
 
 def prepared(tmp_path: Path, **options: Any) -> list[int]:
     prepare([str(tmp_path / "in.txt")], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), **options)
-    return list(TokenShards.open(tmp_path / "out")._maps[0])
+    return list(TokenShards.open(tmp_path / "out")._tokens._maps[0])
 
 
 def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:

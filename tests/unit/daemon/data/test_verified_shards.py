@@ -23,8 +23,10 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.start_progress import MOST_READINGS
+from headway.stages.data.shard_files import fingerprint
+from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import TokenShards, fingerprint, read_index
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 
 

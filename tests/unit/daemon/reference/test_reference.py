@@ -105,7 +105,7 @@ def microbatch_gradient(job: JobSpec, tokens: TokenShards, weights: Weights, b: 
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
-    rows = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+    rows = tokens.microbatch(job.train, seed=9, batch=b, microbatch=i)
     hidden = rows.inputs
     for layer in job.layers:
         hidden = functional_call(build_layer(layer, MODEL), leaves[layer], (hidden,))
@@ -264,7 +264,7 @@ def test_without_delay_it_is_ordinary_training(tokens: TokenShards) -> None:
         optimizer.zero_grad()
         losses = []
         for i in range(5):
-            rows = tokens.microbatch(seed=9, batch=b, microbatch=i, size=2, length=12)
+            rows = tokens.microbatch(job.train, seed=9, batch=b, microbatch=i)
             hidden = rows.inputs
             for layer in job.layers:
                 hidden = functional_call(build_layer(layer, MODEL), leaves[layer], (hidden,))
@@ -285,8 +285,12 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=Path("/")
     ).stdout.split()
     stages = {"errors", "ids", "spec", "links", "links.codec", "links.compression", "data", "data.tokens"}
+    stages |= {f"data.{name}" for name in ("microbatch", "row_flags", "shard_files", "shard_index")}
     stages |= {"state", "state.optimizer", "model"}
-    stages |= {f"model.{name}" for name in ("determinism", "initial_weights", "decoder", "compilation", "chunked_loss")}
+    stages |= {
+        f"model.{name}"
+        for name in ("determinism", "initial_weights", "decoder", "compilation", "chunked_loss", "rotary", "documents")
+    }
     allowed = {
         "headway.daemon",
         "headway.daemon.reference",

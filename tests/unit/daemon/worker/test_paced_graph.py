@@ -29,9 +29,7 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[float], None]]:
 
 def one_batch(graph: StageGraph) -> list[Tensor]:
     """Output and gradients of a forward and a backward, with an update after."""
-    rows = CountingTokens().microbatch(
-        seed=1, batch=0, microbatch=0, size=TRAIN.microbatch_size, length=TRAIN.sequence_length
-    )
+    rows = CountingTokens().microbatch(TRAIN, seed=1, batch=0, microbatch=0)
     output = graph.forward((0, 0), rows, version=0)
     gradients, _ = graph.backward((0, 0), None)
     kept = [output, *(gradient.clone() for gradient in gradients)]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from headway.stages.data.shard_index import Shard, combined_sha256, read_index
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.data.tokens import Shard, TokenShards, combined_sha256, read_index
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
+from headway.stages.spec import TrainSpec
 
 MakeShards = Callable[..., Path]
 
@@ -28,13 +30,15 @@ def make_shards(tmp_path: Path) -> MakeShards:
 
 
 def draw(shards: TokenShards, batch: int = 0, microbatch: int = 0, *, seed: int = 1, size: int = 3) -> torch.Tensor:
-    return shards.microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=16).inputs
+    return shards.microbatch(
+        TrainSpec(microbatch_size=size, sequence_length=16), seed=seed, batch=batch, microbatch=microbatch
+    ).inputs
 
 
 def test_targets_are_the_inputs_one_token_on(make_shards: MakeShards) -> None:
     """Both are int64 [size, length], contiguous; each row counts upwards through the stream."""
     shards = TokenShards.open(make_shards(1000))
-    rows = shards.microbatch(seed=1, batch=2, microbatch=3, size=5, length=16)
+    rows = shards.microbatch(TrainSpec(microbatch_size=5, sequence_length=16), seed=1, batch=2, microbatch=3)
     inputs, targets = rows.inputs, rows.targets
     assert inputs.shape == targets.shape == (5, 16)
     assert inputs.dtype == targets.dtype == torch.int64
@@ -162,7 +166,7 @@ def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     [
         ("dtype", "uint32", "does not fit"),
         ("dtype", "float32", "is not one of"),
-        ("format", 2, "format 2 is not known"),
+        ("format", 3, "format 3 is not known"),
         ("shards", [], "does not fit"),
         ("shards", 3, "cannot be read"),
         ("shards", [{"file": "../x.bin", "num_tokens": 1, "sha256": ""}], "not a plain file name"),

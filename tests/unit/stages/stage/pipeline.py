@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import torch
 
 from headway.daemon.jobs.job import JobSection, JobSpec
@@ -15,6 +16,8 @@ from headway.daemon.worker.run_observer import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.data.row_flags import Flags, mean_tokens, num_targets, positions, trained_targets
+from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
@@ -73,12 +76,32 @@ def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7) 
 
 
 class CountingTokens:
-    """Tokens that are a function of (seed, batch, microbatch), as those of the shards are."""
+    """Tokens that are a function of (seed, batch, microbatch), as those of the shards are, perhaps with flags."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
-        window = torch.randint(MODEL.vocab_size, (size, length + 1), generator=generator)
-        return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
+        window = torch.randint(
+            MODEL.vocab_size, (train.microbatch_size, train.sequence_length + 1), generator=generator
+        )
+        inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        if not train.has_mask:
+            return Microbatch(inputs, targets)
+        flags = self.flags(train, batch, microbatch)
+        number = sum(num_targets(self.flags(train, batch, i), train) for i in range(train.microbatches))
+        return Microbatch(
+            inputs,
+            torch.from_numpy(trained_targets(targets.numpy(), flags, train)),
+            torch.from_numpy(positions(flags)) if train.separates_documents else None,
+            torch.tensor(mean_tokens(number, train), dtype=torch.float32),
+        )
+
+    def flags(self, train: TrainSpec, batch: int, microbatch: int) -> Flags:
+        """Of each microbatch another share of targets; batch 1 has none."""
+        shape = (train.microbatch_size, train.sequence_length + 1)
+        generator = np.random.default_rng(batch * 1009 + microbatch)
+        is_target = generator.random(shape) < (0.0 if batch == 1 else 0.2 + 0.2 * microbatch)
+        begins = generator.random(shape) < 0.3
+        return is_target * IS_TARGET + begins * BEGINS_DOCUMENT
 
 
 @dataclass

@@ -15,6 +15,7 @@ from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import DataError, NonFiniteLossError
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.schedule.schedule import Awaited, Op, ScheduleState, StageSchedule, awaited
+from headway.stages.spec import TrainSpec
 from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.journal import Journal
 from tests.fakes.late_streams import LateStreams, late_device
@@ -131,10 +132,10 @@ def test_every_frame_has_left_when_a_run_ends() -> None:
 class EndingTokens(CountingTokens):
     """A folder of which a shard disappears."""
 
-    def microbatch(self, *, seed: int, batch: int, microbatch: int, size: int, length: int) -> Microbatch:
+    def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
         if (batch, microbatch) == (1, 2):
             raise DataError("shard-3", "this shard is missing")
-        return super().microbatch(seed=seed, batch=batch, microbatch=microbatch, size=size, length=length)
+        return super().microbatch(train, seed=seed, batch=batch, microbatch=microbatch)
 
 
 def test_an_error_of_the_data_ends_the_run_in_the_thread_of_the_stage() -> None:

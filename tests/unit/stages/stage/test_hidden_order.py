@@ -51,13 +51,7 @@ def first_gradient(job: JobSpec) -> dict[str, dict[str, Tensor]]:
         module.load_state_dict(weights[name], assign=True)
     leaves = {name: dict(module.requires_grad_().named_parameters()) for name, module in modules.items()}
     for i in range(job.train.microbatches):
-        rows = CountingTokens().microbatch(
-            seed=job.job.seed,
-            batch=0,
-            microbatch=i,
-            size=job.train.microbatch_size,
-            length=job.train.sequence_length,
-        )
+        rows = CountingTokens().microbatch(job.train, seed=job.job.seed, batch=0, microbatch=i)
         hidden = rows.inputs
         for module in modules.values():
             hidden = module(hidden)

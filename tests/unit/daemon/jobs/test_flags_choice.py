@@ -1,0 +1,46 @@
+"""What a job makes of its data's flags is decided once, when it is submitted."""
+
+import pytest
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.flags_choice import with_flags_of
+from headway.stages.data.shard_index import Shard, ShardIndex
+from headway.stages.spec import TrainSpec
+
+
+def index(*, has_flags: bool, row_tokens: int = 0) -> ShardIndex:
+    shard = Shard(file="a", num_tokens=0, sha256="", flags="b" if has_flags else "")
+    return ShardIndex(dtype="uint8", vocab_size=256, shards=(shard,), sha256="", row_tokens=row_tokens, format=2)
+
+
+@pytest.mark.parametrize(
+    ("has_flags", "row_tokens", "given", "mask"),
+    [
+        (False, 0, "auto", "none"),
+        (False, 129, "auto", "none"),
+        (True, 0, "auto", "data"),
+        (True, 129, "auto", "data"),
+        (True, 0, "none", "none"),
+        (True, 129, "data", "data"),
+    ],
+)
+def test_auto_becomes_what_the_data_has(has_flags: bool, row_tokens: int, given: str, mask: str) -> None:
+    """Flags → the mask counts, unless the job says otherwise."""
+    train = TrainSpec(loss_mask=given)  # type: ignore[arg-type]
+    found = with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
+    assert found.loss_mask == mask
+    assert found.documents != "auto"
+
+
+@pytest.mark.parametrize(
+    ("train", "has_flags", "row_tokens", "reason"),
+    [
+        (TrainSpec(loss_mask="data"), False, 0, r'job.toml:train.loss_mask: "data" needs flags'),
+        (TrainSpec(loss_mask="none"), True, 129, r"job.toml:train.loss_mask: .* padding of packed rows"),
+        (TrainSpec(), True, 65, r"job.toml:train.sequence_length: .* sequences of 64 tokens, not 128; set it to 64"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(train: TrainSpec, has_flags: bool, row_tokens: int, reason: str) -> None:
+    """A mask without flags, all targets of padded rows, rows of another length → the key and what to do."""
+    with pytest.raises(ConfigError, match=reason):
+        with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
