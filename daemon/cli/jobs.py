@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -237,6 +237,10 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model that `headway export` did not write.")
     ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Default: that of the folder from which the job started, else float32.", show_default=False),
+    ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -248,6 +252,7 @@ def export(
 
     \b
     headway export my-job --out exported
+    headway export my-job --out exported --dtype bfloat16
     """
     from headway.daemon.client.export import export as export_job
     from headway.daemon.terminal import behind
@@ -259,7 +264,10 @@ def export(
                 drawn.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
                 drawn.flush()
 
-        boundary = await export_job(session, job, out, force=force, on_layer=show)
+        def warn(line: str) -> None:
+            sys.stderr.write(f"headway: {line}\n")
+
+        boundary = await export_job(session, job, out, force=force, dtype=dtype, on_warning=warn, on_layer=show)
         if as_json:
             say_json({"job": job, "boundary": boundary.number, "out": str(out)})
         else:

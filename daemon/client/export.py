@@ -13,13 +13,14 @@ from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_of
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
+from headway.daemon.origin.carried import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.results.model_folder import ModelFolderWriter
+from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.results.model_place import told_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import in_time
 from headway.daemon.situation.boundaries import holders, newest_complete
-from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
@@ -74,13 +75,18 @@ async def export(
     out: Path,
     *,
     force: bool = False,
+    dtype: ExportDtype | None = None,
+    on_warning: Callable[[str], None] = lambda _: None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Boundary:
     """Write a job's model into the folder `out`; return the model's boundary.
 
     The folder's old content stays until the model is complete. force: replace a model that was not exported.
-    on_layer(done, total) reports progress. Raises ConfigError, RecoveryError (a file is missing or differs from its
-    registration), UnavailableError (no node).
+
+    dtype: None: that of the folder from which the job started, else float32. on_warning: is told if that folder's
+    tokenizer and config cannot be read any more. on_layer(done, total) reports progress.
+
+    Raises ConfigError, RecoveryError (a file is missing or differs from its registration), UnavailableError (no node).
     """
     from headway.daemon.client.job_requests import job_of
 
@@ -93,9 +99,16 @@ async def export(
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
     client = NodeClient(session.identity)
     try:
+        carried = await _carried(client, view, job, spec, on_warning)
         with (
             ModelFolderWriter(
-                out, spec.model, sequence_length=spec.train.sequence_length, tokenizer=_tokenizer(spec), force=force
+                out,
+                spec.model,
+                sequence_length=spec.train.sequence_length,
+                tokenizer=_tokenizer(spec),
+                carried=carried,
+                dtype=dtype,
+                force=force,
             ) as writer,
             tempfile.TemporaryDirectory(dir=writer.draft) as folder,
         ):
@@ -111,6 +124,26 @@ async def export(
     finally:
         await client.close()
     return boundary
+
+
+async def _carried(
+    client: NodeClient, view: ClusterView, job: str, spec: JobSpec, on_warning: Callable[[str], None]
+) -> Carried | None:
+    """Return what the export carries over from the folder with the initial weights, from any node that has it."""
+    expected = spec.origin.digest_of(CARRIED_PART)
+    if expected is None:
+        return None
+    key = StateKey(job, *ORIGIN_PLACE, CARRIED_PART)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "origin.safetensors"
+        try:
+            await _fetch(client, view, key, path, checksum=expected.checksum)
+            return carried_in(path)
+        except RecoveryError as error:
+            on_warning(
+                f"the tokenizer and config of {spec.origin.url} cannot be read, and are left out: {error.reason}"
+            )
+            return None
 
 
 async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, checksum: str) -> None:

@@ -14,6 +14,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.node.hardware import find_devices, memory_bytes
+from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of
 from headway.daemon.planning.cluster_plan import size
@@ -59,7 +60,7 @@ def run_reference(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
     check_place(out / "model")
-    initial = initial_weights_of(spec)
+    initial, carried = initial_weights_of(spec), carried_of(spec)
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
         def on_batch(result: BatchResult) -> None:
@@ -86,6 +87,7 @@ def run_reference(
         weights=weights,
         sequence_length=spec.train.sequence_length,
         tokenizer=tokenizer_of(shards, tokens.index),
+        carried=carried,
     )
     return _comparable(spec, coded_cuts)
 

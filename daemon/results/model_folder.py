@@ -2,35 +2,42 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Literal, Self
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Size, Tensor
 
 from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
 from headway.daemon.errors import ConfigError
+from headway.daemon.origin.carried import Carried
 from headway.daemon.results.model_place import (
     CONFIG_NAME,
     INDEX_NAME,
     PRODUCER,
+    SINGLE_NAME,
     Draft,
     check_place,
     share_mode,
     told_of,
 )
+from headway.daemon.results.shard_layout import DTYPES, Shard, planned_shards, shards_of_origin
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
 from headway.stages.spec import ModelSpec, layer_names
+from headway.stages.state.state_file import raw_bytes
+
+ExportDtype = Literal["float32", "bfloat16"]
+_TOKENIZERS: Final = (TOKENIZER_NAME, "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ModelFolderWriter:
-    """One safetensors file per layer, written next to the folder's old content, which it replaces when it is complete.
+    """Shards of safetensors, written next to the folder's old content, which it replaces when it is complete.
 
     A context manager: leaving it puts the model in its place, unless an exception leaves it. Memory of one layer is
     enough.
@@ -43,23 +50,41 @@ class ModelFolderWriter:
         *,
         sequence_length: int,
         tokenizer: DataTokenizer | None = None,
+        carried: Carried | None = None,
+        dtype: ExportDtype | None = None,
         force: bool = False,
     ) -> None:
         """sequence_length: the longest on which the model was trained. tokenizer: copied into the folder.
+
+        carried: files of the model's origin, which replace ours. dtype: None: that of the origin, else float32.
 
         Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
         """
         check_place(folder, force=force)
         self.folder = folder
-        self._spec = spec
-        self._layers = layer_names(spec)
-        self._written: dict[str, str] = {}  # checkpoint name → file
-        self._num_bytes = 0
-        config = hugging_face_config(spec, dtype="float32", sequence_length=sequence_length) | {"producer": PRODUCER}
+        shapes = {
+            checkpoint_name(layer, name): tuple(shape)
+            for layer in layer_names(spec)
+            for name, shape in parameter_shapes(layer, spec).items()
+        }
+        origin = shards_of_origin(carried.headers, shapes) if carried is not None else None
+        if origin is not None and (dtype is None or _dtypes(origin) == {DTYPES[dtype]}):
+            self._shards, self._is_of_origin = origin, True
+        else:
+            self._shards, self._is_of_origin = planned_shards(shapes, dtype or "float32"), False
+        self._places = {name: shard for shard in self._shards for name in shard.tensors}
+        self._left = set(shapes)
+        """Tensors that were not added yet."""
+        config = hugging_face_config(spec, dtype=dtype or "float32", sequence_length=sequence_length)
         with told_of(folder):
             self._draft = Draft(folder)
         try:
-            self._describe(config, tokenizer)
+            self._describe(config, tokenizer, carried or Carried(), dtype)
+            with told_of(folder):
+                for shard in self._shards:
+                    with (self.draft / shard.name).open("wb") as file:
+                        file.write(shard.header)
+                        file.truncate(shard.size_bytes)
         except BaseException:
             self._draft.drop()
             raise
@@ -71,34 +96,53 @@ class ModelFolderWriter:
         """
         return self._draft.folder
 
-    def _describe(self, config: dict[str, object], tokenizer: DataTokenizer | None) -> None:
+    def _describe(
+        self, config: dict[str, Any], tokenizer: DataTokenizer | None, carried: Carried, dtype: ExportDtype | None
+    ) -> None:
+        files = {name: data for name, data in carried.files.items() if name not in (CONFIG_NAME, INDEX_NAME)}
+        if CONFIG_NAME in carried.files:
+            config = json.loads(carried.files[CONFIG_NAME])
+            if not self._is_of_origin:
+                config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype or "float32"
+        has_tokenizer = any(name in files for name in _TOKENIZERS)
         with told_of(self.folder):
-            if tokenizer is not None:
+            if tokenizer is not None and not has_tokenizer:
                 config |= tokenizer.special.ids
                 told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
-                _write_text(self.draft / TOKENIZER_NAME, tokenizer.text)
-                _write_text(self.draft / TOKENIZER_CONFIG_NAME, json.dumps(told) + "\n")
-            _write_text(self.draft / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
+                files[TOKENIZER_NAME] = tokenizer.text.encode()
+                files[TOKENIZER_CONFIG_NAME] = (json.dumps(told) + "\n").encode()
+            if self._is_of_origin and INDEX_NAME in carried.files:
+                files[INDEX_NAME] = carried.files[INDEX_NAME]
+            elif not self._is_of_origin:
+                files[INDEX_NAME] = (json.dumps(self._index(), indent=2) + "\n").encode()
+            files[CONFIG_NAME] = (json.dumps(config | {"producer": PRODUCER}, indent=2) + "\n").encode()
+            for name, data in files.items():
+                _write(self.draft / name, data)
+
+    def _index(self) -> dict[str, Any]:
+        num_bytes = sum(entry.end - entry.begin for shard in self._shards for entry in shard.tensors.values())
+        weight_map = {name: shard.name for name, shard in sorted(self._places.items())}
+        return {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
-        """Write a layer's weights, by parameter name, unchanged. Layers may come in any order, each once.
+        """Write a layer's weights, by parameter name, in the folder's dtype. Layers may come in any order, each once.
 
         Raises ConfigError when they cannot be written.
         """
-        file = f"model-{self._layers.index(layer) + 1:05d}-of-{len(self._layers):05d}.safetensors"
-        tensors = {checkpoint_name(layer, name): tensor.contiguous().cpu() for name, tensor in parameters.items()}
-        with told_of(self.folder):
-            save_file(tensors, self.draft / file, metadata={"format": "pt"})
-        self._written.update(dict.fromkeys(tensors, file))
-        self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        for name, tensor in ((checkpoint_name(layer, name), tensor) for name, tensor in parameters.items()):
+            shard = self._places[name]
+            entry = shard.tensors[name]
+            assert entry.shape == tuple(tensor.shape), f"{name} has another shape"
+            with told_of(self.folder), (self.draft / shard.name).open("r+b") as file:
+                file.seek(entry.begin)
+                file.write(raw_bytes(tensor.detach().cpu(), entry.dtype))
+            self._left.discard(name)
 
     def close(self) -> None:
-        """Write the index, and put the model in its place. Asserts that every layer was added."""
-        assert len(set(self._written.values())) == len(self._layers), "a layer of the model was not written"
-        index = {"metadata": {"total_size": self._num_bytes}, "weight_map": dict(sorted(self._written.items()))}
+        """Put the model in its place. Asserts that every layer was added."""
+        assert not self._left, f"{min(self._left)} of the model was not written"
         with told_of(self.folder):
-            _write_text(self.draft / INDEX_NAME, json.dumps(index, indent=2) + "\n")
-            share_mode((self.draft / file for file in set(self._written.values())), like=self.draft / INDEX_NAME)
+            share_mode((self.draft / shard.name for shard in self._shards), like=self.draft / CONFIG_NAME)
         self._draft.put_in_place()
 
     def __enter__(self) -> Self:
@@ -121,9 +165,12 @@ def write_model(
     weights: Mapping[str, Mapping[str, Tensor]],
     sequence_length: int,
     tokenizer: DataTokenizer | None = None,
+    carried: Carried | None = None,
 ) -> None:
-    """Write a whole model from memory: layer to parameter name to tensor."""
-    with ModelFolderWriter(folder, spec, sequence_length=sequence_length, tokenizer=tokenizer) as writer:
+    """Write a whole model from memory: layer to parameter name to tensor. carried: as for ModelFolderWriter."""
+    with ModelFolderWriter(
+        folder, spec, sequence_length=sequence_length, tokenizer=tokenizer, carried=carried
+    ) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
 
@@ -135,14 +182,19 @@ class LoadedModel:
     spec: ModelSpec
     sequence_length: int
     weights: dict[str, dict[str, Tensor]]
-    """Layer to parameter name to CPU tensor, under Headway's names."""
+    """Layer to parameter name to fp32 CPU tensor, under Headway's names."""
 
 
 def read_model(folder: Path) -> LoadedModel:
     """Load a model that ModelFolderWriter wrote. Raises ConfigError for any other folder, or an incomplete one."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        weight_map: dict[str, str] = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
+        is_single = (folder / SINGLE_NAME).is_file() and not (folder / INDEX_NAME).exists()
+        weight_map: dict[str, str] = (
+            {"": SINGLE_NAME}
+            if is_single
+            else json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
+        )
         spec = model_spec(config)
         tensors: dict[str, Tensor] = {}
         for file in sorted(set(weight_map.values())):
@@ -169,13 +221,17 @@ def _shaped(tensors: Mapping[str, Tensor], name: str, shape: Size) -> Tensor:
     """Return a tensor. Raises KeyError when it is missing, ValueError when it has another shape."""
     if tensors[name].shape != shape:
         raise ValueError(f"{name} is {list(tensors[name].shape)}, and config.json asks for {list(shape)}")
-    return tensors[name]
+    return tensors[name].float()
 
 
-def _write_text(file: Path, text: str) -> None:
+def _dtypes(shards: Iterable[Shard]) -> set[str]:
+    return {entry.dtype for shard in shards for entry in shard.tensors.values()}
+
+
+def _write(file: Path, data: bytes) -> None:
     draft = file.with_name(f".{file.name}.part")
-    with draft.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with draft.open("wb") as stream:
+        stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
     draft.replace(file)

@@ -17,17 +17,21 @@ from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 
 CONFIG_NAME: Final = "config.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
+SINGLE_NAME: Final = "model.safetensors"
 PRODUCER: Final = "headway"
 """Value of `producer` in config.json of a folder that may be replaced."""
 
 _DRAFT: Final = ".export-"
 _MODEL_FILE: Final = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt"
+    r"|chat_template\..*"
     r"|adapter_.*|.*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|msgpack|h5|gguf)"
 )
 """Files that AutoModel or AutoTokenizer may open: none of an older model may stay with a newer one."""
 _OURS: Final = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer\.json|tokenizer_config\.json"
+    r"|generation_config\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
+    r"|chat_template\.(jinja|json)"
 )
 
 
@@ -44,7 +48,13 @@ def check_place(folder: Path, *, force: bool = False) -> None:
     if force:
         return
     is_ours = _producer(folder / CONFIG_NAME) == PRODUCER
-    foreign = [name for name in names if _MODEL_FILE.fullmatch(name) and not (is_ours and _OURS.fullmatch(name))]
+    # Beside an index, AutoModel would load a model.safetensors that is not ours.
+    own_single = SINGLE_NAME if INDEX_NAME not in names else ""
+    foreign = [
+        name
+        for name in names
+        if _MODEL_FILE.fullmatch(name) and not (is_ours and (_OURS.fullmatch(name) or name == own_single))
+    ]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         what = f"holds {foreign[0]}{more} of a model that was not exported here"
@@ -96,13 +106,14 @@ class Draft:
 def put_in_place(draft: Path, folder: Path) -> None:
     """Replace the model in a folder by the complete one in a draft; the draft is gone then.
 
-    The old index goes first and the new one comes last: a crash in between leaves no model, never a mixture of two.
+    The old index, or single file, goes first and the new one comes last. A crash in between leaves no model, never a
+    mixture of two.
     """
     old = [entry.name for entry in folder.iterdir() if entry.is_file() and _MODEL_FILE.fullmatch(entry.name)]
     new = [entry.name for entry in draft.iterdir()]
-    for name in _last(old, INDEX_NAME)[::-1]:
+    for name in _last(old)[::-1]:
         (folder / name).unlink()
-    for name in _last(new, INDEX_NAME):
+    for name in _last(new):
         (draft / name).replace(folder / name)
     draft.rmdir()
 
@@ -114,8 +125,9 @@ def share_mode(files: Iterable[Path], like: Path) -> None:
         file.chmod(mode)
 
 
-def _last(names: list[str], name: str) -> list[str]:
-    return sorted(names, key=lambda other: (other == name, other))
+def _last(names: list[str]) -> list[str]:
+    """Return names with that file at the end without which a folder has no weights."""
+    return sorted(names, key=lambda name: (name in (INDEX_NAME, SINGLE_NAME), name == INDEX_NAME, name))
 
 
 def _producer(config: Path) -> object:

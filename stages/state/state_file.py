@@ -355,6 +355,11 @@ def tensor_of(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype]).reshape(tuple(shape))
 
 
+def raw_bytes(tensor: Tensor, dtype: str) -> memoryview:
+    """Return a CPU tensor's bytes in a dtype, as safetensors names it."""
+    return _bytes_of(tensor.to(_DTYPES[dtype]))
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

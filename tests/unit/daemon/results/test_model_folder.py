@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.data.special_tokens import SpecialTokens
 from headway.daemon.errors import ConfigError
+from headway.daemon.results import model_folder
 from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
 from headway.daemon.results.sample import sample
 from headway.stages.model.initial_weights import initial_parameters
@@ -29,6 +31,13 @@ SPEC = ModelSpec(
 
 def make_weights(seed: int = 1) -> dict[str, dict[str, Tensor]]:
     return {name: initial_parameters(name, SPEC, seed=seed) for name in layer_names(SPEC)}
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model has five shards."""
+    planned = partial(model_folder.planned_shards, most_bytes=24_000)
+    monkeypatch.setattr("headway.daemon.results.model_folder.planned_shards", planned)
 
 
 @pytest.fixture
@@ -47,10 +56,10 @@ def test_a_model_reads_back_as_the_same_bits(folder: Path) -> None:
 
 
 def test_files_are_named_as_hugging_face_names_them(folder: Path) -> None:
-    """One numbered file a layer; the index knows each tensor's file and the size of all."""
+    """Numbered shards; the index knows each tensor's file and the size of all."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    assert index["weight_map"]["model.embed_tokens.weight"] == "model-00001-of-00004.safetensors"
-    assert index["weight_map"]["lm_head.weight"] == "model-00004-of-00004.safetensors"
+    assert index["weight_map"]["model.embed_tokens.weight"] == "model-00001-of-00005.safetensors"
+    assert index["weight_map"]["lm_head.weight"] == "model-00005-of-00005.safetensors"
     num_bytes = sum(tensor.nbytes for layer in make_weights().values() for tensor in layer.values())
     assert index["metadata"]["total_size"] == num_bytes
 
@@ -107,7 +116,7 @@ def test_an_export_that_is_killed_between_any_two_steps_of_the_swap(
         write_model(folder, SPEC, weights=make_weights(seed=3), sequence_length=24)
         assert _seed_of(folder) == 3
         steps_done += 1
-    assert steps_done >= 12, "six files go, six come"
+    assert steps_done >= 12, "seven files go, seven come"
 
 
 def _seed_of(folder: Path) -> int | None:
@@ -209,7 +218,7 @@ def test_an_export_of_fewer_layers_leaves_nothing_of_the_larger_one(folder: Path
         sequence_length=24,
     )
     assert read_model(folder).spec == spec
-    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert len(list(folder.glob("*.safetensors"))) == 4
     assert (folder / "notes.md").read_text() == "mine"
 
 
@@ -284,13 +293,13 @@ def test_a_model_that_computes_something_else_is_refused(folder: Path, change: d
 
 def test_a_damaged_model_is_refused(folder: Path) -> None:
     """A cut file, an absent file, another kind of model, no folder: one line each that names the folder."""
-    file = folder / "model-00002-of-00004.safetensors"
+    file = folder / "model-00002-of-00005.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     with pytest.raises(ConfigError, match="not a readable model"):
         read_model(folder)
     file.unlink()
-    with pytest.raises(ConfigError, match=r"model-00002-of-00004\.safetensors is missing"):
+    with pytest.raises(ConfigError, match=r"model-00002-of-00005\.safetensors is missing"):
         read_model(folder)
     file.write_bytes(whole)
     config = json.loads((folder / "config.json").read_text())

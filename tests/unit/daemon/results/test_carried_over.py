@@ -1,0 +1,116 @@
+"""Import and export without training: the files of the origin, byte for byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headway.daemon.data.byte_tokenizer import tokenizer_json
+from headway.daemon.data.data_tokenizer import DataTokenizer
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.origin.carried import carried_in, carried_of
+from headway.daemon.origin.origin_config import model_opener
+from headway.daemon.origin.origin_model import initial_weights_of, with_parts
+from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter, read_model
+from headway.daemon.results.shard_layout import planned_shards
+from headway.daemon.storage.state_key import CARRIED_PART
+
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM
+
+from tests.fakes.tiny_models import write_tiny_model
+
+LAYOUTS = {
+    "one file": {},
+    "shards": {"model_type": "qwen3", "head_dim": 16, "shard_size": "30KB"},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float16": {"dtype": torch.float16},
+}
+
+
+def job_from(folder: Path) -> JobSpec:
+    """A job that starts from a folder."""
+    return parse_job('[job]\nname = "j"\n', open_model=model_opener(folder.parent), model_from=str(folder))
+
+
+def exported(spec: JobSpec, out: Path, *, dtype: ExportDtype | None = None) -> Path:
+    """The model at boundary 0."""
+    read = initial_weights_of(spec)
+    assert read is not None
+    with ModelFolderWriter(
+        out,
+        spec.model,
+        sequence_length=16,
+        tokenizer=DataTokenizer(text=tokenizer_json()),
+        carried=carried_of(spec),
+        dtype=dtype,
+    ) as writer:
+        for layer in reversed(spec.layers):
+            writer.add(layer, read(layer))
+    return out
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def origin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of transformers, with small files beside the weights."""
+    folder = write_tiny_model(tmp_path_factory.mktemp("origin") / "model", **LAYOUTS[request.param])  # type: ignore[arg-type]
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "README.md").write_text("not carried over")
+    return folder
+
+
+def test_an_export_without_training_has_the_bytes_of_the_origin(origin: Path, tmp_path: Path) -> None:
+    """Equal names, and equal bytes in each file; config.json also says who wrote the folder."""
+    out = exported(job_from(origin), tmp_path / "out")
+    names = {path.name for path in origin.iterdir()} - {"README.md"}
+    assert {path.name for path in out.iterdir()} == names
+    for name in names - {"config.json"}:
+        assert (out / name).read_bytes() == (origin / name).read_bytes(), name
+    config = json.loads((out / "config.json").read_text())
+    assert config.pop("producer") == "headway"
+    assert config == json.loads((origin / "config.json").read_text())
+    exported(job_from(origin), tmp_path / "out")  # our own export may be replaced
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_dtype_can_be_asked_for(origin: Path, tmp_path: Path, dtype: ExportDtype) -> None:
+    """Each tensor is cast, config.json says the dtype, and transformers opens the folder in it."""
+    out = exported(job_from(origin), tmp_path / "out", dtype=dtype)
+    ours, theirs = tensors_in(out), tensors_in(origin)
+    wanted = getattr(torch, dtype)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name].to(wanted)) for name, tensor in ours.items())
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert model.dtype == wanted
+    assert read_model(out).weights["head"]["lm_head.weight"].dtype == torch.float32
+
+
+def test_what_a_node_keeps_is_what_the_folder_has(origin: Path, tmp_path: Path) -> None:
+    """The carried part, as a node sends it, gives an export the same files as the folder itself."""
+    spec = with_parts(job_from(origin))
+    path = tmp_path / "part"
+    path.write_bytes(b"".join(read_part(spec, CARRIED_PART)))
+    assert carried_in(path) == carried_of(spec)
+
+
+def test_shards_are_filled_up_in_the_order_of_the_layers(tmp_path: Path) -> None:
+    """A shard has at most so many bytes, unless one tensor has more; its header is what safetensors writes."""
+    shapes = {"a": (4,), "c": (2, 3), "b": (100,), "d": (1,)}
+    shards = planned_shards(shapes, "float32", most_bytes=40)
+    assert [list(shard.tensors) for shard in shards] == [["a", "c"], ["b"], ["d"]]
+    assert shards[0].name == "model-00001-of-00003.safetensors"
+    for shard in shards:
+        path = tmp_path / shard.name
+        save_file({name: torch.zeros(shapes[name]) for name in shard.tensors}, path, metadata={"format": "pt"})
+        assert path.read_bytes() == shard.header + bytes(shard.size_bytes - len(shard.header))
