@@ -18,9 +18,9 @@ from torch import Tensor
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.data.special_tokens import SpecialTokens
 from headway.daemon.errors import ConfigError
-from headway.daemon.results import model_folder
 from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
 from headway.daemon.results.sample import sample
+from headway.daemon.results.shard_layout import planned_shards
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names
 
@@ -36,7 +36,7 @@ def make_weights(seed: int = 1) -> dict[str, dict[str, Tensor]]:
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model has five shards."""
-    planned = partial(model_folder.planned_shards, most_bytes=24_000)
+    planned = partial(planned_shards, most_bytes=24_000)
     monkeypatch.setattr("headway.daemon.results.model_folder.planned_shards", planned)
 
 
