@@ -99,6 +99,8 @@ class WorkerDevice:
 
     def release_memory(self) -> None:
         """Give freed memory back: the device's to the device, the host's to the kernel."""
+        if self._opened is not None:
+            self._opened.let_go()
         release_freed_memory()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

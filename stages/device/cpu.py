@@ -83,6 +83,9 @@ class CpuDevice:
         """See `StageDevice`."""
         act()
 
+    def let_go(self) -> None:
+        """See `StageDevice`."""
+
     def is_on_host(self, tensor: Tensor) -> bool:  # noqa: ARG002
         """See `StageDevice`."""
         return True

@@ -2,6 +2,9 @@
 
 Pinned memory comes from torch's own allocator: it keeps freed blocks by size, and uses one again only when the copies
 from and to it are done.
+
+A new thread is on card 0, and its first call would make a context there, of half a GB. So each call that any thread may
+make comes after `set_device`, which costs less than a microsecond if nothing changes.
 """
 
 from collections.abc import Sequence
@@ -16,19 +19,22 @@ from headway.stages.device.streams import Event, Stream
 class CudaEvent:
     """An `Event`. Its wait blocks in the kernel instead of asking in a loop."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_device", "_event")
 
-    def __init__(self, stream: Any, *, is_timed: bool) -> None:
+    def __init__(self, stream: Any, device: torch.device, *, is_timed: bool) -> None:
+        self._device = device
         self._event: Any = torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     @property
     def is_passed(self) -> bool:
         """See `Event`."""
+        torch.cuda.set_device(self._device)
         return bool(self._event.query())
 
     def wait(self) -> None:
         """See `Event`."""
+        torch.cuda.set_device(self._device)
         self._event.synchronize()
 
     def seconds_until(self, later: Event) -> float:
@@ -45,6 +51,7 @@ class CudaStreams:
     """A `Streams`. The compute stream is the current one of the thread that calls."""
 
     def __init__(self, device: torch.device) -> None:
+        assert device.index is not None, "a worker has one card"
         self.torch_device = device
         self.name = str(device)
         self._side: dict[Stream, Any] = {
@@ -64,7 +71,7 @@ class CudaStreams:
 
     def record(self, stream: Stream, *, is_timed: bool = False) -> CudaEvent:
         """See `Streams`."""
-        return CudaEvent(self._stream(stream), is_timed=is_timed)
+        return CudaEvent(self._stream(stream), self.torch_device, is_timed=is_timed)
 
     def wait(self, stream: Stream, event: Event) -> None:
         """See `Streams`."""
@@ -87,6 +94,7 @@ class CudaStreams:
 
     def host_buffer(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """See `Streams`."""
+        torch.cuda.set_device(self.torch_device)
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def is_on_host(self, tensor: Tensor) -> bool:
@@ -98,4 +106,5 @@ class CudaStreams:
         return tensor.is_pinned()
 
     def _stream(self, stream: Stream) -> Any:
+        torch.cuda.set_device(self.torch_device)
         return torch.cuda.current_stream(self.torch_device) if stream is Stream.COMPUTE else self._side[stream]

@@ -112,10 +112,13 @@ class StageDevice(Protocol):
     def after(self, moment: Moment, act: Callable[[], None]) -> None:
         """Call `act` once the moment is done, in a thread of the device; at once if the device is immediate.
 
-        Acts after copies to the host run in the order of their calls, and so do those after copies to the
-        device, and those after marks. An exception, also
-        that of a late device, goes to the device's `on_failure`.
+        Acts after copies to the host run in the order of their calls, and so do those after copies to the device, and
+        those after marks. An exception goes to the device's `on_failure`.
         """
+        ...
+
+    def let_go(self) -> None:
+        """Free what finished copies have read. The next copy does it too, and after a run there may be none."""
         ...
 
     def is_on_host(self, tensor: Tensor) -> bool:

@@ -12,12 +12,12 @@ from torch import Tensor
 from headway.stages.device.device import DeviceCopy, HostCopy, Mark, StageDevice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DeviceDone:
-    """The device of a run has done something: the run's thread calls `act`."""
+    """The device of a run has done something: the run's thread calls `act`. None: the run is over."""
 
     run: "RunEvents"
-    act: Callable[[], None]
+    act: Callable[[], None] | None
 
 
 class Inbox(Protocol):
@@ -34,14 +34,18 @@ class _Nowhere:
 
 
 class RunEvents:
-    """One run's, in its thread. Whatever an earlier run still waited for is ignored."""
+    """One run's, in its thread. Whatever an earlier run still waited for is ignored, and keeps nothing of it alive."""
 
     def __init__(self, device: StageDevice, inbox: Inbox | None) -> None:
         """inbox: of the stage; None: the device is immediate."""
-        self.num_pending = 0
-        """Number of things that have not been heard of."""
+        self._pending: set[DeviceDone] = set()
         self._device = device
         self._inbox = inbox or _Nowhere()
+
+    @property
+    def num_pending(self) -> int:
+        """Return the number of things that have not been heard of."""
+        return len(self._pending)
 
     def when_copied(self, tensors: Sequence[Tensor], act: Callable[[tuple[Tensor, ...]], None]) -> None:
         """Call `act` with the values of these tensors, in host memory, as soon as they are known."""
@@ -52,8 +56,7 @@ class RunEvents:
         if self._device.is_immediate:
             act(copy.wait(0.0))
             return
-        self.num_pending += 1
-        done = DeviceDone(self, lambda: act(copy.wait(0.0)))
+        done = self._expected(lambda: act(copy.wait(0.0)))
         self._device.after(copy, lambda: self._inbox.put(done))
 
     def when_arrived(self, copy: DeviceCopy, act: Callable[[], None]) -> None:
@@ -61,14 +64,12 @@ class RunEvents:
         if self._device.is_immediate:
             act()
             return
-        self.num_pending += 1
-        done = DeviceDone(self, act)
+        done = self._expected(act)
         self._device.after(copy, lambda: self._inbox.put(done))
 
     def when_marked(self, mark: Mark, at_once: Callable[[], None], act: Callable[[], None]) -> None:
         """Call `act` after a mark. at_once: is called before, in a thread of the device; it may note the time."""
-        self.num_pending += 1
-        done = DeviceDone(self, act)
+        done = self._expected(act)
 
         def tell() -> None:
             at_once()
@@ -78,6 +79,17 @@ class RunEvents:
 
     def heard(self, item: DeviceDone) -> None:
         """Take an item of the inbox."""
-        if item.run is self:
-            self.num_pending -= 1
+        if item.run is self and item.act is not None:
+            self._pending.remove(item)
             item.act()
+
+    def close(self) -> None:
+        """End the run. What it waited for may lie in the inbox until the next run begins, and must not keep layers."""
+        for item in self._pending:
+            item.act = None
+        self._pending.clear()
+
+    def _expected(self, act: Callable[[], None]) -> DeviceDone:
+        item = DeviceDone(self, act)
+        self._pending.add(item)
+        return item

@@ -163,6 +163,11 @@ class StreamedDevice:
             case _:
                 raise AssertionError(f"a moment of another device: {moment}")
 
+    def let_go(self) -> None:
+        """See `StageDevice`."""
+        with self._lock:
+            self._let_go_of_read()
+
     def is_on_host(self, tensor: Tensor) -> bool:
         """See `StageDevice`."""
         return self.streams.is_on_host(tensor)
@@ -183,11 +188,15 @@ class StreamedDevice:
             if target is not source:
                 self.streams.copy(stream, target, source)
         event = self.streams.record(stream)
-        held = self._held[stream]
-        while held and held[0][0].is_passed:
-            held.popleft()
-        held.append((event, sources))
+        self._let_go_of_read()
+        self._held[stream].append((event, sources))
         return event
+
+    def _let_go_of_read(self) -> None:
+        """Let go of what passed copies have read, on every stream: one that rests would keep its last sources."""
+        for held in self._held.values():
+            while held and held[0][0].is_passed:
+                held.popleft()
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         """Return what a copy to the device reads: from pageable memory the call would wait for the copy."""

@@ -141,7 +141,8 @@ class Executor:
         return self.events.num_pending == 0
 
     def close(self) -> None:
-        """End what runs beside the stage's thread."""
+        """End what runs beside the stage's thread, and forget what the device has not done."""
+        self.events.close()
         if self._tokens is not None:
             self._tokens.close()
 

@@ -68,10 +68,10 @@ class StageLoop(Generic[ItemT]):
                     self._wait_for_device()
                 else:
                     self._wait()
+            return executor.end()
         finally:
             self.is_runnable = False
             executor.close()
-        return executor.end()
 
     def _wait(self) -> None:
         executor = self.executor

@@ -14,6 +14,8 @@ from torch import Tensor
 from headway.stages.device.device import HostCopy, StageDevice
 
 BLOCK_BYTES: Final = 64 << 20
+ALLOCATING_S: Final = 1.0
+"""Maximum wait for blocks that are still being allocated: pinning takes seconds, and an update would wait for them."""
 
 
 @dataclass
@@ -47,8 +49,12 @@ class HostBlocks:
         self._trouble = ""
 
     def reserve(self, num_bytes: int) -> None:
-        """Allocate, in a thread, what a copy of so many bytes takes. Blocks that are there already are kept."""
-        self._wait()
+        """Allocate, in a thread, what a copy of so many bytes takes. Blocks that are there already are kept.
+
+        Does nothing while an earlier call is still allocating: a copy asks again for what it misses then.
+        """
+        if not self._is_allocated():
+            return
         missing = -(-num_bytes // self._block_bytes) - len(self._blocks)
         if missing > 0:
             self._allocating = threading.Thread(
@@ -64,7 +70,8 @@ class HostBlocks:
         flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
         num_bytes = sum(len(data) for data in flat)
         self.reserve(num_bytes)
-        self._wait()
+        if not self._is_allocated():
+            raise HostMemoryError(num_bytes, "it is still being allocated")
         if self._block_bytes * len(self._blocks) < num_bytes:
             raise HostMemoryError(num_bytes, self._trouble)
         sources: list[Tensor] = []
@@ -91,10 +98,14 @@ class HostBlocks:
             done += length
         return cuts
 
-    def _wait(self) -> None:
+    def _is_allocated(self) -> bool:
+        """Return whether the blocks are there, or their trouble, at the latest after ALLOCATING_S."""
         if self._allocating is not None:
-            self._allocating.join()
+            self._allocating.join(ALLOCATING_S)
+            if self._allocating.is_alive():
+                return False
             self._allocating = None
+        return True
 
     def _allocate(self, num_blocks: int) -> None:
         try:

@@ -16,7 +16,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import takewhile
@@ -133,6 +133,8 @@ class CollectiveLink:
         assert fits, f"{frame.kind.name} is not sent over this link"
         assert all(fits), f"{frame.kind.name} is not of the contract's form"
         num_bytes, device = _num_bytes(frame), self._device
+        # Here, so that the mark comes after a copy: the thread that sends has no place in the order of computation.
+        frame = replace(frame, tensors=tuple(tensor.detach().contiguous() for tensor in frame.tensors))
         is_computed = device is None or all(device.is_on_host(tensor) for tensor in frame.tensors)
         outgoing = _Outgoing(frame, is_computed)
         with self._changed:
@@ -210,9 +212,19 @@ class CollectiveLink:
     # --- the link's threads -----------------------------------------------------------------------------------------
 
     def _start(self, target: Callable[..., None], *arguments: object, name: str) -> None:
-        thread = threading.Thread(target=target, args=arguments, name=f"headway-{name} {self._peer}", daemon=True)
+        run = partial(self._told, target, *arguments)
+        thread = threading.Thread(target=run, name=f"headway-{name} {self._peer}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _told(self, target: Callable[..., None], *arguments: object) -> None:
+        """Run a thread's work. An error that nobody expects loses the link, and is one of the loop."""
+        try:
+            target(*arguments)
+        except Exception as error:
+            self.lose(f"the link failed: {_plain(error)}")
+            self.interrupt()
+            self._loop.call_soon(_raise, error)
 
     def _break(self, group: GroupOfTwo, reason: str) -> None:
         """Mark the group as broken, so that the other thread notices too."""
@@ -320,6 +332,10 @@ class CollectiveLink:
             if not self._num_inside and self._group is not None:
                 self._releases = self._group.release()
                 self._group = None
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _num_bytes(frame: Frame) -> int:

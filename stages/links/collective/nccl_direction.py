@@ -208,6 +208,7 @@ class _CudaSideStream:
 
     def entered(self) -> AbstractContextManager[Any]:
         """See `SideStream`."""
+        torch.cuda.set_device(self._device)  # a new thread is on card 0, and would go back to it afterwards
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 

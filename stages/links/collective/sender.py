@@ -83,7 +83,7 @@ class FrameSender:
     def send(self, frames: Sequence[Frame]) -> None:
         """Begin to send frames that go together. Raises RuntimeError."""
         route = self._route(frames[0])
-        tensors = [[tensor.detach().contiguous() for tensor in frame.tensors] for frame in frames]
+        tensors = [[tensor.detach() for tensor in frame.tensors] for frame in frames]
         headers = [announce(frame, sequence=self._sequence + k, route=route) for k, frame in enumerate(frames)]
         self._sequence += len(frames)
         num_bytes = sum([tensor.nbytes for each in tensors for tensor in each])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -283,3 +283,42 @@ def test_a_group_that_is_not_wanted_any_more_frees_its_cards(sides: Sides, monke
     wait_until(lambda: above.is_ended and below.is_ended)
     assert all(each.num_aborts == 1 for each in sides.nccl.communicators.values())
     assert not sides.stuck
+
+
+def test_an_error_that_nobody_expects_loses_the_link_and_is_told() -> None:
+    """Forming raises what it must not → the stage hears of a lost link at once, and the process of the error."""
+    errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    loop = LoopThread("cards", on_failure=errors.put)
+    loop.start()
+    both = Sides(loop)
+    terms = lower_terms("cards", inbox=both.inboxes[1], contract=CONTRACT)
+    link = CollectiveLink(loop, terms, both.stuck.append)
+
+    def form() -> GroupOfTwo:
+        raise ValueError("a bug")
+
+    link.meet(form)
+    assert "a bug" in both.lost(1).reason
+    assert isinstance(errors.get(timeout=DEADLINE_S), ValueError)
+    loop.stop()
+
+
+class Noting(torch.Tensor):
+    """A tensor that notes in which thread it is made contiguous."""
+
+    threads: ClassVar[list[int]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "contiguous" and not args[0].is_contiguous():
+            cls.threads.append(threading.get_ident())
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_a_frame_in_pieces_is_put_together_where_it_is_computed(sides: Sides) -> None:
+    """The values are a transposed view → the thread that computes copies them, so the mark comes after the copy."""
+    upper, _ = sides.meet()
+    values = torch.arange(15.0).view(5, 3).t().as_subclass(Noting)
+    upper.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), Microbatch(0), (values,)))
+    assert torch.equal(sides.received(1).tensors[0], torch.arange(15.0).view(5, 3).t())
+    assert Noting.threads == [threading.get_ident()]
