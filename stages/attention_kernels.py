@@ -46,6 +46,8 @@ def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: 
     compute = _numbers(capability)
     if train.dtype == "bfloat16" and compute is not None and compute < _AMPERE:
         return f"in bfloat16 it needs a card of compute capability 8.0 or newer, and this one has {capability}"
+    if kernel == "flash" and train.separates_documents:
+        return "on a card it takes no mask, which separate documents need"
     if kernel == "flash" and 0 < model.sliding_window < train.sequence_length:
         return "on a card it takes no sliding window that is shorter than a sequence"
     if kernel == "efficient":

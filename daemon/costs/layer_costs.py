@@ -106,6 +106,21 @@ def hidden_bytes(spec: JobSpec) -> int:
     return num_hidden(spec) * element_bytes(spec.train)
 
 
+def document_bytes(spec: JobSpec) -> int:
+    """Return the bytes that a stage with blocks keeps of a microbatch's documents: masks, cosines and sines."""
+    model, train = spec.model, spec.train
+    if not train.separates_documents:
+        return 0
+    num_masks = 2 if 0 < model.sliding_window < train.sequence_length else 1
+    values = num_masks * train.sequence_length + 2 * model.head_width
+    return element_bytes(train) * _tokens(train) * values
+
+
+def position_bytes(train: TrainSpec) -> int:
+    """Return the bytes of a microbatch's positions, which go down with its hidden states."""
+    return 4 * _tokens(train) if train.separates_documents else 0
+
+
 def element_bytes(train: TrainSpec) -> int:
     """Return the bytes of one weight or activation as the forward sees it."""
     return DTYPE_BYTES[train.dtype]

@@ -15,10 +15,12 @@ from headway.daemon.costs.connections import Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import (
     LayerCost,
+    document_bytes,
     element_bytes,
     kind_of_layer,
     layer_costs,
     num_hidden,
+    position_bytes,
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
@@ -101,6 +103,8 @@ class StageCosts:
         self.resident_bytes = self._sum(lambda kind: self._by_kind[kind].resident_bytes)
         self.group_bytes = self._sum(lambda kind: self._by_kind[kind].group_bytes)
         self.activation_bytes = self._sum(lambda kind: self._by_kind[kind].activation_bytes)
+        are_blocks = [kind.startswith("block") for kind in self._kinds]
+        self.activation_bytes += document_bytes(self.spec) * np.any(counts[:, are_blocks] > 0, axis=1)
         passing = np.array([self._by_kind[kind].passing_bytes for kind in self._kinds], dtype=np.float64)
         self.passing_bytes: Floats = np.max(np.where(counts > 0, passing, 0.0), axis=1)
         moment = np.array([self._by_kind[kind].moment_bytes for kind in self._kinds], dtype=np.float64)
@@ -244,9 +248,10 @@ class StageCosts:
 
     def carried_bytes(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> int:
         """Return the coded bytes that the cut's links carry each way per microbatch: hidden states, or their
-        gradient.
+        gradient, with positions in documents.
         """
-        return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(self.spec.train))
+        train = self.spec.train
+        return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(train)) + position_bytes(train)
 
     def boundary_seconds(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the seconds to carry a batch to the next stage: the mean share of the side with fewer workers, slowest

@@ -21,5 +21,10 @@ def with_flags_of(train: TrainSpec, index: "ShardIndex", source: str) -> TrainSp
         what = '"none" would train on the padding of packed rows; leave it out'
         raise ConfigError(what, f"{source}:train.loss_mask")
     mask = ("data" if index.has_flags else "none") if train.loss_mask == "auto" else train.loss_mask
-    documents = "joined" if train.documents == "auto" else train.documents
+    if train.documents == "separate" and mask != "data":
+        what = '"separate" needs data with flags, and loss_mask = "data"; set it to "joined"'
+        raise ConfigError(what, f"{source}:train.documents")
+    documents = train.documents
+    if documents == "auto":
+        documents = "separate" if mask == "data" and index.row_tokens else "joined"
     return replace(train, loss_mask=mask, documents=documents)

@@ -29,7 +29,6 @@ BYTE_VOCABULARY = 256
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
-    "train.documents": (("auto", "joined"), "attention that ends with documents"),
     "train.eval_every": ((0,), "held-out evaluation"),
 }
 """Features that this version does not have: the values that leave them off, and their names."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.layer_costs import kind_of_layer
+from headway.daemon.costs.layer_costs import document_bytes, kind_of_layer
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import StageEstimate
 from headway.daemon.records.records import Device
@@ -143,12 +143,14 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     number = costs.slice_number((first, first + len(layers)), estimate.stage.recompute)
     excess = costs.reduction_excess(len(groups), num_replicas, depth)
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
+    has_blocks = any(kind_of_layer(cost.name) == "block" for cost in layers)
+    documents = document_bytes(costs.spec) if has_blocks else 0
     parts = {
         "weights": sum(cost.master_bytes for cost in layers),
         "versions": sum(cost.version_bytes for cost in layers),
         "optimizer": sum(cost.optimizer_bytes for cost in layers),
         "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number]),
-        "activations": depth * sum(cost.activation_bytes - cost.loss_bytes for cost in layers),
+        "activations": depth * (documents + sum(cost.activation_bytes - cost.loss_bytes for cost in layers)),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
         "update": int(costs.update_bytes[number]),

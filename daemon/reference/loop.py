@@ -25,6 +25,7 @@ from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
+from headway.stages.model.documents import document_rows
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import weight_version
 from headway.stages.state.optimizer import OptimizerFactory
@@ -92,12 +93,14 @@ def reference(
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
         for i in range(m):
             rows = tokens.microbatch(train, seed=job.job.seed, batch=b, microbatch=i)
-            hidden = rows.inputs.to(device)
+            hidden, documents = rows.inputs.to(device), None
+            if rows.positions is not None:
+                documents = document_rows(rows.positions.to(device), job.model, dtype)
             for name, layer in models[version].items():
                 if name in cuts:
                     hidden = cuts[name].carry(hidden, i)
                 if name != "head":
-                    hidden = layer(hidden)
+                    hidden = layer(hidden) if documents is None or name == "embed" else layer(hidden, documents)
             head = models[version]["head"]
             divisor = None if rows.mean_tokens is None else rows.mean_tokens.to(device)
             loss = microbatch_loss(head, hidden, rows.targets.to(device), chunk=train.loss_chunk, mean_tokens=divisor)

@@ -46,7 +46,10 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
     graph = StageGraph([layer], model, train, is_first=is_first, is_last=is_last)
     tokens = torch.zeros((train.microbatch_size, train.sequence_length), dtype=torch.int64, device=device)
     hidden = torch.zeros((*tokens.shape, model.hidden_size), dtype=dtype, device=device)
-    graph.forward((0, 0), Microbatch(tokens if is_first else hidden, tokens), version=0)
+    positions = tokens.to(torch.int32) if train.separates_documents else None
+    mean_tokens = torch.ones((), device=device) if train.has_mask else None
+    rows = Microbatch(tokens if is_first else hidden, tokens, positions, mean_tokens)
+    graph.forward((0, 0), rows, version=0)
     gradients, _ = graph.backward((0, 0), None if is_last else hidden)
     graph.update(0, [gradient.float() for gradient in gradients])
     opened.mark().wait(PATIENCE_S)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from headway.stages.errors import CompilationError
 from headway.stages.model import decoder as formulas
+from headway.stages.model.documents import document_rows
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 CXX: Final = "g++"
@@ -97,7 +98,10 @@ def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.devic
         inputs = torch.zeros(shape, dtype=torch.int64, device=device)
     else:
         inputs = torch.zeros((*shape, model.hidden_size), dtype=dtype, device=device, requires_grad=True)
+    documents = None
+    if train.separates_documents:
+        documents = document_rows(torch.zeros(shape, dtype=torch.int32, device=device), model, dtype)
     with torch.enable_grad():
-        output = layer(inputs)
+        output = layer(inputs, documents) if name.startswith("block.") and documents is not None else layer(inputs)
         by = [*layer.parameters(), *([inputs] if inputs.requires_grad else [])]
         torch.autograd.grad(output, by, torch.zeros_like(output))

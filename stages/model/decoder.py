@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from headway.stages.model.documents import DocumentRows
 from headway.stages.model.rotary import rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
@@ -85,17 +86,17 @@ class Block(nn.Module):
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
         if self.recomputes_attention:
             # No randomness is inside, so there is no generator's state to keep.
-            mixed = checkpoint(self._attention, hidden, use_reentrant=False, preserve_rng_state=False)
+            mixed = checkpoint(self._attention, hidden, documents, use_reentrant=False, preserve_rng_state=False)
         else:
-            mixed = self._attention(hidden)
+            mixed = self._attention(hidden, documents)
         hidden = hidden + mixed
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
-    def _attention(self, hidden: Tensor) -> Tensor:
-        return self.self_attn(self.input_layernorm(hidden))  # type: ignore[no-any-return]
+    def _attention(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor:
+        return self.self_attn(self.input_layernorm(hidden), documents)  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):
@@ -134,26 +135,33 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
             self.k_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        length = hidden.shape[-2]
-        query, key, value = self._turned_heads(hidden)
+    def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
+        """documents: attention and positions end with each document; None: the row is one."""
+        query, key, value = self._turned_heads(hidden, documents)
         is_grouped = self.num_groups > 1
         if is_grouped and hidden.is_cuda and (hidden.dtype == torch.float32 or self.backend == "efficient"):
             # Of the fused kernels on CUDA, only flash reads shared key/value heads in place, and it takes no fp32.
             key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
             is_grouped = False
-        is_windowed = 0 < self.window < length
-        mask = kept_window_mask(length, self.window, hidden.device) if is_windowed else None
+        mask = self._mask(hidden, documents)
         with _chosen(self.backend):
             mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=not is_windowed, enable_gqa=is_grouped
+                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
             )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _turned_heads(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
-        split = (*hidden.shape[:-1], -1, self.head_dim)
-        cosine, sine = kept_rotary_table(
+    def _mask(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor | None:
+        """Return who attends to whom; None: each token to all before it."""
+        length = hidden.shape[-2]
+        is_windowed = 0 < self.window < length
+        if documents is not None:
+            return documents.window_mask if is_windowed else documents.mask
+        return kept_window_mask(length, self.window, hidden.device) if is_windowed else None
+
+    def _angles(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor]:
+        if documents is not None:
+            return documents.cosine, documents.sine
+        return kept_rotary_table(
             hidden.shape[-2],
             self.head_dim,
             theta=self.rope_theta,
@@ -161,6 +169,11 @@ class Attention(nn.Module):
             device=hidden.device,
             dtype=hidden.dtype,
         )
+
+    def _turned_heads(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
+        split = (*hidden.shape[:-1], -1, self.head_dim)
+        cosine, sine = self._angles(hidden, documents)
         if hasattr(self, "qkv_proj"):
             query, key, value = (part.view(split) for part in self.qkv_proj(hidden).split(self.sizes, -1))
             query, key = self._turned(query, "q_norm", cosine, sine), self._turned(key, "k_norm", cosine, sine)

@@ -16,6 +16,7 @@ from headway.stages.data.microbatch import Microbatch
 from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer
+from headway.stages.model.documents import DocumentRows, document_rows
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
@@ -38,6 +39,7 @@ class _InFlight:
     version: int
     targets: Tensor
     mean_tokens: Tensor | None
+    documents: DocumentRows | None
     inputs: list[Tensor]
     """Input of each piece: leaves, or the tokens."""
     outputs: list[Tensor | None]
@@ -67,6 +69,8 @@ class StageGraph:
         self._is_first = is_first
         self._is_last = is_last
         self._loss_chunk = train.loss_chunk
+        self._model = model
+        self._dtype: torch.dtype = getattr(torch, train.dtype)
         self._times = times
         self._modules = tuple(
             tuple(
@@ -110,14 +114,8 @@ class StageGraph:
         """
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
-        held = _InFlight(
-            version,
-            rows.targets,
-            rows.mean_tokens,
-            [],
-            [],
-            self._times.microbatch() if self._times is not None else None,
-        )
+        sample = self._times.microbatch() if self._times is not None else None
+        held = _InFlight(version, rows.targets, rows.mean_tokens, self._documents(rows), [], [], sample)
         hidden = rows.inputs
         for piece in self._pieces:
             leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
@@ -186,8 +184,16 @@ class StageGraph:
         module = self._modules[held.version % 2][layer]
         if self._is_last and layer == len(self._layers) - 1:
             return microbatch_loss(module, hidden, held.targets, chunk=self._loss_chunk, mean_tokens=held.mean_tokens)
-        output: Tensor = module(hidden)
+        is_block = held.documents is not None and isinstance(module, Block)
+        output: Tensor = module(hidden, held.documents) if is_block else module(hidden)
         return output
+
+    def _documents(self, rows: Microbatch) -> DocumentRows | None:
+        """Return what the stage's blocks read of the microbatch's positions."""
+        has_blocks = any(isinstance(module, Block) for module in self._modules[0])
+        if rows.positions is None or not has_blocks:
+            return None
+        return document_rows(rows.positions, self._model, self._dtype)
 
     def _check_live(self, version: int) -> None:
         assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"

@@ -19,25 +19,36 @@ Carry = Callable[[str, Tensor], Tensor]
 """From a layer's name and its input as it was sent to the input as it arrives."""
 
 
-def normed_output(model: Model, weights: Weights, inputs: Tensor, *, attention_backend: str, carry: Carry) -> Tensor:
+def normed_output(
+    model: Model, weights: Weights, inputs: Tensor, positions: Tensor | None, *, attention_backend: str, carry: Carry
+) -> Tensor:
     """What the vocabulary is multiplied with: the last hidden states after the head's norm."""
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
         window = model.sliding_window if index >= model.first_window_layer else 0
         arrived = carry(name, hidden)
-        hidden = block(model, weights[name], arrived, attention_backend=attention_backend, window=window)
+        hidden = block(model, weights[name], arrived, positions, attention_backend=attention_backend, window=window)
     hidden = carry("head", hidden)
     return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
 
 
-def block(model: Model, parameters: Parameters, hidden: Tensor, *, attention_backend: str, window: int) -> Tensor:
+def block(
+    model: Model,
+    parameters: Parameters,
+    hidden: Tensor,
+    positions: Tensor | None,
+    *,
+    attention_backend: str,
+    window: int,
+) -> Tensor:
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
 
     def normed(values: Tensor, name: str) -> Tensor:
         return functional.rms_norm(values, (model.hidden_size,), parameters[f"{name}.weight"], model.rms_norm_eps)
 
-    mixed = attention(model, parameters, normed(hidden, "input_layernorm"), backend=attention_backend, window=window)
+    before = normed(hidden, "input_layernorm")
+    mixed = attention(model, parameters, before, positions, backend=attention_backend, window=window)
     hidden = hidden + mixed
     return hidden + feed_forward(parameters, normed(hidden, "post_attention_layernorm"))
 
@@ -47,12 +58,16 @@ def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
     return functional.linear(values, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
-def attention(model: Model, parameters: Parameters, hidden: Tensor, *, backend: str, window: int) -> Tensor:
+def attention(
+    model: Model, parameters: Parameters, hidden: Tensor, positions: Tensor | None, *, backend: str, window: int
+) -> Tensor:
     """Causal attention with rotary positions; several query heads may share one key and value head."""
     num_rows, length, _ = hidden.shape
     head_dim = model.width_of_head
     queries, keys = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
     cosine, sine = rotary(model, length, dtype=hidden.dtype)
+    if positions is not None:
+        cosine, sine = cosine[positions], sine[positions]
 
     def heads(projected: Tensor) -> Tensor:
         return projected.reshape(num_rows, length, -1, head_dim)
@@ -75,11 +90,20 @@ def attention(model: Model, parameters: Parameters, hidden: Tensor, *, backend: 
     if 0 < window < length:
         behind = torch.arange(length).unsqueeze(1) - torch.arange(length)
         mask = (behind >= 0) & (behind < window)
+    if positions is not None:
+        mask = same_document(positions) if mask is None else same_document(positions) & mask
     with chosen(backend):
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=are_shared
         )
     return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
+
+
+def same_document(positions: Tensor) -> Tensor:
+    """Which tokens attend to which: each to those of its document that are not after it."""
+    number = (positions == 0).cumsum(1)
+    is_same = number.unsqueeze(2) == number.unsqueeze(1)
+    return is_same.tril().unsqueeze(1)
 
 
 def rotary(model: Model, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

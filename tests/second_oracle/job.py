@@ -71,6 +71,7 @@ class Train:
     reduction_groups: int
     loss_chunk: int
     loss_mask: str
+    documents: str
     attention_backend: str
     wire: str
     wire_feedback: bool

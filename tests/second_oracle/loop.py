@@ -56,7 +56,12 @@ def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: in
         for layer, parameters in weights.items()
     }
     normed = normed_output(
-        job.model, leaves, rows.inputs, attention_backend=job.train.attention_backend, carry=partial(wire.carry, i=i)
+        job.model,
+        leaves,
+        rows.inputs,
+        rows.positions,
+        attention_backend=job.train.attention_backend,
+        carry=partial(wire.carry, i=i),
     )
     vocabulary = leaves["head"]["lm_head.weight"]
     value = differentiated_loss(normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor)

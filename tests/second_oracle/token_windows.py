@@ -32,6 +32,7 @@ class Rows:
     inputs: Tensor
     targets: Tensor
     divisor: Tensor | None
+    positions: Tensor | None
 
 
 def read_stream(folder: Path) -> Stream:
@@ -50,11 +51,26 @@ def microbatch(stream: Stream, train: Train, *, seed: int, b: int, i: int) -> Ro
     windows = torch.from_numpy(cut(stream.tokens, starts, train.sequence_length))
     targets = windows[:, 1:].clone()
     if train.loss_mask != "data":
-        return Rows(windows[:, :-1], targets, None)
+        return Rows(windows[:, :-1], targets, None, None)
     targets[~counts(stream, starts, train)] = IGNORED
     of_batch = [counts(stream, starts_of(stream, train, seed, b, k), train) for k in range(train.microbatches)]
     number = sum(int(each.sum()) for each in of_batch)
-    return Rows(windows[:, :-1], targets, torch.tensor(max(number, 1) / train.microbatches, dtype=torch.float32))
+    divisor = torch.tensor(max(number, 1) / train.microbatches, dtype=torch.float32)
+    return Rows(windows[:, :-1], targets, divisor, positions(stream, starts, train))
+
+
+def positions(stream: Stream, starts: list[int], train: Train) -> Tensor | None:
+    """How many tokens of its document, in this row, are before each token; None if documents are joined."""
+    if train.documents != "separate":
+        return None
+    assert stream.flags is not None, "documents need flags"
+    rows = []
+    for flags in cut(stream.flags, starts, train.sequence_length).tolist():
+        row = [0]
+        for flag in flags[1:-1]:
+            row.append(0 if flag >= 2 else row[-1] + 1)
+        rows.append(row)
+    return torch.tensor(rows)
 
 
 def starts_of(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
@@ -78,4 +94,5 @@ def counts(stream: Stream, starts: list[int], train: Train) -> Tensor:
     """Which targets are trained on."""
     assert stream.flags is not None, "a mask needs flags"
     flags = torch.from_numpy(cut(stream.flags, starts, train.sequence_length))[:, 1:]
-    return flags % 2 == 1
+    is_target = flags % 2 == 1
+    return is_target & (flags < 2) if train.documents == "separate" else is_target

@@ -76,6 +76,13 @@ JOBS = {
     "plain SGD, hard clipping": job_file(
         'schedule = "1f1b"\nclip_norm = 0.05', f"matrices = {PLAIN_SGD}\nrest = {PLAIN_SGD}"
     ),
+    "separate documents, bfloat16": job_file('loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"'),
+    "separate documents, yarn, math": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\nattention_backend = "math"', model=YARN
+    ),
+    "separate documents within windows": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\nrecompute = "attention"', model="sliding_window = 3"
+    ),
     "masked, two groups": job_file('loss_mask = "data"\nreduction_groups = 2'),
     "masked, bfloat16, chunks of 7": job_file('loss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 7'),
     "bfloat16": job_file('dtype = "bfloat16"'),

@@ -29,7 +29,7 @@ def test_auto_becomes_what_the_data_has(has_flags: bool, row_tokens: int, given:
     train = TrainSpec(loss_mask=given)  # type: ignore[arg-type]
     found = with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
     assert found.loss_mask == mask
-    assert found.documents != "auto"
+    assert found.documents == ("separate" if has_flags and row_tokens else "joined")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_auto_becomes_what_the_data_has(has_flags: bool, row_tokens: int, given:
     [
         (TrainSpec(loss_mask="data"), False, 0, r'job.toml:train.loss_mask: "data" needs flags'),
         (TrainSpec(loss_mask="none"), True, 129, r"job.toml:train.loss_mask: .* padding of packed rows"),
+        (TrainSpec(documents="separate"), False, 0, r'job.toml:train.documents: "separate" needs data with flags'),
         (TrainSpec(), True, 65, r"job.toml:train.sequence_length: .* sequences of 64 tokens, not 128; set it to 64"),
     ],
 )

@@ -12,6 +12,7 @@ from headway.stages.state.journal import Journal
 from tests.unit.stages.stage.pipeline import (
     ADAMW,
     EF,
+    MODEL,
     CountingTokens,
     Pipeline,
     initial_layers,
@@ -21,12 +22,21 @@ from tests.unit.stages.stage.pipeline import (
 from tests.unit.stages.stage.test_exactness import assert_exact, oracle
 
 MASKED = with_train(loss_mask="data")
+SEPARATE = replace(MASKED, documents="separate")
 JOBS = {
     "2bw, 3 groups": make_job(replace(MASKED, microbatches=8, reduction_groups=3, batches=3), EF),
     "2bw, bfloat16, chunks, block again": make_job(
         replace(MASKED, dtype="bfloat16", loss_chunk=5, recompute="block"), EF
     ),
     "1f1b, AdamW, attention again": make_job(replace(MASKED, schedule="1f1b", recompute="attention"), ADAMW),
+    "documents, 2bw, attention again": make_job(replace(SEPARATE, recompute="attention"), EF),
+    "documents, 1f1b, bfloat16, block again": make_job(
+        replace(SEPARATE, schedule="1f1b", dtype="bfloat16", recompute="block"), EF
+    ),
+    "documents, windows, 3 groups": replace(
+        make_job(replace(SEPARATE, microbatches=5, reduction_groups=3), EF),
+        model=replace(MODEL, sliding_window=3, first_window_layer=1),
+    ),
     "gpipe, without clipping": make_job(replace(MASKED, schedule="gpipe", clip_norm=0.0), ADAMW),
 }
 
@@ -42,10 +52,12 @@ def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, num_stages: int) ->
 
 
 @pytest.mark.parametrize("late_seed", [None, 3])
-@pytest.mark.parametrize("replicas", [(2, 1, 2), (1, 2, 1)])
-def test_replicas_and_late_devices_change_no_bit(replicas: tuple[int, ...], late_seed: int | None) -> None:
+@pytest.mark.parametrize(("train", "replicas"), [(MASKED, (2, 1, 2)), (SEPARATE, (2, 1, 2)), (SEPARATE, (1, 2, 1))])
+def test_replicas_and_late_devices_change_no_bit(
+    train: TrainSpec, replicas: tuple[int, ...], late_seed: int | None
+) -> None:
     """Two workers of the first stage each know the targets of the whole batch → the losses of the reference."""
-    job = make_job(replace(MASKED, microbatches=5, reduction_groups=2, batches=3), EF)
+    job = make_job(replace(train, microbatches=5, reduction_groups=2, batches=3), EF)
     layers, journal = initial_layers(job), Journal()
     Pipeline(job, layers, journal, num_stages=3, replicas=replicas, late_seed=late_seed).run()
     assert_exact(job, layers, journal)
@@ -54,7 +66,7 @@ def test_replicas_and_late_devices_change_no_bit(replicas: tuple[int, ...], late
 @pytest.mark.parametrize("late_seed", [None, 2])
 def test_a_codec_touches_hidden_states_alone(late_seed: int | None) -> None:
     """int8 between all stages → the reference with coded cuts: targets and divisor arrive as they left."""
-    job = make_job(replace(MASKED, wire="int8", batches=3), EF)
+    job = make_job(replace(SEPARATE, wire="int8", batches=3), EF)
     layers, journal = initial_layers(job), Journal()
     Pipeline(job, layers, journal, num_stages=3, codecs=[Codec.INT8] * 2, late_seed=late_seed).run()
     losses: list[float] = []

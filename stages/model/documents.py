@@ -1,0 +1,55 @@
+"""Attention that ends with documents: which tokens of a row attend to which, and the angles of their positions.
+
+Made from positions once for each microbatch, and shared by all blocks of a stage. The mask is the one that torch's
+attention makes of a boolean one at every call, so a microbatch keeps it once and not once for each block.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.stages.model.rotary import rotary_table
+from headway.stages.spec import ModelSpec
+
+
+class DocumentRows(NamedTuple):
+    """What blocks read beside hidden states. A compiler takes its tensors for inputs."""
+
+    cosine: Tensor
+    """[size, length, 1, head_dim]"""
+    sine: Tensor
+    mask: Tensor
+    """[size, 1, length, length]: 0 where a token attends to another one of its document, else minus infinity."""
+    window_mask: Tensor | None
+    """The same inside the sliding window; None: no block has one."""
+
+
+def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> DocumentRows:
+    """Return it for positions int32 [size, length] in documents, on their device."""
+    length = positions.shape[1]
+    cosine, sine = rotary_table(
+        length,
+        model.head_width,
+        theta=model.rope_theta,
+        scaling=model.rope_scaling,
+        device=positions.device,
+        dtype=dtype,
+    )
+    places = torch.arange(length, device=positions.device)
+    distance = places[:, None] - places
+    # A document's tokens follow each other: those that are no further away than its first one are its own.
+    is_own = (distance >= 0) & (distance <= positions[:, :, None])
+    has_window = 0 < model.sliding_window < length
+    return DocumentRows(
+        cosine[positions],
+        sine[positions],
+        _added(is_own, dtype),
+        _added(is_own & (distance < model.sliding_window), dtype) if has_window else None,
+    )
+
+
+def _added(attends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores."""
+    mask = torch.full(attends.shape, -torch.inf, dtype=dtype, device=attends.device)
+    return mask.masked_fill_(attends, 0.0)[:, None]
