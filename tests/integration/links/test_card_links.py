@@ -319,6 +319,6 @@ def test_a_frame_in_pieces_is_put_together_where_it_is_computed(sides: Sides) ->
     """The values are a transposed view → the thread that computes copies them, so the mark comes after the copy."""
     upper, _ = sides.meet()
     values = torch.arange(15.0).view(5, 3).t().as_subclass(Noting)
-    upper.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), Microbatch(0), (values,)))
+    upper.send(Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), MicrobatchIndex(0), (values,)))
     assert torch.equal(sides.received(1).tensors[0], torch.arange(15.0).view(5, 3).t())
     assert Noting.threads == [threading.get_ident()]
