@@ -51,8 +51,8 @@ def feedback_for_a_delay_of_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def rate_of_the_batch_before(patch: pytest.MonkeyPatch) -> None:
-    def wrong(kind: str, *, num_batches: int, warmup_batches: int) -> LrSchedule:
-        right = lr_schedule(kind, num_batches=num_batches, warmup_batches=warmup_batches)  # type: ignore[arg-type]
+    def wrong(kind: str, **settings: Any) -> LrSchedule:
+        right = lr_schedule(kind, **settings)  # type: ignore[arg-type]
         return lambda update_index: right(max(0, update_index - 1))
 
     patch.setattr(layer_optimizer, "lr_schedule", wrong)
