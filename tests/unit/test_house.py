@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Set
 from functools import cache
@@ -171,6 +172,14 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
     """No folder of the product or the benches holds more files than a reader looks through."""
     counts = Counter(file.rpartition("/")[0] for file in source_files() if not file.endswith("__init__.py"))
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_every_folder_of_the_product_is_in_the_wheel() -> None:
+    """A folder that pyproject.toml does not name works in this tree and is missing where people install it."""
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    tops = ("daemon", "optim", "proto", "stages")
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("__init__.py")}
+    assert {".".join(("headway", *folder.parts)) for folder in folders} <= listed
 
 
 def test_unit_tests_lie_where_the_code_lies() -> None:
