@@ -17,6 +17,8 @@ LEFT_FREE: Final = 0.1
 """Part of the prediction that a device gets less after it ran out of memory: each attempt is clearly smaller."""
 NEGLIGIBLE: Final = 1.01
 """A demand below this factor is noise."""
+MOST_DEMAND: Final = 1e6
+"""Maximum of a demand. It is more than any device has room for, and no computed number of bytes overflows."""
 ROUNDING: Final = 1e-9
 
 Model = tuple[str, str]
@@ -41,7 +43,8 @@ class MemoryLessons:
             rooms[each.node, each.node_incarnation, each.device_index] = each.room_bytes
             if each.demand >= NEGLIGIBLE:
                 factors[each.kind, each.model] = max(each.demand, factors.get((each.kind, each.model), 1.0))
-        return cls(demands=tuple(sorted(factors.items())), rooms=tuple(sorted(rooms.items())))
+        demands_of = ((model, min(factor, MOST_DEMAND)) for model, factor in factors.items())
+        return cls(demands=tuple(sorted(demands_of)), rooms=tuple(sorted(rooms.items())))
 
     def demand(self, device: Device) -> float:
         """Return the factor on the bytes that are predicted for a device."""

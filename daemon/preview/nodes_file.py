@@ -232,6 +232,8 @@ def _check_devices(entry: NodeEntry, place: str) -> int:
     num_devices = 0
     for number, device in enumerate(entry.devices):
         own = f"{place}.devices[{number}]"
+        if len(device.model) > MAX_TEXT or not device.model.isprintable():
+            raise ConfigError(f"a model has at most {MAX_TEXT} printable characters", f"{own}.model")
         _within(device.count, 1, f"{own}.count")
         num_devices += device.count
         if num_devices > MOST_DEVICES:

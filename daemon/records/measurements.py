@@ -5,6 +5,11 @@ They are records as in records.py. Estimates replace a missing one.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+LEAST_SPEED: Final = 1e-9
+MOST_SPEED: Final = 1e12
+"""Limits of a device's relative speed: plans divide by it, and no computed time may overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,11 @@ class DeviceSpeed:
 
     float32: float = 0.0
     bfloat16: float = 0.0
+
+
+def is_speed(value: float) -> bool:
+    """Return whether a device may have this relative speed."""
+    return LEAST_SPEED <= value <= MOST_SPEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from headway.daemon.records.measurements import DeviceSpeed
+from headway.daemon.records.measurements import DeviceSpeed, is_speed
 from headway.daemon.records.records import Device
 from headway.proto import control_pb2
 
@@ -27,16 +27,18 @@ FILE: Final = "device-speeds.json"
 BFLOAT16: Final = "bfloat16 "
 """Prefix of the file's keys for bfloat16; without it they are for float32."""
 STEP: Final = 1.1
+LEAST_STEP: Final = 0.001
 PERIOD_S: Final = 2.0
 
 
 def stepped(speed: float) -> float:
-    """Round to the nearest step."""
-    return round(STEP ** round(math.log(speed) / math.log(STEP)), 3)
+    """Round to the nearest step; never to 0, which means not measured."""
+    return max(round(STEP ** round(math.log(speed) / math.log(STEP)), 3), LEAST_STEP)
 
 
 class DeviceSpeeds:
-    """The measured speeds, by device model and arithmetic class; a damaged file leads to another measurement."""
+    """The measured speeds, by device model and arithmetic class; a damaged file, or an impossible speed in it, leads to
+    another measurement."""
 
     def __init__(self, directory: Path, *, arithmetic_class: str) -> None:
         """arithmetic_class: of devices that do not say theirs. It contains the torch version, whose kernels determine
@@ -48,7 +50,8 @@ class DeviceSpeeds:
         self._heard: set[str] = set()
         """Keys that a worker of this daemon's life has measured."""
         try:
-            self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
+            told = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
+            self._known = {key: speed for key, speed in told.items() if is_speed(speed)}
         except (OSError, ValueError):
             log.info("device_speeds_unknown", path=str(self._path))
 
@@ -66,7 +69,7 @@ class DeviceSpeeds:
         """
         key = self._key(device)
         measured = {key: speed.float32, BFLOAT16 + key: speed.bfloat16}
-        news = {name: stepped(value) for name, value in measured.items() if value > 0 and name not in self._heard}
+        news = {name: stepped(value) for name, value in measured.items() if is_speed(value) and name not in self._heard}
         if not news:
             return False
         self._heard |= news.keys()

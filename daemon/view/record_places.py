@@ -18,6 +18,7 @@ from headway.daemon.records.measurements import (
     ProgressRecord,
     ReachRecord,
     ReadingRecord,
+    is_speed,
 )
 from headway.daemon.records.records import (
     CheckpointRecord,
@@ -37,6 +38,9 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.records.shortages import is_possible
 from headway.daemon.view.usage import why_no_shares, why_no_usage
+
+MOST_SECONDS: Final = 1e9
+"""Maximum of a measured time: 30 years."""
 
 MAX_REASON: Final = 300
 MAX_FACTS: Final = 20_000
@@ -164,11 +168,7 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
         if why := why_no_shares(record) if isinstance(record, SharesRecord) else why_no_usage(record):
             raise ValueError(why)
     elif isinstance(record, ProfileRecord):
-        seconds = [value for times in record.layers.values() for value in (times.forward_s, times.backward_s)]
-        seconds += [*(times.update_s for times in record.layers.values()), record.replan_s, float(record.peak_bytes)]
-        seconds.append(record.demand - 1)
-        if not all(math.isfinite(value) and value >= 0 for value in seconds):
-            raise ValueError("its times are impossible")
+        _check_profile(record)
     elif isinstance(record, PhaseRecord) and not all(map(is_possible, record.shortages)):
         raise ValueError("its shortages are impossible")
     return record
@@ -180,14 +180,23 @@ def unreadable(error: Exception) -> Unreadable:
     return Unreadable(reason=reason[:MAX_REASON], is_newer=isinstance(error, NewerFormatError))
 
 
+def _check_profile(record: ProfileRecord) -> None:
+    parts = [(times.forward_s, times.backward_s, times.update_s) for times in record.layers.values()]
+    seconds = [record.replan_s, *(value for times in parts for value in times)]
+    # Plans divide by a layer's time, and add up those of all layers.
+    if not all(0 <= value <= MOST_SECONDS for value in seconds) or any(sum(times[:2]) == 0 for times in parts):
+        raise ValueError("its times are impossible")
+    if not 1 <= record.demand < math.inf or record.peak_bytes < 0:
+        raise ValueError("its memory is impossible")
+
+
 def _check_node(record: NodeRecord, name: str) -> None:
     if record.name != name:
         raise ValueError(f"names itself node {record.name[:60]!r}")
     for position, device in enumerate(record.devices):
         if device.index != position:
             raise ValueError(f"its device {position} has index {device.index}")
-        speeds = (device.speed, device.bfloat16_speed)
-        if not all(map(math.isfinite, speeds)) or device.speed <= 0 or min(speeds) < 0:
+        if not is_speed(device.speed) or not (device.bfloat16_speed == 0 or is_speed(device.bfloat16_speed)):
             raise ValueError(f"its device {position} has an impossible speed or memory")
         if device.memory_bytes < 0 or device.reserve_bytes < 0:
             raise ValueError(f"its device {position} has an impossible speed or memory")

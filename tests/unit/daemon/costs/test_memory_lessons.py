@@ -98,3 +98,11 @@ def test_plans_show_and_obey_the_raised_prediction() -> None:
     for estimate in plan.estimates:
         assert estimate.device_bytes == round(1.5 * estimate.stage.device_bytes) <= estimate.device_limit_bytes
     assert any("1.50 times the estimate, as measured" in line for line in plan.explanation())
+
+
+def test_an_absurd_demand_refuses_the_plan_and_breaks_no_decision() -> None:
+    """A record may hold any finite factor; the bytes computed from it must stay numbers."""
+    lessons = MemoryLessons.of((), {("cpu", ""): 1e308})
+    found = make_plan(job(), [node("a", memory_bytes=8 * GIB)], memory=lessons)
+    assert isinstance(found, PlanRefused)
+    assert found.reason.startswith("does not fit")

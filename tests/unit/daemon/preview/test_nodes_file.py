@@ -111,6 +111,14 @@ REFUSED = {
     "a name that draws": ('[[nodes]]\nname = "a\\u001b[2J"', "n.toml:nodes[0].name: 'a\\x1b[2J' is not a node name"),
     "a long name": (f'[[nodes]]\nname = "{"a" * 10_000}"', "n.toml:nodes[0].name: 'aaa"),
     "a long site": (NODE + f'site = "{"s" * 10_000}"', "n.toml:nodes[0].site: a site's name has 1 to 1024 printable"),
+    "a model of two lines": (
+        NODE + '[[nodes.devices]]\nmodel = "a\\nb"',
+        "n.toml:nodes[0].devices[0].model: a model has at most 1024 printable characters",
+    ),
+    "a long model": (
+        NODE + f'[[nodes.devices]]\nmodel = "{"m" * 10_000}"',
+        "n.toml:nodes[0].devices[0].model: a model has at most 1024 printable characters",
+    ),
     "much memory": (NODE + "memory_gb = 1e308", "n.toml:nodes[0].memory_gb: must be at most 1e+09, is 1e+308"),
     "a speed beyond all": (
         NODE + "[[nodes.devices]]\ntflops = 1e308",

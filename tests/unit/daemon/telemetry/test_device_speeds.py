@@ -153,3 +153,27 @@ def test_devices_of_one_model_are_as_fast_as_the_fastest_of_them() -> None:
     found = {name: each.devices[0] for name, each in as_fast_as_their_like(nodes).items()}
     speeds = {name: (device.speed, device.bfloat16_speed) for name, device in found.items()}
     assert speeds == {"a": (1.1, 2.0), "b": (1.1, 2.0), "c": (0.5, 0.0), "d": (0.7, 0.1), "e": (2.0, 3.0)}
+
+
+@pytest.mark.parametrize("speed_told", [float("inf"), float("nan"), 1e308, 5e-324, -1.0])
+def test_an_impossible_measurement_is_none(tmp_path: Path, speed_told: float) -> None:
+    """Other nodes set aside a node that says it, so it must not get into this node's record or its file."""
+    speeds = DeviceSpeeds(tmp_path, arithmetic_class="one")
+    assert not speeds.learn(DEVICE, DeviceSpeed(float32=speed_told, bfloat16=speed_told))
+    assert speeds.of([DEVICE]) == (DEVICE,)
+    assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize("kept", [0.0, -3.0, 1e308])
+def test_an_impossible_speed_in_the_file_is_measured_again(tmp_path: Path, kept: float) -> None:
+    """The other dtype's speed stays."""
+    key = f"{DEVICE.kind} {DEVICE.model} one"
+    (tmp_path / FILE).write_text(json.dumps({key: kept, f"bfloat16 {key}": 2.0}))
+    speeds = DeviceSpeeds(tmp_path, arithmetic_class="one")
+    assert speeds.of([DEVICE]) == (replace(DEVICE, bfloat16_speed=2.0),)
+    assert not speeds.knows(DEVICE)
+
+
+def test_a_very_slow_device_has_a_speed() -> None:
+    """0 would say that it was not measured."""
+    assert stepped(1e-5) > 0

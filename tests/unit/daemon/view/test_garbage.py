@@ -14,7 +14,15 @@ from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
 from headway.daemon.records.format import NewerFormatError, decode, encode
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.measurements import LinkProbe, Port, ProbeRecord, ReachFact, ReachRecord
+from headway.daemon.records.measurements import (
+    LayerTime,
+    LinkProbe,
+    Port,
+    ProbeRecord,
+    ProfileRecord,
+    ReachFact,
+    ReachRecord,
+)
 from headway.daemon.records.records import (
     Device,
     NodeRecord,
@@ -221,6 +229,9 @@ def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> No
         (replace(NODE, name="b"), "names itself node 'b'"),
         (replace(NODE, devices=(Device(kind="cpu", index=7),)), "its device 0 has index 7"),
         (replace(NODE, devices=(Device(kind="cpu", speed=0.0),)), "impossible speed"),
+        (replace(NODE, devices=(Device(kind="cpu", speed=1e300),)), "impossible speed"),
+        (replace(NODE, devices=(Device(kind="cpu", speed=5e-324),)), "impossible speed"),
+        (replace(NODE, devices=(Device(kind="cpu", bfloat16_speed=1e300),)), "impossible speed"),
         (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", reserve_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", bfloat16_speed=-1.0),)), "impossible speed or memory"),
@@ -267,3 +278,19 @@ def test_a_key_that_is_no_text_comes_back_as_it_was() -> None:
     request = transaction_request((Compare.absent(to_text(raw)),), (Put(to_text(raw), b""),))
     assert request.compare[0].key == request.success[0].request_put.key == raw
     assert printable_name(to_text(raw)) == "/headway/\\udcff\\u001b[2J"
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        LayerTime(forward_s=0.0, backward_s=0.0),
+        LayerTime(forward_s=1e308, backward_s=1.0),
+        LayerTime(forward_s=0.1, backward_s=0.1, update_s=1e300),
+        LayerTime(forward_s=0.1, backward_s=-0.1),
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_set_aside(times: LayerTime) -> None:
+    """A plan would divide by no time, and lose its numbers with an endless one."""
+    view = ClusterView()
+    put(view, Keys.profile("j", "a", 0), encode(ProfileRecord(generation=1, layers={"block": times})))
+    assert "times are impossible" in view.unreadable[Keys.profile("j", "a", 0)].reason
