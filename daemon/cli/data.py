@@ -33,8 +33,13 @@ def prepare(
         ),
     ],
     out: OutDir,
-    tokenizer: Annotated[str, typer.Option(help="`bytes`, or a `tokenizers` JSON file.")] = "bytes",
-    field: Annotated[str, typer.Option(help="The text's column in .jsonl, .parquet and data sets.")] = "text",
+    tokenizer: Annotated[str, typer.Option(help="`bytes`, a `tokenizers` JSON file, or its folder.")] = "bytes",
+    field: Annotated[
+        str, typer.Option(help="Column of the text, or of the messages; empty: `text` or `messages`.")
+    ] = "",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")
+    ] = False,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None,
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     end_of_text: Annotated[
@@ -51,6 +56,7 @@ def prepare(
     \b
     headway data prepare books/ --out data/books
     headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
+    headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --out data/chats
     """
     from headway.daemon.data.prepare import prepare as prepare_data
     from headway.daemon.data.text_check import doubts
@@ -67,6 +73,7 @@ def prepare(
         Path(out),
         tokenizer=tokenizer,
         field=field,
+        chat=chat,
         config=config,
         split=split,
         max_tokens=max_tokens,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.data.documents import Document, FileSource, library, text_of
-from headway.daemon.data.pieces import pieces_of
+from headway.daemon.data.documents import Document, Field, FileSource, library
 from headway.daemon.errors import ConfigError
 from headway.daemon.storage.file_system import sentence
 
@@ -45,7 +44,7 @@ def folder_of_split(folder: Path, split: str) -> Path:
 class ParquetSource(FileSource):
     """A parquet file."""
 
-    field: str
+    field: Field
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         parquet = library("pyarrow.parquet")
@@ -53,14 +52,16 @@ class ParquetSource(FileSource):
             file = parquet.ParquetFile(self.path)
             _check_column(file.schema_arrow, self.field, self.path)
             share = self.size / max(1, file.metadata.num_rows)
-            yield from _rows(file.iter_batches(batch_size=ROWS, columns=[self.field]), self.field, self.path, share)
+            yield from _rows(
+                file.iter_batches(batch_size=ROWS, columns=[self.field.name]), self.field, self.path, share
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource(FileSource):
     """An Arrow file, as a stream or with random access, as `datasets.save_to_disk` writes it."""
 
-    field: str
+    field: Field
 
     @property
     def size(self) -> float:
@@ -80,19 +81,21 @@ class ArrowSource(FileSource):
             yield from _rows(batches, self.field, self.path, 0.0)
 
 
-def _rows(batches: Iterable[Any], field: str, path: Path, share: float) -> Iterator[tuple[Document, float]]:
+def _rows(batches: Iterable[Any], field: Field, path: Path, share: float) -> Iterator[tuple[Document, float]]:
     number = 0
     for batch in batches:
-        column = batch.column(field)
+        column = batch.column(field.name)
         for start in range(0, len(column), ROWS):
             for text in column.slice(start, ROWS).to_pylist():
                 number += 1
-                yield pieces_of(text_of({field: text}, field, f"{path}, row {number}")), share
+                yield field.document({field.name: text}, f"{path}, row {number}"), share
 
 
-def _check_column(schema: Any, field: str, path: Path) -> None:
-    if field not in schema.names:
-        raise ConfigError(f"has no column {field!r}; there are {', '.join(schema.names[:20])}", str(path))
+def _check_column(schema: Any, field: Field, path: Path) -> None:
+    if field.is_chat and "tools" in schema.names:
+        raise ConfigError("tools are read from .jsonl alone, and this file has a column of them", str(path))
+    if field.name not in schema.names:
+        raise ConfigError(f"has no column {field.name!r}; there are {', '.join(schema.names[:20])}", str(path))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Documents from sources of text, as UTF-8 in pieces; and the text of one record."""
+"""Documents from sources of text, as UTF-8 in pieces or as conversations; and the document of one record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,10 +6,36 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from headway.daemon.data.pieces import pieces_of
 from headway.daemon.errors import ConfigError
 
-Document = Iterator[bytes]
-"""One text as UTF-8, in pieces that end at line ends where lines have a sensible length."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """The messages of one chat."""
+
+    messages: list[dict[str, Any]]
+    tools: Any
+    where: str
+    """Its place in the data, for errors."""
+
+
+Document = Iterator[bytes | Conversation]
+"""One text as UTF-8, in pieces that end at line ends where lines have a sensible length; or one conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The part of a record that is trained on."""
+
+    name: str
+    is_chat: bool = False
+
+    def document(self, record: Any, where: str) -> Document:
+        """Return a record's document. Raises ConfigError when it has none."""
+        if self.is_chat:
+            return iter((conversation_of(record, self.name, where),))
+        return pieces_of(text_of(record, self.name, where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +61,17 @@ def library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise ConfigError(f"needs the library {name}: pip install 'headway[data]'") from error
+
+
+def conversation_of(record: Any, field: str, where: str) -> Conversation:
+    """Return a record's conversation. Raises ConfigError if the messages are missing or malformed."""
+    messages = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"has no list of messages in the field {field!r}", where)
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ConfigError(f"message {number} is no table with a role", where)
+    return Conversation(messages=messages, tools=record.get("tools"), where=where)
 
 
 def text_of(record: Any, field: str, where: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Turns text into tokens: as bytes, or by the vocabulary of a `tokenizers` file.
+"""Turns text into tokens, as bytes or by a `tokenizers` file, and conversations by the chat template beside it.
 
 Such a file's truncation and padding are meant for other programs' batches: here they would drop the end of each
 document. A text that happens to contain the name of a special token is still text.
@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headway.daemon.data.data_tokenizer import BYTES, read_config
-from headway.daemon.data.documents import library
+from headway.daemon.data.chat_mask import spoken_spans, spoken_tokens
+from headway.daemon.data.chat_template import ChatTemplate, read_template
+from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_NAME, read_config
+from headway.daemon.data.documents import Conversation, library
 from headway.daemon.data.special_tokens import SpecialTokens, special_tokens
 from headway.daemon.errors import ConfigError
+
+Tokens = npt.NDArray[np.integer]
+Spoken = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +30,22 @@ class Encoder:
     """Turns text into tokens."""
 
     vocab_size: int
-    encode: Callable[[bytes], npt.NDArray[np.integer]]
+    encode: Callable[[bytes], Tokens]
     """Encode UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
     end_of_text: int | None
     """Token after each document; None: the tokenizer has no such token."""
     file: Path | None = None
     """Tokenizer's own file, which is copied to the shards."""
     config: str = ""
-    """The tokenizer_config.json with its special tokens, which is copied too."""
+    """The tokenizer_config.json with its special tokens and chat template, which is copied too."""
+    encode_chat: Callable[[Conversation], tuple[Tokens, Spoken]] | None = None
+    """Return a conversation's tokens, and which of them the assistant speaks; None: there is no chat template."""
 
 
 def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
-    """Return the encoder of `bytes`, or of a `tokenizers` JSON file. Raises ConfigError when it is missing or invalid.
+    """Return the encoder of `bytes`, of a `tokenizers` JSON file, or of a folder with its tokenizer.json.
+
+    Raises ConfigError when it is missing or invalid.
 
     end_of_text: the token after each document; empty: the one in tokenizer_config.json, or a known one.
     """
@@ -45,19 +54,52 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
             raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
         return Encoder(vocab_size=256, encode=lambda piece: np.frombuffer(piece, dtype=np.uint8), end_of_text=0)
     file = Path(tokenizer)
+    if file.is_dir():
+        file /= TOKENIZER_NAME
     if not file.is_file():
-        raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file", tokenizer)
-    loaded, special = _load(file, end_of_text)
+        raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file or its folder", tokenizer)
+    config = _config(file)
+    loaded, special = _load(file, config, end_of_text)
+    template = read_template(file.parent, config)
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
+    if template:
+        described["chat_template"] = template.source
     return Encoder(
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
         encode=lambda piece: np.array(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
         end_of_text=special.eos_token_id,
         file=file,
-        config=json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}),
+        config=json.dumps(described),
+        encode_chat=None if template is None else _chat_encoder(file, template),
     )
 
 
-def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        return read_config(file.parent)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the tokenizer_config.json beside it cannot be read: {error}", str(file)) from error
+
+
+def _chat_encoder(file: Path, template: ChatTemplate) -> Callable[[Conversation], tuple[Tokens, Spoken]]:
+    """Return what encodes a rendered conversation, in which the names of special tokens are these tokens."""
+    loaded = library("tokenizers").Tokenizer.from_file(str(file))
+    loaded.no_truncation()
+    loaded.no_padding()
+
+    def encode(chat: Conversation) -> tuple[Tokens, Spoken]:
+        text, spans, is_marked = spoken_spans(template, chat)
+        try:
+            found = loaded.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more exact
+            raise ConfigError(f"the tokenizer cannot encode it: {error}", chat.where) from error
+        is_spoken = spoken_tokens(found.offsets, spans, may_cross=is_marked, where=chat.where)
+        return np.array(found.ids, dtype=np.int64), is_spoken
+
+    return encode
+
+
+def _load(file: Path, config: dict[str, Any], end_of_text: str) -> tuple[Any, SpecialTokens]:
     """Return the tokenizer, and its special tokens."""
     tokenizers = library("tokenizers")
     try:
@@ -66,10 +108,6 @@ def _load(file: Path, end_of_text: str) -> tuple[Any, SpecialTokens]:
         loaded = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more exact
         raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
-    try:
-        config = read_config(file.parent)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the tokenizer_config.json beside it cannot be read: {error}", str(file)) from error
     special = special_tokens(raw, config, end_of_text=end_of_text)
     if end_of_text and special.eos_token != end_of_text:
         raise ConfigError(f"{end_of_text!r} is not a token of {file}", "--end-of-text")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
-from headway.daemon.data.documents import Document, FileSource, library, text_of
-from headway.daemon.data.pieces import pieces_from, pieces_of
+from headway.daemon.data.documents import Document, Field, FileSource, library
+from headway.daemon.data.pieces import pieces_from
 from headway.daemon.errors import ConfigError
 
 HUGGING_FACE_PREFIX = "hf:"
@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
 
-def open_sources(name: str, *, field: str, config: str | None, split: str) -> list[Source]:
+def open_sources(name: str, *, field: Field, config: str | None, split: str) -> list[Source]:
     """Return the sources of a name. `field` is the text's column; config and split are for Hugging Face.
 
     Raises ConfigError when there is no such file.
@@ -72,7 +72,7 @@ class TextSource(FileSource):
 class JsonLinesSource(FileSource):
     """A file with one JSON object a line."""
 
-    field: str
+    field: Field
 
     def documents(self) -> Iterator[tuple[Document, float]]:
         with self.path.open("rb") as stream:
@@ -87,7 +87,7 @@ class JsonLinesSource(FileSource):
                         record = json.loads(line)
                     except (ValueError, RecursionError) as error:
                         raise ConfigError("is not JSON", where) from error
-                    yield pieces_of(text_of(record, self.field, where)), len(line)
+                    yield self.field.document(record, where), len(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class HuggingFaceSource:
     """A data set of the Hugging Face hub, streamed."""
 
     repository: str
-    field: str
+    field: Field
     config: str | None
     split: str
 
@@ -116,7 +116,7 @@ class HuggingFaceSource:
         number = 0
         try:
             for record in records:
-                yield pieces_of(text_of(record, self.field, f"{self.name}, record {number}")), 0.0
+                yield self.field.document(record, f"{self.name}, record {number}"), 0.0
                 number += 1
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot be read beyond record {number}: {_first_line(error)}", self.name) from error
@@ -126,7 +126,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _file_source(path: Path, field: str) -> Source:
+def _file_source(path: Path, field: Field) -> Source:
     if path.suffix in {".jsonl", ".ndjson"}:
         return JsonLinesSource(path, field)
     if path.suffix == ".parquet":

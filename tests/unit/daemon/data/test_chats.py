@@ -1,0 +1,142 @@
+"""Conversations become tokens by the tokenizer's own chat template; only what the assistant says is a target."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.data import chat_template
+from headway.daemon.data.chat_mask import spoken_tokens
+from headway.daemon.data.prepare import prepare
+from headway.daemon.errors import ConfigError
+from headway.stages.data.tokens import TokenShards
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+CHATML = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant\n"
+    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n"
+    "{% else %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+)
+CHATS = [
+    [("user", "Hi there"), ("assistant", "Hello, ça va?"), ("user", "Bye"), ("assistant", "So long")],
+    [("system", "Be brief"), ("user", "2+2?"), ("assistant", "4")],
+    [("user", "no answer")],
+]
+
+
+def folder_of(tmp_path: Path, template: str | None, *, in_file: bool = True) -> Path:
+    """A tokenizer's folder: bytes, a few merges, and three special tokens."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    special = ["<|start|>", "<|end|>", "<s>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=280, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["Hello there, so long, assistant user"] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": "<|end|>", "bos_token": {"content": "<s>"}}
+    if template is not None and in_file:
+        (folder / "chat_template.jinja").write_text(template)
+    elif template is not None:
+        config["chat_template"] = [{"name": "tools", "template": "x"}, {"name": "default", "template": template}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def messages_of(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in chat]
+
+
+def prepared(tmp_path: Path, folder: Path, records: list[Any]) -> tuple[list[int], list[int]]:
+    """The tokens and the flags of records."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", tokenizer=str(folder), chat=True)
+    shards = TokenShards.open(tmp_path / "out")
+    return list(map(int, shards._tokens._maps[0])), list(map(int, shards._flags._maps[0]))
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_marks_of_a_template_give_the_mask_of_transformers(tmp_path: Path, in_file: bool) -> None:
+    """Tokens and mask of three conversations equal those of apply_chat_template; each begins a document."""
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of(tmp_path, MARKED, in_file=in_file)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="<|end|>", chat_template=MARKED
+    )
+    tokens: list[int] = []
+    flags: list[int] = []
+    for chat in CHATS:
+        found = theirs.apply_chat_template(
+            messages_of(chat), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        tokens += found["input_ids"]
+        mask = list(found["assistant_masks"])
+        flags += [mask[0] | 2, *mask[1:]]
+    assert prepared(tmp_path, folder, [{"messages": messages_of(chat)} for chat in CHATS]) == (tokens, flags)
+
+
+def test_without_marks_an_answer_is_what_follows_its_prompt(tmp_path: Path) -> None:
+    """The targets are the answers with the ends that the template gives them, and nothing else."""
+    folder = folder_of(tmp_path, CHATML)
+    tokens, flags = prepared(tmp_path, folder, [{"messages": messages_of(chat)} for chat in CHATS])
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spoken = [token for token, flag in zip(tokens, flags, strict=True) if flag & 1]
+    said = "".join(text + "<|end|>\n" for chat in CHATS for role, text in chat if role == "assistant")
+    assert tokenizer.decode(spoken, skip_special_tokens=False) == said
+    assert sum(flag >> 1 for flag in flags) == len(CHATS)
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "error"),
+    [
+        (CHATML, {"text": "x"}, "in.jsonl, line 2: has no list of messages"),
+        (CHATML, {"messages": ["x"]}, "in.jsonl, line 2: message 1 is no table with a role"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            {"messages": [{"role": "user"}]},
+            "line 1: .* must alternate",
+        ),
+        ("{{ messages.append(1) }}", {"messages": [{"role": "user"}]}, "line 1: .* unsafe"),
+        (
+            "{{ messages|length }}{{ messages[0].content }}",
+            {"messages": []},
+            "line 1: message 2 changes what is before",
+        ),
+        ("{{ messages[0].content * 20000000 }}", {"messages": []}, "line 1: .* longer than 16 Mi characters"),
+        ("{% for", {"messages": []}, "its chat template is invalid"),
+        (None, {"messages": []}, "has no chat template"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(tmp_path: Path, template: str, record: Any, error: str) -> None:
+    """A record without messages, and templates that fail, name the line of the data; no folder appears."""
+    folder = folder_of(tmp_path, template)
+    with pytest.raises(ConfigError, match=error) as raised:
+        prepared(tmp_path, folder, [{"messages": messages_of(CHATS[0])}, record])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_template_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested loops that emit nothing are stopped at the limit of time."""
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"line 1: .* takes longer than"):
+        prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
+
+
+def test_a_token_that_reaches_over_the_begin_of_an_answer() -> None:
+    """It counts where a template marks answers, and is refused where the begin is found by comparing."""
+    offsets = [(0, 4), (5, 9), (9, 10)]  # the second token begins at 4: its offsets leave out a space
+    assert spoken_tokens(offsets, [(5, 9)], may_cross=True, where="x").tolist() == [False, True, False]
+    assert spoken_tokens(offsets, [(4, 9)], may_cross=False, where="x").tolist() == [False, True, False]
+    with pytest.raises(ConfigError, match="reaches over the begin"):
+        spoken_tokens(offsets, [(5, 9)], may_cross=False, where="x")
