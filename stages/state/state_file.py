@@ -8,11 +8,12 @@ while the data is written, and put into a place that the header has left for it;
 XXH3 of 128 bits: against accidents. The nodes' certificates keep forgers out.
 """
 
+import errno
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from io import BytesIO
 from math import prod
@@ -48,6 +49,8 @@ _MAX_HEADER_BYTES = 4 << 20
 """Maximum size of the JSON header: a layer's takes some kilobytes, and reading it takes many times its length."""
 _MAX_DIMENSIONS = 8
 _MAX_ELEMENTS = 1 << 48
+_BLAMELESS = frozenset({errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about a file's content: it is gone, or this process has nothing to spare."""
 
 
 class WriteCancelledError(Exception):
@@ -167,9 +170,12 @@ def write_state(
 def read_state(path: Path, *, loading: DeviceLoading | None = None) -> tuple[StateHeader, dict[str, Tensor]]:
     """Read a whole file, once, and check it. The caller owns the tensors. loading: to a device; None: to the CPU.
 
-    Raises DamagedFileError when a byte is missing, added or altered, FileNotFoundError when there is no such file.
+    Raises DamagedFileError when a byte is missing, added, altered or on a disk that fails, FileNotFoundError when there
+    is no such file, and OSError when this process has no descriptor or memory to spare.
     """
-    with path.open("rb", buffering=0) as file:
+    with _named(path):
+        opened = path.open("rb", buffering=0)
+    with opened as file:
         head = _read_head(path, file, os.fstat(file.fileno()).st_size)
         tensors = {}
         content = xxh3_128(_canonical(head.unsigned_metadata, head.index))
@@ -271,7 +277,9 @@ class _Head:
 
 
 def _read_head(path: Path, file: IO[bytes], size: int) -> _Head:
-    length = int.from_bytes(file.read(8), "little")
+    start = bytearray(8 if size >= 8 else 0)
+    _fill(path, file, memoryview(start))
+    length = int.from_bytes(start, "little")
     if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
         raise DamagedFileError(str(path), f"it is truncated: {size} bytes")
     head = bytearray(length)
@@ -329,10 +337,22 @@ def _told(error: Exception) -> str:
 def _fill(path: Path, file: IO[bytes], buffer: memoryview) -> None:
     """Read exactly this many bytes."""
     while len(buffer):
-        num_read: int = file.readinto(buffer)  # type: ignore[attr-defined]
+        with _named(path):
+            num_read: int = file.readinto(buffer)  # type: ignore[attr-defined]
         if not num_read:
             raise DamagedFileError(str(path), "it became shorter while it was read")
         buffer = buffer[num_read:]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn a failing disk into a damaged file: it is named, and another copy takes its place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _BLAMELESS:
+            raise
+        raise DamagedFileError(str(path), f"it cannot be read: {error.strerror or error}") from error
 
 
 def _canonical(metadata: Mapping[str, str], index: Mapping[str, Any]) -> bytes:
