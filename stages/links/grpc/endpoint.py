@@ -10,6 +10,7 @@ the break. Hellos are the business of `hello_gate.py`, attempts that of `dial_lo
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,9 +26,10 @@ from headway.stages.links.grpc.link import GrpcLink, MessageStream, Turn
 from headway.stages.links.grpc.local_server import LocalPlace, LocalServer
 from headway.stages.links.grpc.local_stream import LocalStream
 from headway.stages.links.grpc.streams import ClientStream, Ears, ServerStream
-from headway.stages.links.hello_gate import Gatekeeper, HelloGate, RefusedError, read_reply
+from headway.stages.links.hello_gate import Gatekeeper, HelloGate, NotYetError, RefusedError, read_reply
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.sparse_log import SparseLog
 from headway.stages.sockets.listening_port import listen_at_first_free
 from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.server_limits import server_limits
@@ -38,6 +40,8 @@ log = structlog.get_logger()
 SERVICE = "headway.data.Link"
 METHOD = "Stream"
 START_TIMEOUT = timedelta(seconds=10)
+LOCAL_ANSWER_S = 3.0
+"""Time for the answer to a hello over a unix socket. Then the next attempt goes over TCP, before the link is lost."""
 ANY_PORT = (0,)
 
 TRANSPORT_OPTIONS = (
@@ -66,6 +70,15 @@ class _StreamEndedError(Exception):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+@dataclass(slots=True)
+class _Dialling:
+    """What the attempts for one link share."""
+
+    hello: Hello
+    is_local: bool = True
+    """Whether the next attempt may use the neighbour's unix socket. A way without an answer gives way to the other."""
 
 
 class LinkEndpoint:
@@ -101,6 +114,7 @@ class LinkEndpoint:
         self._incarnation = incarnation
         self._local = local
         self._local_server = LocalServer(self._ears, self._serve_local)
+        self._local_ends = SparseLog()
 
     @property
     def port(self) -> int:
@@ -216,7 +230,8 @@ class LinkEndpoint:
         try:
             await self._answer(stream, (self._local.node,))
         except (_StreamEndedError, ConnectionError) as error:
-            log.info("local_link_ended", reason=str(error))
+            if num := self._local_ends.due(self._loop.loop.time()):
+                log.info("local_link_ended", reason=str(error), num=num)
 
     async def _answer(self, stream: MessageStream, names: Sequence[str]) -> None:
         """Serve a dialled stream of a process of these names until it ends. Raises _StreamEndedError."""
@@ -260,23 +275,22 @@ class LinkEndpoint:
 
     async def _dial(self, link: GrpcLink, terms: LinkTerms) -> None:
         self._dialled = [*(other for other in self._dialled if not other.is_over), link]
-        await keep_dialling(link, terms, partial(self._attempt, link, terms, self._gate.hello(terms)))
+        await keep_dialling(link, terms, partial(self._attempt, link, terms, _Dialling(self._gate.hello(terms))))
 
-    async def _attempt(self, link: GrpcLink, terms: LinkTerms, hello: Hello, timeout_s: float) -> None:
+    async def _attempt(self, link: GrpcLink, terms: LinkTerms, dialling: _Dialling, timeout_s: float) -> None:
         """One connection of its own: what is left of a broken one never delays the next.
 
         It serves the link as long as its stream lives, and returns when the link is over. Raises as `keep_dialling`
         wants it.
         """
+        hello = dialling.hello
         hello.attempt += 1
         if self._loop.loop.time() < self._dialled_cut_until:
             raise ConnectionError("cut by a test")
-        async with link.turn() as turn, self._connected(terms) as stream:
+        async with link.turn() as turn, self._connected(terms, is_local=dialling.is_local) as stream:
             hello.next_sequence = link.next_sequence
             try:
-                async with asyncio.timeout(timeout_s):
-                    await stream.write(hello.SerializeToString())
-                    reply = read_reply(await stream.read())
+                reply = await _answered(dialling, stream, timeout_s)
                 log.info("link_opened", peer=link.peer, generation=terms.generation, way=stream.way)
                 self._num_resumed += link.was_connected
                 await link.run(stream, turn, acknowledged=reply.next_sequence)
@@ -289,12 +303,12 @@ class LinkEndpoint:
                 raise
 
     @asynccontextmanager
-    async def _connected(self, terms: LinkTerms) -> AsyncIterator[ClientStream | LocalStream]:
+    async def _connected(self, terms: LinkTerms, *, is_local: bool) -> AsyncIterator[ClientStream | LocalStream]:
         """A new connection to a neighbour: over its unix socket if it is of this node and listens there, else over
-        TCP.
+        TCP. is_local: False: over TCP in any case.
         """
         local = self._local
-        if local is not None and terms.peer_node == local.node:
+        if is_local and local is not None and terms.peer_node == local.node:
             connection = connect_locally(local.folder, terms.peer_incarnation)
             if connection is not None:
                 stream = LocalStream(connection, self._ears)
@@ -313,6 +327,22 @@ class LinkEndpoint:
             finally:
                 if not call.done():
                     call.cancel()
+
+
+async def _answered(dialling: _Dialling, stream: ClientStream | LocalStream, timeout_s: float) -> HelloReply:
+    """Say hello and return the answer. Raises as `read_reply`, TimeoutError; without an answer the way changes."""
+    if isinstance(stream, LocalStream):
+        timeout_s = min(timeout_s / 2, LOCAL_ANSWER_S)  # time for TCP must be left
+    is_local, dialling.is_local = dialling.is_local, not dialling.is_local
+    try:
+        async with asyncio.timeout(timeout_s):
+            await stream.write(dialling.hello.SerializeToString())
+            reply = read_reply(await stream.read())
+    except NotYetError:
+        dialling.is_local = is_local
+        raise
+    dialling.is_local = is_local
+    return reply
 
 
 def _lose_if_broken_since(link: GrpcLink, broken_at: float, reason: str) -> None:

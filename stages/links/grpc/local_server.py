@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ import structlog
 
 from headway.stages.links.grpc.local_stream import LocalStream
 from headway.stages.links.grpc.streams import Ears
+from headway.stages.links.sparse_log import SparseLog
 from headway.stages.sockets.local_socket import enlarged, is_own_user, listen_locally
 
 log = structlog.get_logger()
 
 MAX_CONNECTIONS = 64
-"""Maximum number of open connections: a node has fewer workers."""
+"""Maximum number of open connections: a node has fewer workers. Whoever gets none dials over TCP."""
 RETRY_S = 1.0
 """Pause after the kernel refused to hand a connection over, for example for want of file descriptors."""
 
@@ -37,6 +39,9 @@ class LocalServer:
         self._ears = ears
         self._serve = serve
         self._listener: socket.socket | None = None
+        self._file: tuple[int, int] | None = None
+        """Device and inode of this server's own socket file."""
+        self._refused, self._not_accepted = SparseLog(), SparseLog()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, place: LocalPlace, incarnation: str) -> None:
@@ -49,15 +54,21 @@ class LocalServer:
         if self._listener is None:
             log.warning("no_local_links", folder=str(place.folder), reason="the path is too long for a unix socket")
             return
+        with suppress(OSError):  # the folder may be gone again
+            about = Path(self._listener.getsockname()).lstat()
+            self._file = (about.st_dev, about.st_ino)
         self._keep(asyncio.create_task(self._accept(self._listener)))
 
     def stop(self) -> None:
-        """Stop listening, delete the socket and cut what remains."""
+        """Stop listening, delete the socket and cut what remains. Another file in its place stays."""
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
             with suppress(OSError):  # the folder may be gone
-                Path(self._listener.getsockname()).unlink()
+                path = Path(self._listener.getsockname())
+                about = path.lstat()
+                if stat.S_ISSOCK(about.st_mode) and (about.st_dev, about.st_ino) == self._file:
+                    path.unlink()
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -65,14 +76,16 @@ class LocalServer:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:
-                log.warning("local_link_not_accepted", reason=str(error))
+                self._say_not_accepted(str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
                 self._take(connection)
             except (OSError, MemoryError) as error:  # one connection is lost, and the next ones are served
-                log.warning("local_link_not_accepted", reason=str(error) or "no memory is left")
+                self._say_not_accepted(str(error) or "no memory is left")
                 connection.close()
+            # A connection that waits already suspends nothing: whoever dials without end must leave turns to others.
+            await asyncio.sleep(0)
 
     def _take(self, connection: socket.socket) -> None:
         """Serve a connection, or hang up. Raises OSError, MemoryError; nothing serves it then."""
@@ -80,8 +93,13 @@ class LocalServer:
         if own_user and num_connections < MAX_CONNECTIONS:
             self._keep(asyncio.create_task(self._answer(LocalStream(enlarged(connection), self._ears))))
         else:
-            log.warning("local_link_refused", own_user=own_user, connections=num_connections)
+            if num := self._refused.due(asyncio.get_running_loop().time()):
+                log.warning("local_link_refused", own_user=own_user, connections=num_connections, num=num)
             connection.close()
+
+    def _say_not_accepted(self, reason: str) -> None:
+        if num := self._not_accepted.due(asyncio.get_running_loop().time()):
+            log.warning("local_link_not_accepted", reason=reason, num=num)
 
     async def _answer(self, stream: LocalStream) -> None:
         try:

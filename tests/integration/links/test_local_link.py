@@ -1,5 +1,6 @@
 """Links between two workers of one node: unix sockets without TLS, for this user's processes only, else TCP."""
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -10,21 +11,25 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc import local_server
+from headway.stages.links.grpc import endpoint, local_server
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.grpc.link import GrpcLink
-from headway.stages.links.grpc.local_server import LocalPlace
+from headway.stages.links.grpc.local_server import MAX_CONNECTIONS, LocalPlace
+from headway.stages.links.grpc.local_stream import LENGTH
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.sockets import local_socket
 from headway.stages.sockets.local_socket import connect_locally, listen_locally, socket_path
@@ -255,6 +260,83 @@ def test_without_a_descriptor_the_dialling_side_takes_tcp(node_folder: Path, mon
     assert connect_locally(node_folder, "below") is None
 
 
+@contextlib.contextmanager
+def in_place_of(folder: Path, incarnation: str) -> Iterator[socket.socket]:
+    """Listen where a process listens, in its place."""
+    path = path_of(folder, incarnation)
+    path.rename(path.with_suffix(".away"))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(16)
+            yield listener
+    finally:
+        path.with_suffix(".away").rename(path)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\xff" * 64, LENGTH.pack(3) + b"\xff\xff\xff"])
+def test_a_socket_without_an_answer_gives_way_to_tcp(
+    node_endpoints: Endpoints, node_folder: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """It accepts and says nothing, or garbage: the next attempt takes TCP, long before the link would be lost."""
+    monkeypatch.setattr(endpoint, "LOCAL_ANSWER_S", 0.3)
+    accepted: list[socket.socket] = []
+
+    def accept(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        accepted.append(connection)
+        if answer:
+            connection.sendall(answer)
+
+    with in_place_of(node_folder, "below") as listener:
+        thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+        thread.start()
+        with Pair(node_endpoints, f"silent-{len(answer)}", port=node_endpoints[2].port) as pair:
+            pair.exchange([1])
+        thread.join(DEADLINE_S)
+    assert len(accepted) == 1
+    accepted[0].close()
+
+
+def test_a_thousand_connections_harm_no_link(node_endpoints: Endpoints, node_folder: Path) -> None:
+    """A process of this user connects without end and says garbage: few are held, few lines are logged, links work."""
+    with structlog.testing.capture_logs() as lines, Pair(node_endpoints, "before") as before:
+        before.exchange([1])
+        attack: list[socket.socket] = []
+        for number in range(1000):
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                attack.append(connect(node_folder))
+                attack[-1].sendall(random.Random(number).randbytes(40) if number % 2 else b"")
+        before.exchange([MAX_BYTES])
+        with Pair(node_endpoints, "amid", port=node_endpoints[2].port) as amid:
+            amid.exchange([1])
+        hung_up = [is_hung_up(connection, timeout_s=0.001) for connection in attack]
+        for connection in attack:
+            connection.close()
+    assert hung_up.count(False) <= MAX_CONNECTIONS
+    said = [line["event"] for line in lines]
+    for event in ("local_link_refused", "local_link_ended", "local_link_failed"):
+        assert said.count(event) <= 2, lines
+
+
+def test_a_stopped_endpoint_leaves_what_is_not_its_own(
+    identity: TlsIdentity, node_endpoints: Endpoints, node_folder: Path
+) -> None:
+    """Somebody has put a plain file in the socket's place: it is not this endpoint's to delete."""
+    place = LocalPlace("node", node_folder)
+    end = LinkEndpoint(
+        loop=node_endpoints[0], identity=identity, host="127.0.0.1", incarnation="replaced", protocol=1, local=place
+    )
+    end.start()
+    path = path_of(node_folder, "replaced")
+    path.unlink()
+    path.write_text("a note")
+    end.stop()
+    node_endpoints[0].run(asyncio.sleep(0), timeout=timedelta(seconds=DEADLINE_S), what="a turn of the loop")
+    assert path.read_text() == "a note"
+    path.unlink()
+
+
 def path_of(folder: Path, incarnation: str) -> Path:
     """Return where a process listens."""
     path = socket_path(folder, incarnation)
@@ -265,7 +347,11 @@ def path_of(folder: Path, incarnation: str) -> Path:
 def connect(folder: Path) -> socket.socket:
     """Connect to the lower worker without looking who it is."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(path_of(folder, "below")))
+    try:
+        connection.connect(str(path_of(folder, "below")))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
@@ -274,5 +360,7 @@ def is_hung_up(connection: socket.socket, *, timeout_s: float) -> bool:
     connection.settimeout(timeout_s)
     try:
         return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
     except TimeoutError:
         return False
