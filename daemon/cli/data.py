@@ -1,7 +1,6 @@
 """Commands about data."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +48,19 @@ def prepare(
         ),
     ] = "",
     max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0,
+    pack: Annotated[
+        int,
+        typer.Option(
+            metavar="LENGTH", help="Pack whole documents into rows for sequences of this length; 0: one stream."
+        ),
+    ] = 0,
+    flags: Annotated[
+        bool, typer.Option("--flags", help="Mark where documents begin; --chat and --pack always do.")
+    ] = False,
+    validation: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the documents that are held out for evaluation.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Chooses which documents are held out.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a folder of token shards, for [data] source.
@@ -56,10 +68,12 @@ def prepare(
     \b
     headway data prepare books/ --out data/books
     headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
-    headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --out data/chats
+    headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --pack 2048 --validation 0.01 --out data/chats
     """
-    from headway.daemon.data.prepare import prepare as prepare_data
     from headway.daemon.data.text_check import doubts
+    from headway.daemon.preparing.preparation import Preparation
+    from headway.daemon.preparing.prepare import prepare as prepare_data
+    from headway.daemon.preparing.summary import lines_of, table_of
     from headway.daemon.terminal import console
 
     def warn(text: str) -> None:
@@ -68,20 +82,21 @@ def prepare(
     for doubt in doubts(sources):
         warn(doubt)
     screen = console(sys.stderr)
-    index = prepare_data(
-        sources,
-        Path(out),
+    options = Preparation(
         tokenizer=tokenizer,
         field=field,
         chat=chat,
         config=config,
         split=split,
-        max_tokens=max_tokens,
         end_of_text=end_of_text,
-        warn=warn,
-        console=screen if screen.is_terminal else None,
+        max_tokens=max_tokens,
+        pack=pack,
+        flags=flags,
+        validation=validation,
+        seed=seed,
     )
+    prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)
     if as_json:
-        say_json({"out": str(out), "tokens": index.num_tokens, "vocab_size": index.vocab_size, "sha256": index.sha256})
+        say_json({"out": str(out), **table_of(prepared)})
     else:
-        say(f"{out}: {index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}, SHA-256 {index.sha256}")
+        say("\n".join(lines_of(out, prepared)))

@@ -34,6 +34,8 @@ class Encoder:
     """Encode UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
     end_of_text: int | None
     """Token after each document; None: the tokenizer has no such token."""
+    padding: int = 0
+    """Token that fills rows; no job trains on it."""
     file: Path | None = None
     """Tokenizer's own file, which is copied to the shards."""
     config: str = ""
@@ -68,6 +70,7 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
         encode=lambda piece: np.array(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
         end_of_text=special.eos_token_id,
+        padding=next((token for token in (special.pad_token_id, special.eos_token_id) if token is not None), 0),
         file=file,
         config=json.dumps(described),
         encode_chat=None if template is None else _chat_encoder(file, template),

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.data.prepare import prepare
 from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.preparation import Preparation
+from headway.daemon.preparing.prepare import prepare
 from headway.stages.data.tokens import TokenShards
 
 TEXTS = ["Grüße", "second", ""]
@@ -49,17 +50,17 @@ def test_of_saved_splits_one_is_read(tmp_path: Path) -> None:
     (tmp_path / "in" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     prepare([str(tmp_path / "in")], tmp_path / "out")
     assert stream(tmp_path / "out") == EXPECTED
-    prepare([str(tmp_path / "in")], tmp_path / "held-out", split="test")
+    prepare([str(tmp_path / "in")], tmp_path / "held-out", Preparation(split="test"))
     assert stream(tmp_path / "held-out") == b"other\0"
     with pytest.raises(ConfigError, match="has no split 'dev'; there are train, test"):
-        prepare([str(tmp_path / "in")], tmp_path / "dev", split="dev")
+        prepare([str(tmp_path / "in")], tmp_path / "dev", Preparation(split="dev"))
 
 
 def test_a_damaged_arrow_file_is_one_line(tmp_path: Path) -> None:
     """Other bytes under that name, and a column that is not there."""
     folder = saved(tmp_path / "in", TEXTS)
     with pytest.raises(ConfigError, match="has no column 'body'; there are text, id"):
-        prepare([str(folder)], tmp_path / "out", field="body")
+        prepare([str(folder)], tmp_path / "out", Preparation(field="body"))
     (folder / "data-00001-of-00003.arrow").write_bytes(b"no arrow at all")
     with pytest.raises(ConfigError, match=r"data-00001-of-00003\.arrow: cannot be read"):
         prepare([str(folder)], tmp_path / "out")

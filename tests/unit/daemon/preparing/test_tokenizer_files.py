@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from headway.daemon.data.data_tokenizer import tokenizer_of
-from headway.daemon.data.prepare import prepare
 from headway.daemon.data.special_tokens import special_tokens
 from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.preparation import Preparation
+from headway.daemon.preparing.prepare import prepare
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.tokens import TokenShards
 
@@ -31,7 +32,9 @@ def byte_level(path: Path, *, end: str = END, is_special: bool = True) -> Any:
 
 
 def prepared(tmp_path: Path, **options: Any) -> list[int]:
-    prepare([str(tmp_path / "in.txt")], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), **options)
+    prepare(
+        [str(tmp_path / "in.txt")], tmp_path / "out", Preparation(tokenizer=str(tmp_path / "tokenizer.json"), **options)
+    )
     return list(TokenShards.open(tmp_path / "out")._tokens._maps[0])
 
 
@@ -125,7 +128,7 @@ def test_a_flag_may_name_the_end_token(tmp_path: Path) -> None:
     prepare(
         [str(tmp_path / "in.txt")],
         tmp_path / "without",
-        tokenizer=str(tmp_path / "tokenizer.json"),
+        Preparation(tokenizer=str(tmp_path / "tokenizer.json")),
         warn=warnings.append,
     )
     assert len(warnings) == 1

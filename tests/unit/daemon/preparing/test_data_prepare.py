@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headway.daemon.data.prepare import prepare
 from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.preparation import Preparation
+from headway.daemon.preparing.prepare import prepare
 from headway.stages.data.tokens import TokenShards
 
 TEXTS = ["Grüße,\nWelt\n", "second document", ""]
@@ -34,7 +35,7 @@ def test_text_files_of_a_folder_are_documents_in_the_order_of_their_names(tmp_pa
     for name, text in [("c.txt", TEXTS[2]), ("a.txt", TEXTS[0]), ("b.md", TEXTS[1])]:
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_text(text, encoding="utf-8")
-    index = prepare([str(tmp_path / "in")], tmp_path / "out")
+    index = prepare([str(tmp_path / "in")], tmp_path / "out").index
     assert stream(tmp_path / "out") == EXPECTED
     assert (index.vocab_size, index.tokenizer, index.dtype) == (256, "bytes", "uint8")
     assert str(tmp_path / "in") in index.provenance
@@ -42,7 +43,7 @@ def test_text_files_of_a_folder_are_documents_in_the_order_of_their_names(tmp_pa
 
 def test_json_lines_give_their_field(tmp_path: Path) -> None:
     """One document a line, from the column that is named."""
-    prepare([str(write_jsonl(tmp_path / "in.jsonl", "body"))], tmp_path / "out", field="body")
+    prepare([str(write_jsonl(tmp_path / "in.jsonl", "body"))], tmp_path / "out", Preparation(field="body"))
     assert stream(tmp_path / "out") == EXPECTED
 
 
@@ -57,7 +58,7 @@ def test_a_hugging_face_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest
 
     datasets.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", datasets)
-    prepare(["hf:HuggingFaceFW/fineweb-edu"], tmp_path / "out", config="sample-10BT", split="train")
+    prepare(["hf:HuggingFaceFW/fineweb-edu"], tmp_path / "out", Preparation(config="sample-10BT", split="train"))
     assert asked == [(("HuggingFaceFW/fineweb-edu", "sample-10BT"), {"split": "train", "streaming": True})]
     assert stream(tmp_path / "out") == EXPECTED
 
@@ -67,7 +68,7 @@ def test_parquet_gives_its_column(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"body": TEXTS, "id": [1, 2, 3]}), tmp_path / "in.parquet", row_group_size=2)
-    prepare([str(tmp_path / "in.parquet")], tmp_path / "out", field="body")
+    prepare([str(tmp_path / "in.parquet")], tmp_path / "out", Preparation(field="body"))
     assert stream(tmp_path / "out") == EXPECTED
     with pytest.raises(ConfigError, match="has no column 'text'"):
         prepare([str(tmp_path / "in.parquet")], tmp_path / "other")
@@ -97,7 +98,9 @@ def test_a_tokenizers_file_encodes_and_travels_along(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "words.json"))
     (tmp_path / "in.txt").write_text("one two\nthree one")
-    index = prepare([str(tmp_path / "in.txt")] * 2, tmp_path / "out", tokenizer=str(tmp_path / "words.json"))
+    index = prepare(
+        [str(tmp_path / "in.txt")] * 2, tmp_path / "out", Preparation(tokenizer=str(tmp_path / "words.json"))
+    ).index
     assert list(stream(tmp_path / "out")) == [1, 2, 3, 1, 0] * 2
     assert (index.vocab_size, index.tokenizer) == (4, "tokenizer.json")
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "words.json").read_bytes()
@@ -115,7 +118,7 @@ def test_large_files_are_read_in_pieces_without_a_trace(tmp_path: Path) -> None:
 def test_max_tokens_ends_early_and_exactly(tmp_path: Path, max_tokens: int) -> None:
     """Inside a document, at its end, in the next: so many tokens, the first ones."""
     source = str(write_jsonl(tmp_path / "in.jsonl"))
-    prepare([source], tmp_path / "out", max_tokens=max_tokens)
+    prepare([source], tmp_path / "out", Preparation(max_tokens=max_tokens))
     assert stream(tmp_path / "out") == EXPECTED[:max_tokens]
 
 
@@ -153,7 +156,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
     (tmp_path / "in.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"in\.txt: is not UTF-8"):
-        prepare([str(tmp_path / "in.txt")], tmp_path / "out", tokenizer=str(tmp_path / "words.json"))
+        prepare([str(tmp_path / "in.txt")], tmp_path / "out", Preparation(tokenizer=str(tmp_path / "words.json")))
     prepare([str(tmp_path / "in.txt")], tmp_path / "out")
     assert stream(tmp_path / "out") == b"\xff\xfe\0"
 
@@ -178,6 +181,6 @@ def test_bad_arguments_are_named(
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     with pytest.raises(ConfigError) as caught:
-        prepare(sources, Path("taken"), tokenizer=tokenizer)
+        prepare(sources, Path("taken"), Preparation(tokenizer=tokenizer))
     assert str(caught.value).startswith(reason)
     assert "\n" not in str(caught.value)

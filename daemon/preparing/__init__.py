@@ -1,0 +1,1 @@
+"""`headway data prepare`: documents in, a folder of token shards out."""

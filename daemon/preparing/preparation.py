@@ -1,0 +1,79 @@
+"""What `headway data prepare` was asked for, and what it made."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from headway.daemon.data.data_tokenizer import BYTES
+from headway.daemon.data.documents import Field
+from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.destination import SplitCounts
+from headway.daemon.preparing.held_out import HeldOut
+from headway.stages.data.shard_index import ShardIndex
+
+MAX_PACKED: Final = 1 << 24
+"""Maximum sequence length of packed rows, which bounds the memory for open rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """The options. Raises ConfigError for those that do not fit each other."""
+
+    tokenizer: str = BYTES
+    """`bytes`, or a `tokenizers` JSON file, optionally with a tokenizer_config.json in its folder, or that folder."""
+    field: str = ""
+    """Column of the text, or of the messages; empty: `text` or `messages`."""
+    chat: bool = False
+    """Records are conversations; only what the assistant says is trained on."""
+    config: str | None = None
+    """Configuration of a Hugging Face data set."""
+    split: str = "train"
+    """Split of a Hugging Face data set, also of a saved one."""
+    end_of_text: str = ""
+    """Token after each document, instead of the tokenizer's own."""
+    max_tokens: int = 0
+    """Tokens of documents after which to end; 0: no limit."""
+    pack: int = 0
+    """Sequence length of rows that are packed with whole documents; 0: one stream."""
+    flags: bool = False
+    """Also give flags to text that is one stream, so that a job can end attention with documents."""
+    validation: float = 0.0
+    """Share of the documents that are held out."""
+    seed: int = 0
+    """Chooses which documents are held out."""
+
+    def __post_init__(self) -> None:
+        if not (self.pack == 0 or 2 <= self.pack <= MAX_PACKED):
+            raise ConfigError(f"{self.pack} is not from 2 to {MAX_PACKED}", "--pack")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"{self.validation} is not a share from 0 to below 1", "--validation")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"{self.seed} is not from 0 to 2^64 - 1", "--seed")
+
+    @property
+    def record_field(self) -> Field:
+        """Return the part of a record that is trained on."""
+        return Field(self.field or ("messages" if self.chat else "text"), is_chat=self.chat)
+
+    @property
+    def has_flags(self) -> bool:
+        """Return whether each token gets flags."""
+        return self.chat or self.flags or self.pack > 0
+
+    @property
+    def row_tokens(self) -> int:
+        """Return the length of rows; 0: there are none."""
+        return self.pack + 1 if self.pack else 0
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Return the choice of the validation split."""
+        return HeldOut(share=self.validation, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A finished data folder."""
+
+    index: ShardIndex
+    train: SplitCounts
+    validation: SplitCounts = field(default_factory=lambda: SplitCounts(documents=0, tokens=0))

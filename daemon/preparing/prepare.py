@@ -1,0 +1,148 @@
+"""`headway data prepare`: turns text in files or in a Hugging Face data set into a folder of token shards."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from headway.daemon.data.documents import Conversation, Document
+from headway.daemon.data.encoder import Encoder, Tokens, read_encoder
+from headway.daemon.data.text_sources import Source, open_sources
+from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.destination import Destination, EncodedPiece
+from headway.daemon.preparing.held_out import HeldOut
+from headway.daemon.preparing.preparation import Preparation, Prepared
+from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET, read_index
+from headway.stages.data.shard_writer import ShardWriter, writing_shards
+from headway.stages.errors import DataError
+
+Flags = npt.NDArray[np.uint8]
+
+
+def prepare(
+    sources: Sequence[str],
+    out: Path,
+    options: Preparation | None = None,
+    *,
+    warn: Callable[[str], None] = lambda _text: None,
+    console: Console | None = None,
+) -> Prepared:
+    """Make the data folder `out` from sources in their order; it appears complete or not at all.
+
+    A source is a text file, a `.jsonl`, `.parquet` or `.arrow` file, a folder (all its files, by name; of a saved
+    `DatasetDict` the split) or `hf:NAME`, a Hugging Face data set. warn receives doubts about the input. console
+    shows a progress bar. Raises ConfigError: a file or library is missing, a record has no such field, `out` exists.
+    """
+    options = options or Preparation()
+    if not sources:
+        raise ConfigError("no source of text was named")
+    encoder = _encoder(options, warn)
+    opened = [
+        source
+        for name in sources
+        for source in open_sources(name, field=options.record_field, config=options.config, split=options.split)
+    ]
+    try:
+        with writing_shards(
+            out,
+            vocab_size=encoder.vocab_size,
+            tokenizer=TOKENIZER_NAME if encoder.file else BYTES,
+            provenance=", ".join(sources),
+            has_flags=options.has_flags,
+            row_tokens=options.row_tokens,
+        ) as writer:
+            if encoder.file:
+                (writer.folder / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
+                (writer.folder / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
+            destination = Destination(writer, padding=encoder.padding, max_tokens=options.max_tokens)
+            _fill(destination, opened, encoder, options.held_out, console)
+            train, validation = destination.finish()
+            _check(writer, ", ".join(sources), options)
+    except DataError as error:
+        raise ConfigError(error.reason, error.path) from error
+    return Prepared(index=read_index(out), train=train, validation=validation)
+
+
+def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
+    encoder = read_encoder(options.tokenizer, options.end_of_text)
+    if options.chat and encoder.encode_chat is None:
+        raise ConfigError("has no chat template, and --chat needs one", options.tokenizer)
+    if encoder.end_of_text is None and not options.chat:
+        what = "names no end-of-text token, so documents run into each other; name it with --end-of-text"
+        warn(f"{options.tokenizer}: {what}")
+    return encoder
+
+
+def _fill(
+    destination: Destination,
+    sources: Sequence[Source],
+    encoder: Encoder,
+    held_out: HeldOut,
+    console: Console | None,
+) -> None:
+    """Write all documents, or so many as are wanted."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=console is None,
+    )
+    sizes = [source.size for source in sources]
+    with progress:
+        task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
+        for source in sources:
+            for document, size in source.documents():
+                try:
+                    for piece in _pieces(document, encoder, held_out):
+                        destination.add(piece)
+                        if destination.is_full:
+                            return
+                except UnicodeDecodeError as error:
+                    raise ConfigError("is not UTF-8 text", source.name) from error
+                progress.update(task, advance=size, tokens=destination.num_taken)
+
+
+def _check(writer: ShardWriter, sources: str, options: Preparation) -> None:
+    """Raise ConfigError if a split is empty."""
+    if not writer.num_tokens and not writer.validation.num_tokens:
+        raise ConfigError("no text in it" if not options.pack else "nothing to train on in it", sources)
+    empty = "training" if not writer.num_tokens else "validation"
+    if options.validation and not (writer.num_tokens and writer.validation.num_tokens):
+        what = f"leaves the {empty} split empty: whole documents are held out, and a text file is one document"
+        raise ConfigError(f"{what}; name more documents, or another share or --seed", "--validation")
+
+
+def _pieces(document: Document, encoder: Encoder, held_out: HeldOut) -> Iterator[EncodedPiece]:
+    """Yield a document's tokens with their flags: all of a text and its end, of a conversation what is an answer."""
+    begins, is_held_out, is_text = True, False, True
+    for piece in document:
+        if begins:
+            is_held_out = held_out.contains(piece)
+        if isinstance(piece, Conversation):
+            assert encoder.encode_chat is not None, "prepare() asks for a chat template"
+            tokens, is_spoken = encoder.encode_chat(piece)
+            flags = is_spoken.astype(np.uint8) * IS_TARGET
+            is_text = False
+        else:
+            tokens = encoder.encode(piece)
+            flags = np.full(len(tokens), IS_TARGET, dtype=np.uint8)
+        yield _piece(tokens, flags, begins=begins, is_held_out=is_held_out)
+        begins = begins and not len(tokens)
+    if is_text and encoder.end_of_text is not None:
+        end = np.array([encoder.end_of_text], dtype=np.int64)
+        yield _piece(end, np.full(1, IS_TARGET, dtype=np.uint8), begins=begins, is_held_out=is_held_out)
+
+
+def _piece(tokens: Tokens, flags: Flags, *, begins: bool, is_held_out: bool) -> EncodedPiece:
+    """Return a piece; a document begins with its first token, so an empty piece begins none."""
+    begins = begins and bool(len(tokens))
+    if begins:
+        flags[0] |= BEGINS_DOCUMENT
+    return EncodedPiece(tokens=tokens, flags=flags, begins=begins, is_held_out=is_held_out)

@@ -1,0 +1,55 @@
+"""What a finished preparation says of itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.preparing.destination import SplitCounts
+from headway.daemon.preparing.preparation import Prepared
+
+
+def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
+    """Yield the summary for people."""
+    index = prepared.index
+    size = f"{index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}"
+    yield f"{out}: {size}, SHA-256 {index.sha256}"
+    yield f"training: {_line(prepared.train, index.row_tokens)}"
+    if index.validation:
+        yield f"validation: {_line(prepared.validation, index.row_tokens)}"
+
+
+def table_of(prepared: Prepared) -> dict[str, Any]:
+    """Return the summary for programs."""
+    index = prepared.index
+    return {
+        "tokens": index.num_tokens,
+        "vocab_size": index.vocab_size,
+        "sha256": index.sha256,
+        "row_tokens": index.row_tokens,
+        "training": _table(prepared.train),
+        "validation": _table(prepared.validation),
+    }
+
+
+def _line(counts: SplitCounts, row_tokens: int) -> str:
+    parts = [f"{counts.documents:,} documents"]
+    if row_tokens:
+        padding = 100 * counts.padding / max(1, counts.tokens)
+        parts.append(f"{counts.tokens // row_tokens:,} rows of {row_tokens:,} tokens, {padding:.1f} % padding")
+    else:
+        parts.append(f"{counts.tokens:,} tokens")
+    if counts.cut_documents:
+        parts.append(f"{counts.cut_documents:,} documents were longer than a row and are cut")
+    if counts.left_out:
+        parts.append(f"{counts.left_out:,} tokens had nothing to train on and are left out")
+    return "; ".join(parts)
+
+
+def _table(counts: SplitCounts) -> dict[str, int]:
+    return {
+        "documents": counts.documents,
+        "tokens": counts.tokens,
+        "cut_documents": counts.cut_documents,
+        "padding": counts.padding,
+        "left_out": counts.left_out,
+    }
