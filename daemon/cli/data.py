@@ -61,6 +61,9 @@ def prepare(
         float, typer.Option(metavar="SHARE", help="Share of the documents that are held out for evaluation.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Chooses which documents are held out.")] = 0,
+    max_bad: Annotated[
+        int, typer.Option(min=0, help="Records that may be left out, with a warning, because they cannot be used.")
+    ] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Make a folder of token shards, for [data] source.
@@ -94,6 +97,7 @@ def prepare(
         flags=flags,
         validation=validation,
         seed=seed,
+        max_bad=max_bad,
     )
     prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)
     if as_json:

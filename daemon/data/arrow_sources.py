@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.data.documents import Document, Field, FileSource, library
+from headway.daemon.data.documents import BadRecord, Document, Field, FileSource, library
 from headway.daemon.errors import ConfigError
 from headway.daemon.storage.file_system import sentence
 
@@ -46,7 +46,7 @@ class ParquetSource(FileSource):
 
     field: Field
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         parquet = library("pyarrow.parquet")
         with _readable(self.path):
             file = parquet.ParquetFile(self.path)
@@ -67,7 +67,7 @@ class ArrowSource(FileSource):
     def size(self) -> float:
         return 0.0  # a stream gives its number of rows only at its end
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         arrow, ipc = library("pyarrow"), library("pyarrow.ipc")
         with _readable(self.path), arrow.memory_map(str(self.path)) as stream:
             try:
@@ -81,7 +81,9 @@ class ArrowSource(FileSource):
             yield from _rows(batches, self.field, self.path, 0.0)
 
 
-def _rows(batches: Iterable[Any], field: Field, path: Path, share: float) -> Iterator[tuple[Document, float]]:
+def _rows(
+    batches: Iterable[Any], field: Field, path: Path, share: float
+) -> Iterator[tuple[Document | BadRecord, float]]:
     number = 0
     for batch in batches:
         column = batch.column(field.name)

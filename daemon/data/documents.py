@@ -25,17 +25,28 @@ Document = Iterator[bytes | Conversation]
 
 
 @dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that has no document."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """The part of a record that is trained on."""
 
     name: str
     is_chat: bool = False
 
-    def document(self, record: Any, where: str) -> Document:
-        """Return a record's document. Raises ConfigError when it has none."""
-        if self.is_chat:
-            return iter((conversation_of(record, self.name, where),))
-        return pieces_of(text_of(record, self.name, where))
+    def document(self, record: Any, where: str) -> Document | BadRecord:
+        """Return a record's document, or why it has none."""
+        try:
+            if self.is_chat:
+                return iter((conversation_of(record, self.name, where),))
+            return pieces_of(text_of(record, self.name, where))
+        except ConfigError as error:
+            return BadRecord(error.what, where)
 
 
 @dataclass(frozen=True, slots=True)

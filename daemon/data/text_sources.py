@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
-from headway.daemon.data.documents import Document, Field, FileSource, library
+from headway.daemon.data.documents import BadRecord, Document, Field, FileSource, library
 from headway.daemon.data.pieces import pieces_from
 from headway.daemon.errors import ConfigError
 
@@ -32,8 +32,11 @@ class Source(Protocol):
         """Return the sum of the second halves of `documents()`; 0: not known before the end."""
         ...
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
-        """Yield each text, with its part of `size`. A document is read before the next is requested."""
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
+        """Yield each text, or why a record has none, with its part of `size`.
+
+        A document is read before the next is requested.
+        """
         ...
 
 
@@ -60,7 +63,7 @@ def open_sources(name: str, *, field: Field, config: str | None, split: str) -> 
 class TextSource(FileSource):
     """A file that is one document."""
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         yield self._pieces(), self.size
 
     def _pieces(self) -> Document:
@@ -74,20 +77,28 @@ class JsonLinesSource(FileSource):
 
     field: Field
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         with self.path.open("rb") as stream:
             number = 0
             while line := stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 where = f"{self.path}, line {number}"
                 if len(line) > MAX_LINE_BYTES:
-                    raise ConfigError(f"is longer than {MAX_LINE_BYTES >> 20} MiB, which is read at once", where)
-                if line.strip():
-                    try:
-                        record = json.loads(line)
-                    except (ValueError, RecursionError) as error:
-                        raise ConfigError("is not JSON", where) from error
-                    yield self.field.document(record, where), len(line)
+                    num_bytes = len(line)
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(MAX_LINE_BYTES)
+                        num_bytes += len(line)
+                    yield BadRecord(f"is longer than {MAX_LINE_BYTES >> 20} MiB", where), num_bytes
+                elif line.strip():
+                    yield self._document(line, where), len(line)
+
+    def _document(self, line: bytes, where: str) -> Document | BadRecord:
+        try:
+            return self.field.document(json.loads(line), where)
+        except UnicodeDecodeError:
+            return BadRecord("is not UTF-8 text", where)
+        except (ValueError, RecursionError):
+            return BadRecord("is not JSON", where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ class HuggingFaceSource:
     def size(self) -> float:
         return 0.0
 
-    def documents(self) -> Iterator[tuple[Document, float]]:
+    def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         datasets = library("datasets")
         try:
             records = datasets.load_dataset(self.repository, self.config, split=self.split, streaming=True)

@@ -40,6 +40,8 @@ class Preparation:
     """Share of the documents that are held out."""
     seed: int = 0
     """Chooses which documents are held out."""
+    max_bad: int = 0
+    """Records that may be left out because they cannot be used."""
 
     def __post_init__(self) -> None:
         if not (self.pack == 0 or 2 <= self.pack <= MAX_PACKED):
@@ -76,4 +78,6 @@ class Prepared:
 
     index: ShardIndex
     train: SplitCounts
+    num_bad: int = 0
+    """Records that were left out."""
     validation: SplitCounts = field(default_factory=lambda: SplitCounts(documents=0, tokens=0))

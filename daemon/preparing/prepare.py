@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from headway.daemon.data.documents import Conversation, Document
+from headway.daemon.data.documents import BadRecord, Conversation, Document
 from headway.daemon.data.encoder import Encoder, Tokens, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.bad_records import BadRecords
 from headway.daemon.preparing.destination import Destination, EncodedPiece
 from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation, Prepared
@@ -21,6 +22,10 @@ from headway.stages.data.shard_writer import ShardWriter, writing_shards
 from headway.stages.errors import DataError
 
 Flags = npt.NDArray[np.uint8]
+
+
+class ChatError(ConfigError):
+    """One conversation cannot be encoded."""
 
 
 def prepare(
@@ -59,12 +64,17 @@ def prepare(
                 (writer.folder / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
                 (writer.folder / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
             destination = Destination(writer, padding=encoder.padding, max_tokens=options.max_tokens)
-            _fill(destination, opened, encoder, options.held_out, console)
+            bad = BadRecords(options.max_bad, warn)
+            _fill(destination, opened, encoder, bad, held_out=options.held_out, console=console)
             train, validation = destination.finish()
             _check(writer, ", ".join(sources), options)
     except DataError as error:
         raise ConfigError(error.reason, error.path) from error
-    return Prepared(index=read_index(out), train=train, validation=validation)
+    except OSError as error:  # of a source, which it names, or of the shards
+        raise ConfigError(
+            f"cannot be read or written: {error.strerror or error}", error.filename or str(out)
+        ) from error
+    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=bad.count)
 
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
@@ -81,10 +91,12 @@ def _fill(
     destination: Destination,
     sources: Sequence[Source],
     encoder: Encoder,
+    bad: BadRecords,
+    *,
     held_out: HeldOut,
     console: Console | None,
 ) -> None:
-    """Write all documents, or so many as are wanted."""
+    """Write all documents, or as many as are wanted."""
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -99,13 +111,18 @@ def _fill(
         task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
         for source in sources:
             for document, size in source.documents():
-                try:
-                    for piece in _pieces(document, encoder, held_out):
-                        destination.add(piece)
-                        if destination.is_full:
-                            return
-                except UnicodeDecodeError as error:
-                    raise ConfigError("is not UTF-8 text", source.name) from error
+                if isinstance(document, BadRecord):
+                    bad.leave_out(document)
+                else:
+                    try:
+                        for piece in _pieces(document, encoder, held_out):
+                            destination.add(piece)
+                            if destination.is_full:
+                                return
+                    except UnicodeDecodeError as error:
+                        raise ConfigError("is not UTF-8 text", source.name) from error
+                    except ChatError as error:
+                        bad.leave_out(BadRecord(error.what, error.where))
                 progress.update(task, advance=size, tokens=destination.num_taken)
 
 
@@ -127,7 +144,10 @@ def _pieces(document: Document, encoder: Encoder, held_out: HeldOut) -> Iterator
             is_held_out = held_out.contains(piece)
         if isinstance(piece, Conversation):
             assert encoder.encode_chat is not None, "prepare() asks for a chat template"
-            tokens, is_spoken = encoder.encode_chat(piece)
+            try:
+                tokens, is_spoken = encoder.encode_chat(piece)
+            except ConfigError as error:
+                raise ChatError(error.what, error.where) from error
             flags = is_spoken.astype(np.uint8) * IS_TARGET
             is_text = False
         else:

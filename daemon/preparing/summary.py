@@ -14,6 +14,8 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     size = f"{index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}"
     yield f"{out}: {size}, SHA-256 {index.sha256}"
     yield f"training: {_line(prepared.train, index.row_tokens)}"
+    if prepared.num_bad:
+        yield f"{prepared.num_bad:,} records could not be used and are left out"
     if index.validation:
         yield f"validation: {_line(prepared.validation, index.row_tokens)}"
 
@@ -26,6 +28,7 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
         "vocab_size": index.vocab_size,
         "sha256": index.sha256,
         "row_tokens": index.row_tokens,
+        "bad_records": prepared.num_bad,
         "training": _table(prepared.train),
         "validation": _table(prepared.validation),
     }

@@ -81,6 +81,27 @@ def test_flags_of_a_stream_name_documents(tmp_path: Path) -> None:
     assert TokenShards.open(tmp_path / "out")._flags.windows([0], 5).tolist() == [[3, 1, 1, 3, 1]]
 
 
+def test_bad_records_are_left_out_up_to_a_limit(tmp_path: Path) -> None:
+    """Three bad lines: each is named in a warning and the rest is used; with a limit of two, the third ends it."""
+    lines = ['{"text": "a"}', "[", '{"body": 1}', '{"text": "b"}', '{"text": "\\ud800"}', '{"text": "c"}']
+    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    warnings: list[str] = []
+    prepared = prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", Preparation(max_bad=3), warn=warnings.append)
+    assert documents(tmp_path / "out") == ["a", "b", "c"]
+    assert prepared.num_bad == 3
+    assert [warning.partition("line ")[2][0] for warning in warnings] == ["2", "3", "5"]
+    with pytest.raises(ConfigError, match=r"line 5: .*; more than 2 records are bad"):
+        prepare([str(tmp_path / "in.jsonl")], tmp_path / "other", Preparation(max_bad=2))
+
+
+def test_a_line_that_is_too_long_is_left_out_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rest is not taken for further lines."""
+    monkeypatch.setattr("headway.daemon.data.text_sources.MAX_LINE_BYTES", 20)
+    source = written(tmp_path, ["a", "x" * 75, "b"])
+    assert prepare([source], tmp_path / "out", Preparation(max_bad=1)).num_bad == 1
+    assert documents(tmp_path / "out") == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
