@@ -6,7 +6,7 @@ The time of day is not in the sandbox: the same data gives the same tokens on an
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from headway.daemon.errors import ConfigError
 TEMPLATE_NAME: Final = "chat_template.jinja"
 MAX_CHARACTERS: Final = 16 << 20
 """Maximum length of a rendered conversation."""
+MAX_BITS: Final = 1024
+"""Maximum width of a whole number that is a product."""
 MAX_SECONDS: Final = 20.0
 """Maximum time to render one conversation once."""
 
@@ -119,7 +121,8 @@ def _environment(owner: ChatTemplate) -> Any:
         return owner.mark(caller())
 
     generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": parse, "_mark": mark})
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    limits = {"intercepted_binops": frozenset({"*", "**"}), "call_binop": _limited_product}
+    environment = type("Sandbox", (sandbox.ImmutableSandboxedEnvironment,), limits)(
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, extensions.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
@@ -139,6 +142,18 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _limited_product(_self: Any, _context: Any, operator: str, left: Any, right: Any) -> Any:
+    """Multiply, or raise ValueError: neither the limit of time nor that of length ends a huge product."""
+    if operator == "**":
+        raise ValueError("it raises to a power")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
+        raise ValueError(f"it makes a number of more than {MAX_BITS} bits")
+    for many, times in ((left, right), (right, left)):
+        if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
+            raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
+    return left * right
 
 
 @contextmanager

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from headway.daemon.data.documents import BadRecord, Conversation, Document
@@ -97,16 +105,17 @@ def _fill(
     console: Console | None,
 ) -> None:
     """Write all documents, or as many as are wanted."""
+    sizes = [source.size for source in sources]
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
+        *((DownloadColumn(), TransferSpeedColumn()) if all(sizes) else ()),
         TextColumn("{task.fields[tokens]:,} tokens"),
         TimeRemainingColumn(),
         console=console,
         disable=console is None,
     )
-    sizes = [source.size for source in sources]
     with progress:
         task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
         for source in sources:

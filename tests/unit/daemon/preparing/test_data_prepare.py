@@ -123,12 +123,13 @@ def test_max_tokens_ends_early_and_exactly(tmp_path: Path, max_tokens: int) -> N
 
 
 def test_a_console_shows_progress(tmp_path: Path) -> None:
-    """The bar counts tokens and ends at 100 %."""
+    """The bar counts bytes and tokens and ends at 100 %."""
     console = Console(file=StringIO(), force_terminal=True, width=100)
     prepare([str(write_jsonl(tmp_path / "in.jsonl"))], tmp_path / "out", console=console)
     assert isinstance(console.file, StringIO)
     shown = console.file.getvalue()
     assert "100%" in shown
+    assert "bytes" in shown
     assert f"{len(EXPECTED)} tokens" in shown
 
 
