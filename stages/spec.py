@@ -1,6 +1,6 @@
 """The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 Recompute = Literal["none", "attention", "block"]
@@ -35,6 +35,27 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """`[adapter]`: two small matrices beside each chosen matrix of the blocks are trained, and nothing else."""
+
+    rank: int = 0
+    """Rows of A and columns of B; 0: there is no adapter, and all weights are trained."""
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ()
+    """Matrices by the last part of their names, such as q_proj; empty: all of the blocks."""
+    dropout: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of B·A."""
+        return self.alpha / self.rank
+
+    def adapts(self, matrix: str) -> bool:
+        """Return whether a matrix of a block has an adapter."""
+        return self.rank > 0 and (not self.targets or matrix in self.targets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """`[model]`: the decoder, under the names of Hugging Face's configs."""
 
@@ -64,6 +85,18 @@ class ModelSpec:
     """Number of newest tokens that a token attends to, with itself; 0: all before it."""
     first_window_layer: int = 0
     """Number of blocks at the beginning that attend to all tokens all the same."""
+    adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
+    """The section `[adapter]` of a job file."""
+
+    @property
+    def has_adapter(self) -> bool:
+        """Return whether the weights are frozen, and adapters beside them are trained."""
+        return self.adapter.rank > 0
+
+    @property
+    def base(self) -> "ModelSpec":
+        """Return the model without its adapter."""
+        return replace(self, adapter=AdapterSpec()) if self.has_adapter else self
 
     @property
     def head_width(self) -> int:
@@ -144,6 +177,13 @@ class TrainSpec:
             return (self.recompute,)
         # A compiled block is computed again as a whole.
         return ("none", "block") if self.compile else RECOMPUTES
+
+
+def matrix_names(model: ModelSpec) -> tuple[str, ...]:
+    """Return the last parts of the names of a block's matrices, in the module's order."""
+    if model.fused_projections:
+        return ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    return ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def timed_kind(layer: str, recompute: str) -> str:

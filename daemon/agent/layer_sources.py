@@ -1,5 +1,6 @@
 """Finds the source of each part of a worker's state at its start, or the step that fetches it. Pure."""
 
+from dataclasses import replace
 from typing import Final
 
 from headway.daemon.agent.assignment import Assignment
@@ -8,7 +9,7 @@ from headway.daemon.agent.steps import FetchState, GiveUp
 from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
+from headway.daemon.storage.state_key import BASE_PREFIX, CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.orders import Source, SourceKind
 
@@ -21,6 +22,8 @@ def source_of(
 ) -> Source | FetchState | GiveUp | None:
     """Return the source of a part, or the step that fetches it, or None while neither is known."""
     plan, worker = assignment.plan, assignment.worker
+    if plan.source == "initial" and _has_adapter(assignment):
+        return Source(part, SourceKind.INITIAL)
     if plan.source == "initial":
         return _initial_source(assignment, part, node)
     if _is_live(assignment, part):
@@ -61,6 +64,22 @@ def carried_source(assignment: Assignment, node: NodeState) -> Source | FetchSta
     if assignment.plan.source != "initial" or spec is None or not spec.origin.url:
         return None
     return _initial_source(assignment, CARRIED_PART, node)
+
+
+def base_source(assignment: Assignment, layer: str, node: NodeState) -> Source | FetchState | None:
+    """Return the source of the frozen weights beside a layer's adapters: its part of the model's folder.
+
+    None: the layer has none, or they are a function of the seed.
+    """
+    spec = assignment.job.spec
+    if spec is None or not _has_adapter(assignment) or spec.origin.digest_of(layer) is None:
+        return None
+    found = _initial_source(assignment, layer, node)
+    return replace(found, layer=f"{BASE_PREFIX}{layer}") if isinstance(found, Source) else found
+
+
+def _has_adapter(assignment: Assignment) -> bool:
+    return assignment.job.spec is not None and assignment.job.spec.model.has_adapter
 
 
 def _initial_source(assignment: Assignment, part: str, node: NodeState) -> Source | FetchState:

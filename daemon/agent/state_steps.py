@@ -131,6 +131,8 @@ def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
     for plan in (job.plan, job.next):
         if plan is not None and not _has_begun(job, plan, node):
             yield ORIGIN_PLACE if plan.source == "initial" else (plan.source_timeline, plan.boundary)
+            if job.spec is not None and job.spec.model.has_adapter:
+                yield ORIGIN_PLACE  # frozen weights come from the model's folder at any boundary
 
 
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
 from headway.daemon.agent.journal_steps import trim_steps
-from headway.daemon.agent.layer_sources import carried_source, source_of
+from headway.daemon.agent.layer_sources import base_source, carried_source, source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import state_steps_of
@@ -28,6 +28,7 @@ from headway.daemon.workers.orders import (
     OrderStopAt,
     OrderWrite,
     Source,
+    SourceKind,
 )
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind
 
@@ -136,12 +137,18 @@ def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterat
     is_complete = True
     for part in assignment.parts:
         found = source_of(view, assignment, part, node)
+        missing = None if isinstance(found, Source) else found
         if isinstance(found, Source):
             sources.append(found)
-            continue
+            base = None if found.kind is SourceKind.LIVE else base_source(assignment, part, node)
+            if isinstance(base, Source):
+                sources.append(base)
+            if not isinstance(base, FetchState):
+                continue
+            missing = base
         is_complete = False
-        if found is not None:
-            yield found
+        if missing is not None:
+            yield missing
     if assignment.position == 0 and isinstance(carried := carried_source(assignment, node), FetchState):
         is_complete = False
         yield carried

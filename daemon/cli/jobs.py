@@ -241,6 +241,7 @@ def export(
         Literal["float32", "bfloat16"] | None,
         typer.Option(help="Default: that of the folder from which the job started, else float32.", show_default=False),
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add a job's adapters to the weights beside them.")] = False,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -248,11 +249,13 @@ def export(
 ) -> None:
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
 
-    An earlier export in the folder stays until the new one is complete. Files that belong to no model stay.
+    A job with an [adapter] gives a folder that PEFT opens; --merge gives the whole model. An earlier export in the
+    folder stays until the new one is complete. Files that belong to no model stay.
 
     \b
     headway export my-job --out exported
     headway export my-job --out exported --dtype bfloat16
+    headway export my-job --out exported --merge
     """
     from headway.daemon.client.export import export as export_job
     from headway.daemon.terminal import behind
@@ -267,7 +270,9 @@ def export(
         def warn(line: str) -> None:
             sys.stderr.write(f"headway: {line}\n")
 
-        boundary = await export_job(session, job, out, force=force, dtype=dtype, on_warning=warn, on_layer=show)
+        boundary = await export_job(
+            session, job, out, force=force, dtype=dtype, merge=merge, on_warning=warn, on_layer=show
+        )
         if as_json:
             say_json({"job": job, "boundary": boundary.number, "out": str(out)})
         else:

@@ -15,6 +15,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.origin.carried import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.results.model_place import told_of
 from headway.daemon.rpc.peer_client import NodeClient
@@ -24,6 +25,9 @@ from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKe
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.model.adapters import merged
+from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import check_header, content_checksum, read_state
 
 
@@ -76,6 +80,7 @@ async def export(
     *,
     force: bool = False,
     dtype: ExportDtype | None = None,
+    merge: bool = False,
     on_warning: Callable[[str], None] = lambda _: None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Boundary:
@@ -84,7 +89,8 @@ async def export(
     The folder's old content stays until the model is complete. force: replace a model that was not exported.
 
     dtype: None: that of the folder from which the job started, else float32. on_warning: is told if that folder's
-    tokenizer and config cannot be read any more. on_layer(done, total) reports progress.
+    tokenizer and config cannot be read any more. merge: adapters are added to the weights beside them; otherwise the
+    folder has the adapters alone. on_layer(done, total) reports progress.
 
     Raises ConfigError, RecoveryError (a file is missing or differs from its registration), UnavailableError (no node).
     """
@@ -101,15 +107,7 @@ async def export(
     try:
         carried = await _carried(client, view, job, spec, on_warning)
         with (
-            ModelFolderWriter(
-                out,
-                spec.model,
-                sequence_length=spec.train.sequence_length,
-                tokenizer=_tokenizer(spec),
-                carried=carried,
-                dtype=dtype,
-                force=force,
-            ) as writer,
+            _writer(out, spec, carried, dtype=dtype, merge=merge, force=force) as writer,
             tempfile.TemporaryDirectory(dir=writer.draft) as folder,
         ):
             for done, layer in enumerate(spec.layers):
@@ -118,12 +116,46 @@ async def export(
                 key = StateKey(job, boundary.timeline, boundary.number, layer)
                 path = Path(folder) / "layer.safetensors"
                 await _fetch(client, view, key, path, checksum=boundary.checksum[layer])
-                writer.add(layer, _weights(path, replace(key, job=boundary.job or job)))
+                weights = _weights(path, replace(key, job=boundary.job or job))
+                if merge:
+                    base = await _base(client, view, job, layer, path)
+                    weights = merged(base, weights, spec.model.adapter)
+                writer.add(layer, weights)
             if on_layer is not None:
                 on_layer(len(spec.layers), len(spec.layers))
     finally:
         await client.close()
     return boundary
+
+
+def _writer(
+    out: Path, spec: JobSpec, carried: Carried | None, *, dtype: ExportDtype | None, merge: bool, force: bool
+) -> ModelFolderWriter | AdapterFolderWriter:
+    """Return the writer of a model, or of adapters alone. Raises ConfigError for options that do not fit the job."""
+    tokenizer = _tokenizer(spec)
+    if merge and not spec.model.has_adapter:
+        raise ConfigError("the job has no [adapter], so its export is the whole model; leave the option out", "--merge")
+    if spec.model.has_adapter and not merge:
+        if dtype == "bfloat16":
+            raise ConfigError("adapters are written in float32; add --merge, or leave the option out", "--dtype")
+        return AdapterFolderWriter(
+            out, spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried, force=force
+        )
+    length = spec.train.sequence_length
+    return ModelFolderWriter(
+        out, spec.model.base, sequence_length=length, tokenizer=tokenizer, carried=carried, dtype=dtype, force=force
+    )
+
+
+async def _base(client: NodeClient, view: ClusterView, job: str, layer: str, path: Path) -> dict[str, Tensor]:
+    """Return the frozen weights of a layer: through a node from the model's folder, else from the seed."""
+    spec = view.jobs[job].spec
+    assert spec is not None
+    expected = spec.origin.digest_of(layer)
+    if expected is None:
+        return initial_parameters(layer, spec.model, seed=spec.job.seed)
+    await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, checksum=expected.checksum)
+    return {name.removeprefix(f"{INITIAL}/"): tensor for name, tensor in read_state(path)[1].items()}
 
 
 async def _carried(

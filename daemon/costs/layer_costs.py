@@ -11,7 +11,7 @@ from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_b
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
-from headway.stages.spec import ModelSpec, Recompute, TrainSpec
+from headway.stages.spec import ModelSpec, Recompute, TrainSpec, matrix_names
 
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
@@ -58,6 +58,8 @@ class LayerCost:
     """Bytes that one update takes beside state and gradient. They count for one layer at a time, while no backward has
     its gradients.
     """
+    frozen_bytes: int = 0
+    """Bytes of the weights beside an adapter: one version, in no file of a boundary."""
     passing_bytes: int = 0
     """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
     microbatch, in one layer at a time.
@@ -66,7 +68,13 @@ class LayerCost:
     @property
     def resident_bytes(self) -> int:
         """Return the bytes on the device before any microbatch, except the groups' gradient sets."""
-        return self.master_bytes + self.version_bytes + self.optimizer_bytes + self.gradient_bytes
+        live = self.master_bytes + self.version_bytes + self.frozen_bytes
+        return live + self.optimizer_bytes + self.gradient_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Return the bytes that a worker loads which does not have the layer yet."""
+        return self.state_bytes + self.frozen_bytes
 
 
 def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[LayerCost, ...]:
@@ -152,6 +160,14 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     return (*((rows, hidden) for rows in inputs), (hidden, wide))
 
 
+def _adapter_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
+    matrices = zip(matrix_names(model), (*_attention_shapes(model), *_mlp_shapes(model)), strict=True)
+    rank = model.adapter.rank
+    chosen = [shape for name, shape in matrices if model.adapter.adapts(name)]
+    return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
+
+
 def _vector_sizes(model: ModelSpec) -> list[int]:
     """Return the sizes of a block's parameters that are no matrices: norms and biases."""
     sizes = [model.hidden_size] * 2 + [model.head_width] * (2 * model.qk_norm)
@@ -197,15 +213,23 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         passing -= kept - tokens * size * model.hidden_size
         num_attention = sum(rows * columns for rows, columns in of_attention)
         again = tokens * (2.0 * num_attention + attention)
+    trained, others, frozen, num_adapter = shapes, vectors, 0, 0
+    if model.has_adapter:
+        trained, others, frozen = _adapter_shapes(model), [], num_matrix + sum(vectors)
+        num_adapter = sum(rows * columns for rows, columns in trained)
+        num_low = model.adapter.rank * len(trained) // 2
+        whole, kept = whole + tokens * size * num_low, kept + (tokens * size * num_low if recompute != "block" else 0)
     update_flops = 0.0
     if group.name == "muon":
-        update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in shapes)
+        update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in trained)
     return _cost(
         spec,
         name,
-        parts=((num_matrix, group), (sum(vectors), spec.optim.rest)),
-        moment_bytes=update_bytes(spec, shapes, vectors),
-        forward_flops=tokens * (2.0 * num_matrix + attention),
+        parts=((num_adapter or num_matrix, group), (sum(others), spec.optim.rest)),
+        num_frozen=frozen,
+        frozen_flops=2.0 * tokens * num_matrix if frozen else 0.0,
+        moment_bytes=update_bytes(spec, trained, others),
+        forward_flops=tokens * (2.0 * (num_matrix + num_adapter) + attention),
         update_flops=update_flops,
         recomputed_flops=again,
         activation_bytes=kept,
@@ -216,11 +240,13 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
 def _embed_cost(spec: JobSpec) -> LayerCost:
     """Return the cost of a look-up without product. Its activations are the hidden states and the tokens."""
     model, train = spec.model, spec.train
+    num_matrix = model.vocab_size * model.hidden_size
     return _cost(
         spec,
         "embed",
-        parts=((model.vocab_size * model.hidden_size, spec.optim.rest),),
-        moment_bytes=update_bytes(spec, (), [model.vocab_size * model.hidden_size]),
+        parts=() if model.has_adapter else ((num_matrix, spec.optim.rest),),
+        num_frozen=num_matrix if model.has_adapter else 0,
+        moment_bytes=update_bytes(spec, (), [] if model.has_adapter else [num_matrix]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
         update_flops=0.0,
         activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
@@ -238,16 +264,20 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
     logits = _tokens(train) * model.vocab_size
-    own_gradient = element_bytes(train) * (num_matrix + model.hidden_size)
+    is_frozen = model.has_adapter
+    own_gradient = 0 if is_frozen else element_bytes(train) * (num_matrix + model.hidden_size)
     kept, passing = FP32_BYTES * logits, max(2 * FP32_BYTES * logits - own_gradient, 0)
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
-        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + (FP32_BYTES + element_bytes(train)) * num_matrix
+        of_weight = 0 if is_frozen else (FP32_BYTES + element_bytes(train)) * num_matrix
+        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + of_weight
     return _cost(
         spec,
         "head",
-        parts=((num_matrix + model.hidden_size, spec.optim.rest),),
-        moment_bytes=update_bytes(spec, (), [num_matrix, model.hidden_size]),
+        parts=() if is_frozen else ((num_matrix + model.hidden_size, spec.optim.rest),),
+        num_frozen=num_matrix + model.hidden_size if is_frozen else 0,
+        frozen_flops=_tokens(train) * 2.0 * num_matrix if is_frozen else 0.0,
+        moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         update_flops=0.0,
         recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
@@ -295,11 +325,16 @@ def _cost(
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
+    num_frozen: int = 0,
+    frozen_flops: float = 0.0,
 ) -> LayerCost:
-    """recomputed_flops: the part of the forward that the backward computes again."""
+    """recomputed_flops: the part of the forward that the backward computes again.
+
+    frozen_flops: the part of the forward whose weights get no gradient.
+    """
     train = spec.train
     num_parameters = sum(number for number, _ in parts)
-    backward_flops = 2.0 * forward_flops + recomputed_flops
+    backward_flops = 2.0 * forward_flops + recomputed_flops - frozen_flops
     slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
     if spec.optim.error_feedback * train.delay > 0:
         slot_bytes += num_parameters * DTYPE_BYTES[spec.optim.error_feedback_dtype]
@@ -326,5 +361,6 @@ def _cost(
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         loss_bytes=loss_bytes,
+        frozen_bytes=element_bytes(train) * num_frozen,
         passing_bytes=passing_bytes,
     )

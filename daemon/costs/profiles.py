@@ -95,8 +95,8 @@ class DeviceClock:
                     (measured.forward_s + measured.backward_s)
                     / microbatch_seconds(costs[kind], devices[device], train),
                 )
-                if measured.update_s > 0:
-                    estimate = update_seconds(costs[kind], devices[device], train)
+                estimate = update_seconds(costs[kind], devices[device], train)
+                if measured.update_s > 0 and estimate > 0:  # frozen layers have no update
                     computing[1].add(device, layer_of(kind), measured.update_s / estimate)
         self._microbatch, self._update = computing
 

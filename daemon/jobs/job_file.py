@@ -6,7 +6,7 @@ fixes the machine's part at submit time.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,19 @@ from headway.daemon.jobs.job import JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where
 from headway.optim.spec import USED_SETTINGS, GroupSpec
-from headway.stages.spec import ModelSpec
+from headway.stages.spec import AdapterSpec, ModelSpec
 
 OpenModel = Callable[[str], tuple[str, ModelSpec]]
 """Returns the whole path or URL of a model's folder, and its model. Raises ConfigError."""
 FROM = "from"
 """The key of `[model]` that names the folder with the initial weights. No field: it becomes the job's origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AdapterTable:
+    """The section that becomes a part of the model."""
+
+    adapter: AdapterSpec = field(default_factory=AdapterSpec)
 
 
 def read_job(path: Path) -> JobSpec:
@@ -71,9 +78,12 @@ def parse_job(
 
     raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
+    table = {"adapter": raw.pop("adapter")} if "adapter" in raw else {}
+    taken: _AdapterTable = read_table(table, _AdapterTable, source, check=check_keys)
     spec: JobSpec = read_table(raw, JobSpec, source, check=check_keys)
     if folder:
         spec = _begun_with(spec, folder, raw.get("model", {}), source=source, open_model=open_model)
+    spec = replace(spec, model=replace(spec.model, adapter=taken.adapter))
     check_job(spec, source)
     return spec
 

@@ -21,12 +21,15 @@ from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.hugging_face import family_of
 from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
-from headway.stages.spec import ModelSpec
+from headway.stages.spec import AdapterSpec, ModelSpec, matrix_names
 
 BYTE_VOCABULARY = 256
 """Number of tokens of the built-in source, which is bytes."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+MAX_TARGETS = 16
+"""Names of `[adapter] targets` that are looked at: a block has fewer matrices, and none twice."""
 
 LATER: dict[str, tuple[tuple[object, ...], str]] = {
     "train.eval_every": ((0,), "held-out evaluation"),
@@ -116,6 +119,7 @@ def _check_model(spec: JobSpec, source: str) -> None:
             f"{key_value_heads} key/value heads do not divide num_attention_heads {heads}; choose a divisor",
         )
     _check_options(model, source)
+    _check_adapter(model, source)
     if (number := num_parameters(model)) > MAX_PARAMETERS:
         _refuse(
             source,
@@ -151,6 +155,22 @@ def _check_options(model: ModelSpec, source: str) -> None:
         family_of(model)
     except ValueError as error:
         _refuse(source, "model", str(error))
+
+
+def _check_adapter(model: ModelSpec, source: str) -> None:
+    """Check that each target is a matrix of the blocks, once, and that an adapter is there to have it."""
+    adapter = model.adapter
+    if not adapter.rank:
+        if adapter != AdapterSpec():
+            _refuse(source, "adapter.rank", "is 0, so there is no adapter; set it, or leave the other keys out")
+        return
+    known = matrix_names(model)
+    for index, name in enumerate(adapter.targets[:MAX_TARGETS]):
+        key = f"adapter.targets[{index}]"
+        if name not in known:
+            _refuse(source, key, f"{_short(name)} is no matrix of this model's blocks; there are {', '.join(known)}")
+        if name in adapter.targets[:index]:
+            _refuse(source, key, f"{name} is named twice")
 
 
 def num_parameters(model: ModelSpec) -> int:
@@ -277,4 +297,4 @@ def _toml(value: object) -> str:
 
 
 def _refuse(source: str, key: str, what: str) -> None:
-    raise ConfigError(what, f"{source}:{key}")
+    raise ConfigError(what, f"{source}:{key.replace('model.adapter.', 'adapter.')}")

@@ -185,7 +185,7 @@ def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after:
 
     Workers load in parallel; a layer is sent by the first worker that has it.
     """
-    of = {cost.name: cost.state_bytes for cost in costs}
+    of = {cost.name: cost.loaded_bytes for cost in costs}
     sent: dict[tuple[str, int], int] = {}
     loaded: dict[tuple[str, int], int] = {}
     has = {(worker, layer) for worker, layer in _held(before)}

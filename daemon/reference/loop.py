@@ -26,7 +26,7 @@ from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.documents import document_rows
-from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.spec import weight_version
 from headway.stages.state.optimizer import OptimizerFactory
 
@@ -60,6 +60,8 @@ def reference(
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
 
+    Under an adapter that is the adapters alone.
+
     Raises NonFiniteLossError at the first batch with such a loss, unless the job says to continue; CompilationError.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds: the first layers of the stages whose links
@@ -77,12 +79,16 @@ def reference(
 
     if initial is None:
         initial = partial(initial_parameters, spec=job.model, seed=job.job.seed)
-    master = {name: _moved(initial(name), device) for name in job.layers}
+    base = {name: _moved(initial(name), device) for name in job.layers}
+    master, frozen = base, Weights()
+    if job.model.has_adapter:
+        master = {name: _moved(initial_adapters(name, job.model, seed=job.job.seed), device) for name in job.layers}
+        frozen = {name: {key: tensor.to(dtype) for key, tensor in base[name].items()} for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
     # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.
-    models = [_assembled(job, master, dtype), _assembled(job, master, dtype)]
-    sets = [{name: dict(layer.named_parameters()) for name, layer in model.items()} for model in models]
+    models = [_assembled(job, master, frozen, dtype), _assembled(job, master, frozen, dtype)]
+    sets = [{name: _trained(layer) for name, layer in model.items()} for model in models]
     cuts = {name: _CodedCut(job) for name in coded_cuts}
 
     for b in range(train.batches):
@@ -182,7 +188,7 @@ def _clip(gradient: Weights, clip_norm: float) -> None:
     squares = []
     for layer in reversed(gradient.values()):
         of_parameters = [layer[name].double().square().sum() for name in sorted(layer)]
-        squares.append(_fold(torch.stack(of_parameters).tolist()))
+        squares.append(_fold(torch.stack(of_parameters).tolist()) if of_parameters else 0.0)
     coefficient = min(1.0, clip_norm / (math.sqrt(_fold(squares)) + 1e-6))
     for layer in gradient.values():
         for tensor in layer.values():
@@ -198,13 +204,20 @@ def _moved(parameters: dict[str, Tensor], device: torch.device) -> dict[str, Ten
     return {name: tensor.to(device) for name, tensor in parameters.items()}
 
 
-def _assembled(job: "JobSpec", weights: Weights, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """Return the model: layer name to module, with its own parameters that start as copies of the weights."""
+def _trained(layer: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in layer.named_parameters() if parameter.requires_grad}
+
+
+def _assembled(job: "JobSpec", weights: Weights, frozen: Weights, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Return the model: layer name to module, with its own parameters that start as copies of the weights.
+
+    Frozen ones are no copies.
+    """
     model = {}
     for name in job.layers:
         model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
         copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
-        model[name].load_state_dict(copies, assign=True)
+        model[name].load_state_dict(copies | frozen.get(name, {}), assign=True)
         if job.train.compile:
             compile_layer(model[name])
     return model

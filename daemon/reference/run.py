@@ -19,6 +19,7 @@ from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import check_place
@@ -81,12 +82,20 @@ def run_reference(
             raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
     if progress is not None:
         progress.write("\n")
+    tokenizer = tokenizer_of(shards, tokens.index)
+    if spec.model.has_adapter:
+        with AdapterFolderWriter(
+            out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried
+        ) as writer:
+            for layer, parameters in weights.items():
+                writer.add(layer, parameters)
+        return _comparable(spec, coded_cuts)
     write_model(
         out / "model",
         spec.model,
         weights=weights,
         sequence_length=spec.train.sequence_length,
-        tokenizer=tokenizer_of(shards, tokens.index),
+        tokenizer=tokenizer,
         carried=carried,
     )
     return _comparable(spec, coded_cuts)

@@ -18,6 +18,8 @@ from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 CONFIG_NAME: Final = "config.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
+MARK_NAME: Final = "headway.json"
+"""File of a folder of adapters with the `producer`, because PEFT knows no such key."""
 PRODUCER: Final = "headway"
 """Value of `producer` in config.json of a folder that may be replaced."""
 
@@ -25,11 +27,12 @@ _DRAFT: Final = ".export-"
 _MODEL_FILE: Final = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt"
     r"|chat_template\..*"
-    r"|adapter_.*|.*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|msgpack|h5|gguf)"
+    r"|headway\.json|adapter_.*|.*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|msgpack|h5|gguf)"
 )
 """Files that AutoModel or AutoTokenizer may open: none of an older model may stay with a newer one."""
 _OURS: Final = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer\.json|tokenizer_config\.json"
+    r"|adapter_config\.json|adapter_model\.safetensors|headway\.json"
     r"|generation_config\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
     r"|chat_template\.(jinja|json)"
 )
@@ -47,7 +50,7 @@ def check_place(folder: Path, *, force: bool = False) -> None:
         raise ConfigError(f"cannot be written to: {error.strerror}", str(folder)) from error
     if force:
         return
-    is_ours = _producer(folder / CONFIG_NAME) == PRODUCER
+    is_ours = PRODUCER in (_producer(folder / CONFIG_NAME), _producer(folder / MARK_NAME))
     # Beside an index, AutoModel would load a model.safetensors that is not ours.
     own_single = SINGLE_NAME if INDEX_NAME not in names else ""
     foreign = [

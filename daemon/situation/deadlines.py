@@ -53,7 +53,7 @@ class Deadlines:
     @property
     def transfer_seconds(self) -> float:
         """Return the time to write or fetch the whole state, at a disk's minimum rate or at a line's measured rate."""
-        num_bytes = sum(cost.state_bytes for cost in layer_costs(self.spec))
+        num_bytes = sum(cost.loaded_bytes for cost in layer_costs(self.spec))
         return transfer_s(num_bytes, line_bytes_per_s=self._slowest_line)
 
     @property

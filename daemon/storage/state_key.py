@@ -10,6 +10,8 @@ JOURNAL = "journal"
 
 CARRIED_PART = "origin"
 """Name of the part with the files that an export carries over from a model's folder; no layer is called that."""
+BASE_PREFIX = "base:"
+"""Before the name of a layer: the source of its frozen weights, beside which adapters are trained."""
 ORIGIN_PLACE = (0, 0)
 """Timeline and boundary of the parts of a model's folder: no run has timeline 0."""
 

@@ -4,19 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.storage.state_key import BASE_PREFIX
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.start_order import leads
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
 from headway.stages.data.tokens import TokenShards
 from headway.stages.device.device import StageDevice
+from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, LayerName, Timeline
 from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
-from headway.stages.state.layer_state import LayerState
+from headway.stages.state.layer_state import LayerState, frozen_weights
+from headway.stages.state.state_file import check_header, read_state
 
 HeldSession = WorkerSession[LayerState, Journal, TokenShards]
 """A session that holds tensors."""
@@ -42,6 +46,9 @@ def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
         raise OrderRefusedError(f"no source is named for {', '.join(missing)}")
     if start.boundary and (early := [layer for layer in needed if sources[layer] == "initial"]):
         raise OrderRefusedError(f"{', '.join(early)} cannot begin at boundary {start.boundary}")
+    coming = [layer for layer in start.stage.layers if sources[layer] != "live"] if needs_base(session.spec) else []
+    if bare := [layer for layer in coming if BASE_PREFIX + layer not in sources]:
+        raise OrderRefusedError(f"no source is named for the frozen weights of {', '.join(bare)}")
     live = [LayerName(layer) for layer in needed if sources[layer] == "live"]
     session.admit_live(live, timeline=start.timeline, boundary=start.boundary)
     return live
@@ -65,7 +72,13 @@ def load_stage(
     for layer in start.stage.layers:
         on_layer(sources[layer])
         layers[layer] = _load_layer(
-            sources[layer], start, spec, session=session, device=device.torch_device, loading=loading
+            sources[layer],
+            start,
+            spec,
+            session=session,
+            device=device.torch_device,
+            loading=loading,
+            base=sources.get(BASE_PREFIX + layer),
         )
     if not has_journal(start):
         return layers, None
@@ -108,17 +121,25 @@ def _load_layer(
     session: HeldSession,
     device: torch.device,
     loading: DeviceLoading,
+    base: LayerSource | None,
 ) -> LayerState:
     name = LayerName(source.layer)
     kind = source.WhichOneof("source")
     if kind == "live":
         return session.live_layer(name, start.boundary)
     make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
+    frozen = _load_frozen(base, name, spec, device=device, loading=loading)
     if kind == "initial":
-        if spec.origin.url:
+        if spec.origin.url and not spec.model.has_adapter:
             raise OrderRefusedError(f"{name} begins with the weights of {spec.origin.url}, not with random ones")
         return LayerState.initial(
-            name, spec.model, spec.train, seed=spec.job.seed, device=device, optimizer_factory=make_optimizer
+            name,
+            spec.model,
+            spec.train,
+            seed=spec.job.seed,
+            device=device,
+            optimizer_factory=make_optimizer,
+            frozen=frozen,
         )
     return read_layer(
         Path(source.path),
@@ -131,7 +152,27 @@ def _load_layer(
         loading=loading,
         optimizer_factory=make_optimizer,
         timeline=_source_timeline(start),
+        frozen=frozen,
     )
+
+
+def needs_base(spec: JobSpec | None) -> bool:
+    """Return whether a layer that comes to a worker needs its part of the model's folder, at any boundary."""
+    return spec is not None and spec.model.has_adapter and bool(spec.origin.url)
+
+
+def _load_frozen(
+    base: LayerSource | None, name: LayerName, spec: JobSpec, *, device: torch.device, loading: DeviceLoading
+) -> dict[str, Tensor]:
+    """Return the weights beside a layer's adapters: from its part of the model's folder, else from the seed."""
+    given = None
+    if base is not None:
+        header, given = read_state(Path(base.path), loading=loading)
+        check_header(Path(base.path), header, job=spec.origin.job, layer=name, boundary=0)
+    try:
+        return frozen_weights(name, spec.model, spec.train, seed=spec.job.seed, device=device, given=given)
+    except ValueError as error:
+        raise DamagedFileError(base.path if base is not None else name, str(error)) from error
 
 
 def _load_journal(source: LayerSource | None, start: Start, session: HeldSession) -> Journal:

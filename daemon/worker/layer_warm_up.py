@@ -16,7 +16,7 @@ from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import parameter_shapes, trained_shapes
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
 from headway.stages.state.weight_versions import WeightVersions
@@ -40,9 +40,14 @@ def warm_up_layers(layers: Sequence[str], spec: JobSpec, device: StageDevice) ->
 def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first: bool, is_last: bool) -> None:
     model, train, device = spec.model, spec.train, opened.torch_device
     dtype: torch.dtype = getattr(torch, train.dtype)
-    weights = {key: torch.zeros(shape, device=device) for key, shape in parameter_shapes(name, model).items()}
+    weights = {key: torch.zeros(shape, device=device) for key, shape in trained_shapes(name, model).items()}
+    frozen = {}
+    if model.has_adapter:
+        shapes = parameter_shapes(name, model)
+        frozen = {key: torch.zeros(shape, dtype=dtype, device=device) for key, shape in shapes.items()}
     optimizer = optimizer_factory(spec.optim, num_batches=train.batches, delay=train.delay)(name, weights)
-    layer = LayerState(name, WeightVersions(weights, version=0, dtype=dtype), optimizer, delay=train.delay)
+    versions = WeightVersions(weights, version=0, dtype=dtype)
+    layer = LayerState(name, versions, optimizer, delay=train.delay, frozen=frozen)
     graph = StageGraph([layer], model, train, is_first=is_first, is_last=is_last)
     tokens = torch.zeros((train.microbatch_size, train.sequence_length), dtype=torch.int64, device=device)
     hidden = torch.zeros((*tokens.shape, model.hidden_size), dtype=dtype, device=device)

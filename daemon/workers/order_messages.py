@@ -143,7 +143,7 @@ def order_message(
 
 def loading_s(spec: JobSpec, layers: Collection[str]) -> float:
     """Return the time for a worker to load or write the state of some layers, at the minimum rate."""
-    return LOADING_S + transfer_s(sum(cost.state_bytes for cost in layer_costs(spec) if cost.name in layers))
+    return LOADING_S + transfer_s(sum(cost.loaded_bytes for cost in layer_costs(spec) if cost.name in layers))
 
 
 def _assignment(plan: PlanRecord, position: int, spec: JobSpec) -> control_pb2.StageAssignment:

@@ -14,7 +14,7 @@ import torch
 
 from headway.stages.links.codec import Codec, num_blocks
 from headway.stages.links.link import FrameKind
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.sums import slice_bounds
 
@@ -198,5 +198,5 @@ def _coded(values: TensorForm, codec: Codec) -> tuple[TensorForm, ...]:
 
 
 def num_elements(layers: Sequence[str], model: ModelSpec) -> int:
-    """Return the number of elements of all parameters of these layers."""
-    return sum(shape.numel() for layer in layers for shape in parameter_shapes(layer, model).values())
+    """Return the number of elements of all trained parameters of these layers."""
+    return sum(shape.numel() for layer in layers for shape in trained_shapes(layer, model).values())

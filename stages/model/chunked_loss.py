@@ -48,15 +48,17 @@ class _ChunkedLoss(torch.autograd.Function):
         return mean
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         normed, weight, targets = ctx.saved_tensors
         upstream = gradients[0] / ctx.divisor
         by_rows = torch.empty_like(normed)
-        by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+        by_weight = None
+        if ctx.needs_input_grad[1]:  # not of a frozen head
+            by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
         for index, (rows, wanted) in enumerate(_chunks(normed, targets, ctx.chunk)):
             into = by_rows[index * ctx.chunk :][: len(rows)]
             _differentiate(rows, weight, wanted, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
-        return by_rows, by_weight.to(weight.dtype), None, None, None
+        return by_rows, None if by_weight is None else by_weight.to(weight.dtype), None, None, None
 
 
 def _differentiate(
@@ -66,14 +68,18 @@ def _differentiate(
     upstream: Tensor,
     *,
     by_rows: Tensor,
-    by_weight: Tensor,
+    by_weight: Tensor | None,
     is_first: bool,
 ) -> None:
     """Compute a chunk a second time. Its gradients go into `by_rows`, and to the sum in `by_weight`."""
     with torch.enable_grad():
-        leaves = (rows.detach().requires_grad_(), weight.detach().requires_grad_())
-        of_rows, of_weight = torch.autograd.grad(_sum_of_losses(*leaves, targets), leaves, upstream)
+        leaves = (rows.detach().requires_grad_(), weight.detach().requires_grad_(by_weight is not None))
+        by = [leaf for leaf in leaves if leaf.requires_grad]
+        of_rows, *of_weights = torch.autograd.grad(_sum_of_losses(*leaves, targets), by, upstream)
     by_rows.copy_(of_rows)
+    if by_weight is None:
+        return
+    of_weight = of_weights[0]
     if is_first:
         by_weight.copy_(of_weight)  # not added to zero, which would change the sign of a zero
     else:

@@ -103,5 +103,6 @@ def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.devic
         documents = document_rows(torch.zeros(shape, dtype=torch.int32, device=device), model, dtype)
     with torch.enable_grad():
         output = layer(inputs, documents) if name.startswith("block.") and documents is not None else layer(inputs)
-        by = [*layer.parameters(), *([inputs] if inputs.requires_grad else [])]
-        torch.autograd.grad(output, by, torch.zeros_like(output))
+        by = [tensor for tensor in (*layer.parameters(), inputs) if tensor.requires_grad]
+        if by:
+            torch.autograd.grad(output, by, torch.zeros_like(output))

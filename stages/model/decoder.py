@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from headway.stages.model.adapters import adapt
 from headway.stages.model.documents import DocumentRows
 from headway.stages.model.rotary import rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
@@ -37,18 +38,24 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
     Raises ValueError for a name that the model does not have.
     """
     if name == "embed":
-        return Embedding(spec)
+        return adapt(Embedding(spec), spec.adapter)
     if name == "head":
-        return Head(spec)
+        return adapt(Head(spec), spec.adapter)
     kind, _, index = name.partition(".")
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        return Block(spec, attention_backend, window=spec.window_of(int(index)))
+        return adapt(Block(spec, attention_backend, window=spec.window_of(int(index))), spec.adapter)
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
 
 
 def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
-    """Return the shape of each parameter of a layer, in the module's order. Allocates nothing."""
-    return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec).named_parameters()}
+    """Return the shape of each parameter of a layer without adapters, in the module's order. Allocates nothing."""
+    return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec.base).named_parameters()}
+
+
+def trained_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
+    """Return the shape of each parameter of a layer that is trained: the adapters, or all if there are none."""
+    named = build_layer(name, spec).named_parameters()
+    return {parameter: tensor.shape for parameter, tensor in named if tensor.requires_grad}
 
 
 def token_loss(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None = None) -> Tensor:

@@ -1,22 +1,24 @@
 """Initial weights: each parameter is a function of the seed and its own name, so boundary 0 needs no holder."""
 
 from hashlib import blake2b
+from math import sqrt
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headway.stages.model.decoder import build_layer
+from headway.stages.model.adapters import DOWN
+from headway.stages.model.decoder import build_layer, trained_shapes
 from headway.stages.spec import ModelSpec
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
     """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
 
-    Weights are normal with standard deviation `initializer_range`; norms are ones and biases zeros, as in Hugging Face.
-    Raises ValueError for a layer that the model does not have.
+    Adapters are left out. Weights are normal with standard deviation `initializer_range`; norms are ones and biases
+    zeros, as in Hugging Face. Raises ValueError for a layer that the model does not have.
     """
-    module = build_layer(layer, spec)
+    module = build_layer(layer, spec.base)
     norms = {
         f"{path}.{name}"
         for path, part in module.named_modules()
@@ -34,10 +36,28 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
     return {name: initial(name, parameter.shape) for name, parameter in module.named_parameters()}
 
 
+def initial_adapters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
+    """Return the adapters of a layer at boundary 0, as `initial_parameters`: A is uniform as in PEFT, B is zeros."""
+
+    def initial(name: str, shape: torch.Size) -> Tensor:
+        return _uniform(shape, key=f"{seed}/{layer}/{name}") if f".{DOWN}." in name else torch.zeros(shape)
+
+    return {name: initial(name, shape) for name, shape in trained_shapes(layer, spec).items()}
+
+
+def _uniform(shape: torch.Size, *, key: str) -> Tensor:
+    """Return a matrix, uniform between -1/√inputs and 1/√inputs: kaiming_uniform_ with a = √5."""
+    values = _generator(key).random(tuple(shape), dtype=np.float32)
+    return torch.from_numpy(values).mul_(2).sub_(1).mul_(1 / sqrt(shape[1]))
+
+
 def _normal(shape: torch.Size, *, deviation: float, key: str) -> Tensor:
+    values = _generator(key).standard_normal(tuple(shape), dtype=np.float32)
+    return torch.from_numpy(values).mul_(deviation)
+
+
+def _generator(key: str) -> np.random.Generator:
     # A counter-based generator with a 128-bit key: torch's CPU generator keeps 32 bits of its seed, few enough for two
     # of a large model's parameters to start equal.
     digest = blake2b(key.encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-    values = generator.standard_normal(tuple(shape), dtype=np.float32)
-    return torch.from_numpy(values).mul_(deviation)
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

@@ -25,7 +25,7 @@ def parameter_squares(gradients: Mapping[str, Tensor]) -> Tensor:
 def layer_squares(of_parameters: Sequence[float], num_parameters: Sequence[int]) -> list[float]:
     """Return the layers' squares from those of their parameters, one layer after the other."""
     numbers = iter(of_parameters)
-    return [fold(list(islice(numbers, count))) for count in num_parameters]
+    return [fold(list(islice(numbers, count))) if count else 0.0 for count in num_parameters]
 
 
 def clip_coefficient(total_square: float, clip_norm: float) -> float:

@@ -48,7 +48,7 @@ class GradientSums:
         sums = self._sums[group]
         if sums is None:
             self._sums[group] = _owned(gradients, others)
-        else:
+        elif sums:
             # A bf16 summand is cast to fp32 before it is added: torch adds to an fp32 tensor in this way.
             torch._foreach_add_(sums, gradients)
         if self._is_reduced_here:
@@ -61,7 +61,8 @@ class GradientSums:
             total, sums = self._sums[0], self._sums[self._num_folded]
             assert total is not None
             assert sums is not None
-            torch._foreach_add_(total, sums)
+            if total:  # frozen layers have no gradients
+                torch._foreach_add_(total, sums)
             self._sums[self._num_folded] = None
             self._num_folded += 1
 
@@ -71,7 +72,8 @@ class GradientSums:
         total = self._sums[0]
         assert total is not None, "no gradients were added"
         assert self._num_folded == len(self._sums), "a reduction group has no gradients"
-        torch._foreach_mul_(total, 1 / self._num_microbatches)
+        if total:
+            torch._foreach_mul_(total, 1 / self._num_microbatches)
         self._begin()
         return total
 

@@ -75,7 +75,8 @@ class StageGraph:
         self._modules = tuple(
             tuple(
                 _bound(
-                    build_layer(layer.name, model, attention_backend=train.attention_backend), layer.versions.sets[k]
+                    build_layer(layer.name, model, attention_backend=train.attention_backend),
+                    layer.versions.sets[k] | layer.frozen,
                 )
                 for layer in layers
             )
@@ -149,7 +150,8 @@ class StageGraph:
                 output = self._compute(piece, leaf, held)
             parameters = self._parameters[held.version % 2][index]
             by = parameters if self._is_first and index == 0 else [*parameters, leaf]
-            gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,)))
+            # Only the embedding's piece may have nothing to differentiate by: its weights are frozen under an adapter.
+            gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,))) if by else []
             if held.sample is not None:
                 held.sample.ended("backward", piece.first)
             gradient = gradients.pop() if len(by) > len(parameters) else None

@@ -71,7 +71,9 @@ class NormRelay:
             own = layer_squares(numbers_of(copied[0]), num_parameters)
             self._pass_squares(batch, self._squares.add_own(batch, own))
 
-        self._events.when_copied((torch.cat([parameter_squares(of_layer) for of_layer in by_layer]),), known)
+        squares = [parameter_squares(of_layer) for of_layer in by_layer if of_layer]
+        # A stage of frozen layers has no squares.
+        self._events.when_copied((torch.cat(squares) if squares else torch.zeros(0, dtype=torch.float64),), known)
 
     def squares_arrived(self, batch: int, squares: list[float]) -> None:
         """The squares of all stages downstream, last layer first."""
@@ -93,7 +95,8 @@ class NormRelay:
         """Scale a batch's gradient in place, by the total that has arrived."""
         if self._schedule.has_clip:
             coefficient = clip_coefficient(self._totals.pop(batch), self._context.train.clip_norm)
-            torch._foreach_mul_(gradients, coefficient)
+            if gradients:
+                torch._foreach_mul_(gradients, coefficient)
 
     def _pass_squares(self, batch: int, squares: list[float] | None) -> None:
         """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""

@@ -2,9 +2,11 @@
 and export.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, LayerName, Timeline
@@ -50,10 +52,12 @@ def read_layer(
     optimizer_factory: OptimizerFactory,
     timeline: Timeline | None = None,
     loading: DeviceLoading | None = None,
+    frozen: Mapping[str, Tensor] | None = None,
 ) -> LayerState:
     """Read a layer and check that it is complete and the requested one; timeline None: of any.
 
-    loading: brings it to the device while it is read; None: a copy follows, unless the device is the CPU.
+    loading: brings it to the device while it is read; None: a copy follows, unless the device is the CPU. frozen: as
+    for `LayerState.from_tensors`.
 
     Raises DamagedFileError, FileNotFoundError.
     """
@@ -70,6 +74,7 @@ def read_layer(
             boundary=boundary,
             device=device,
             optimizer_factory=optimizer_factory,
+            frozen=frozen,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(str(path), str(error)) from error

@@ -5,10 +5,11 @@ from typing import Final, Self
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from headway.stages.ids import Boundary, LayerName
-from headway.stages.model.decoder import parameter_shapes
-from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.model.decoder import parameter_shapes, trained_shapes
+from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.spec import ModelSpec, TrainSpec, weight_version
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions
@@ -18,12 +19,25 @@ INITIAL: Final = "initial"
 
 
 class LayerState:
-    """One layer, live. When a layer moves, its name, versions and optimizer move."""
+    """One layer, live. When a layer moves, its name, versions and optimizer move.
 
-    __slots__ = ("delay", "name", "optimizer", "versions")
+    Under an adapter they are of the adapter alone. Then `frozen` has the weights beside it, in the job's dtype: one
+    version, in no file, from the model's folder or the seed wherever the layer goes.
+    """
 
-    def __init__(self, name: LayerName, versions: WeightVersions, optimizer: LayerOptimizer, *, delay: int) -> None:
+    __slots__ = ("delay", "frozen", "name", "optimizer", "versions")
+
+    def __init__(
+        self,
+        name: LayerName,
+        versions: WeightVersions,
+        optimizer: LayerOptimizer,
+        *,
+        delay: int,
+        frozen: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.name = name
+        self.frozen = {key: Parameter(tensor, requires_grad=False) for key, tensor in (frozen or {}).items()}
         self.versions = versions
         self.optimizer = optimizer
         self.delay = delay
@@ -38,18 +52,28 @@ class LayerState:
         seed: int,
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Return boundary 0: a function of the seed and the layer's name."""
-        weights = {n: tensor.to(device) for n, tensor in initial_parameters(name, model, seed=seed).items()}
-        return cls._beginning(name, weights, train, optimizer_factory)
+        """Return boundary 0: a function of the seed and the layer's name. frozen: None: drawn, if there is any."""
+        initial = initial_adapters if model.has_adapter else initial_parameters
+        weights = {n: tensor.to(device) for n, tensor in initial(name, model, seed=seed).items()}
+        if frozen is None:
+            frozen = frozen_weights(name, model, train, seed=seed, device=device)
+        return cls._beginning(name, weights, train, optimizer_factory, frozen=frozen)
 
     @classmethod
     def _beginning(
-        cls, name: LayerName, weights: dict[str, Tensor], train: TrainSpec, optimizer_factory: OptimizerFactory
+        cls,
+        name: LayerName,
+        weights: dict[str, Tensor],
+        train: TrainSpec,
+        optimizer_factory: OptimizerFactory,
+        *,
+        frozen: Mapping[str, Tensor],
     ) -> Self:
         optimizer = optimizer_factory(name, weights)
         versions = WeightVersions(weights, version=0, dtype=getattr(torch, train.dtype))
-        return cls(name, versions, optimizer, delay=train.delay)
+        return cls(name, versions, optimizer, delay=train.delay, frozen=frozen)
 
     @classmethod
     def from_tensors(
@@ -62,8 +86,11 @@ class LayerState:
         boundary: Boundary,
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> Self:
         """Return the inverse of `tensors()`, or boundary 0 with given weights. Takes over tensors on the device.
+
+        frozen: the weights beside the adapters, which no file of a boundary has.
 
         Raises ValueError when a tensor is missing, unknown or misshapen.
         """
@@ -71,16 +98,16 @@ class LayerState:
         for key, tensor in tensors.items():
             slot, _, rest = key.partition("/")
             slots.setdefault(slot, {})[rest] = tensor
-        if slots.keys() == {INITIAL} and boundary == 0:
+        if slots.keys() == {INITIAL} and boundary == 0 and not model.has_adapter:
             weights = initial_weights(slots[INITIAL], parameter_shapes(name, model), device)
-            return cls._beginning(name, weights, train, optimizer_factory)
+            return cls._beginning(name, weights, train, optimizer_factory, frozen={})
         dtype: torch.dtype = getattr(torch, train.dtype)
         newest = "current" if dtype == torch.float32 else "master"
         needs_previous = _needs_previous(boundary, train.delay)
         unknown = slots.keys() - {newest, "optim"} - ({"previous"} if needs_previous else set())
         if unknown:
             raise ValueError(f"a layer at boundary {boundary} has no {', '.join(sorted(unknown))}")
-        shapes = parameter_shapes(name, model)
+        shapes = trained_shapes(name, model)
         weights = _checked(newest, slots, shapes, torch.float32, device)
         previous = _checked("previous", slots, shapes, dtype, device) if needs_previous else None
         optimizer = optimizer_factory(name, weights)
@@ -89,7 +116,7 @@ class LayerState:
         except KeyError as error:
             raise ValueError(f"the optimizer's state does not fit: {error}") from error
         versions = WeightVersions(weights, version=boundary, dtype=dtype, previous=previous)
-        return cls(name, versions, optimizer, delay=train.delay)
+        return cls(name, versions, optimizer, delay=train.delay, frozen=frozen)
 
     @property
     def boundary(self) -> Boundary:
@@ -117,6 +144,30 @@ class LayerState:
     def weights(self) -> Mapping[str, Tensor]:
         """Return W_b in fp32, by parameter name. Live: not copies."""
         return self.versions.exact(self.boundary)
+
+
+def frozen_weights(
+    name: LayerName,
+    model: ModelSpec,
+    train: TrainSpec,
+    *,
+    seed: int,
+    device: torch.device | str,
+    given: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return what a layer has beside its adapters, in the job's dtype; empty: everything is trained.
+
+    given: the tensors of its part of a model's folder; None: the weights are drawn. Raises ValueError as
+    `initial_weights`.
+    """
+    if not model.has_adapter:
+        return {}
+    if given is None:
+        weights = initial_parameters(name, model, seed=seed)
+    else:
+        named = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items()}
+        weights = initial_weights(named, parameter_shapes(name, model), device)
+    return {key: tensor.to(device=device, dtype=getattr(torch, train.dtype)) for key, tensor in weights.items()}
 
 
 def initial_weights(

@@ -84,6 +84,8 @@ class Sample:
 
     def ends_backward(self, layer: int, hidden: Tensor) -> None:
         """Mark the end of a layer's backward, when the gradient of its input is done."""
+        if not hidden.requires_grad:
+            return  # the embedding under an adapter: no gradient goes so far
         hidden.register_hook(lambda _gradient: self.ended("backward", layer))  # type: ignore[no-untyped-call]
 
 

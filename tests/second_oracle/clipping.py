@@ -26,7 +26,7 @@ def _norm(gradient: Weights) -> float:
         for name in sorted(gradient[layer]):
             term = gradient[layer][name].double().square().sum().item()
             square = term if square is None else square + term
-        assert square is not None
+        square = 0.0 if square is None else square
         total = square if total is None else total + square
     assert total is not None
     return sqrt(total)

@@ -55,7 +55,11 @@ def block(
 
 def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
     """values · weightᵀ, with the bias if there is one."""
-    return functional.linear(values, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+    plain = functional.linear(values, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+    if f"{name}.lora_A.weight" not in parameters:
+        return plain
+    low = functional.linear(values, parameters[f"{name}.lora_A.weight"])
+    return plain + functional.linear(low, parameters[f"{name}.lora_B.weight"]) * parameters["scale"].item()
 
 
 def attention(

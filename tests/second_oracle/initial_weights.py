@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.second_oracle.job import Model
+from tests.second_oracle.job import Adapter, Model
 
 Weights = dict[str, dict[str, Tensor]]
 """Layer name to parameter name to tensor. Layers are in the model's order."""
@@ -59,7 +59,30 @@ def initial_weights(model: Model, *, seed: int) -> Weights:
     }
 
 
-def _normal(shape: tuple[int, ...], *, deviation: float, key: str) -> Tensor:
+def initial_adapters(model: Model, adapter: Adapter, *, seed: int) -> Weights:
+    """Boundary 0 of what is trained beside frozen weights: A is uniform, B zeros."""
+    found: Weights = {}
+    for layer, shapes in parameter_shapes(model).items():
+        found[layer] = {}
+        for name, shape in shapes.items():
+            matrix = name.removesuffix(".weight")
+            if not layer.startswith("block.") or len(shape) != 2:
+                continue
+            if adapter.targets and matrix.split(".")[-1] not in adapter.targets:
+                continue
+            key = f"{matrix}.lora_A.weight"
+            drawn = _generator(f"{seed}/{layer}/{key}").random((adapter.rank, shape[1]), dtype=np.float32)
+            bound = np.float32(1 / shape[1] ** 0.5)
+            found[layer][key] = torch.from_numpy((np.float32(2) * drawn - np.float32(1)) * bound)
+            found[layer][f"{matrix}.lora_B.weight"] = torch.zeros(shape[0], adapter.rank)
+    return found
+
+
+def _generator(key: str) -> np.random.Generator:
     number = int.from_bytes(blake2b(key.encode(), digest_size=16).digest(), "little")
-    drawn = np.random.Generator(np.random.Philox(key=number)).standard_normal(shape, dtype=np.float32)
+    return np.random.Generator(np.random.Philox(key=number))
+
+
+def _normal(shape: tuple[int, ...], *, deviation: float, key: str) -> Tensor:
+    drawn = _generator(key).standard_normal(shape, dtype=np.float32)
     return torch.from_numpy(drawn * np.float32(deviation))

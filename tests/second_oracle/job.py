@@ -57,6 +57,15 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """`[adapter]`."""
+
+    rank: int
+    alpha: float
+    targets: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """`[train]`: the recurrence. `recompute` is missing because it changes no bit."""
 
@@ -104,6 +113,7 @@ class Job:
 
     seed: int
     model: Model
+    adapter: Adapter
     train: Train
     matrices: Group
     rest: Group
@@ -118,7 +128,7 @@ class Job:
 def read_job(text: str) -> Job:
     """The job that TOML text describes. Raises ValueError for compiled layers, whose bits are the compiler's."""
     given, shown = tomllib.loads(text), tomllib.loads(DEFAULTS.read_text(encoding="utf-8"))
-    section = {name: {**shown[name], **given.get(name, {})} for name in ("job", "model", "train", "optim")}
+    section = {name: {**shown[name], **given.get(name, {})} for name in ("job", "model", "adapter", "train", "optim")}
     if section["train"]["compile"]:
         raise ValueError("the second oracle compiles no layers")
     optim = section["optim"]
@@ -127,6 +137,7 @@ def read_job(text: str) -> Job:
     return Job(
         seed=section["job"]["seed"],
         model=Model(**{**_known(Model, section["model"]), "rope_scaling": Rope(**rope)}),
+        adapter=Adapter(**_known(Adapter, section["adapter"])),
         train=Train(**_known(Train, section["train"])),
         matrices=Group(**_known(Group, {**settings, **optim["matrices"]})),
         rest=Group(**_known(Group, {**settings, **optim["rest"]})),

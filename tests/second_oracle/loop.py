@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.second_oracle.clipping import clipped
 from tests.second_oracle.decoder import normed_output
 from tests.second_oracle.gradient_sums import mean_gradient
-from tests.second_oracle.initial_weights import Weights, initial_weights
+from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
 from tests.second_oracle.token_loss import differentiated_loss
 from tests.second_oracle.token_windows import Stream, microbatch
@@ -34,12 +34,13 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Traine
     settings, delay = job.train, job.train.delay
     torch.set_num_threads(settings.threads)
     wire = Wire(settings.wire, coded_cuts, has_feedback=settings.wire_feedback, num_groups=settings.reduction_groups)
-    versions = {0: initial_weights(job.model, seed=job.seed)}
+    base = initial_weights(job.model, seed=job.seed)
+    versions = {0: initial_adapters(job.model, job.adapter, seed=job.seed) if job.adapter.rank else base}
     update = Update(job, versions[0])
     losses = []
     for b in range(settings.batches):
         version = versions[max(0, b - delay)]
-        done = [gradient_of(job, stream, wire, version, b=b, i=i) for i in range(settings.microbatches)]
+        done = [gradient_of(job, stream, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
         losses.append(mean_loss([value for value, _ in done]))
         gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
         versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm))
@@ -47,7 +48,9 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Traine
     return Trained(losses=losses, weights=versions[settings.batches])
 
 
-def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: int, i: int) -> tuple[float, Weights]:
+def gradient_of(
+    job: Job, stream: Stream, wire: Wire, weights: Weights, base: Weights, *, b: int, i: int
+) -> tuple[float, Weights]:
     """Loss and gradient of one microbatch, on the weights in the job's dtype."""
     rows = microbatch(stream, job.train, seed=job.seed, b=b, i=i)
     dtype = getattr(torch, job.train.dtype)
@@ -55,15 +58,20 @@ def gradient_of(job: Job, stream: Stream, wire: Wire, weights: Weights, *, b: in
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
+    complete = leaves
+    if job.adapter.rank:
+        scale = torch.tensor(job.adapter.alpha / job.adapter.rank, dtype=torch.float64)
+        frozen = {layer: {name: tensor.to(dtype) for name, tensor in of.items()} for layer, of in base.items()}
+        complete = {layer: {**frozen[layer], **leaves[layer], "scale": scale} for layer in leaves}
     normed = normed_output(
         job.model,
-        leaves,
+        complete,
         rows.inputs,
         rows.positions,
         attention_backend=job.train.attention_backend,
         carry=partial(wire.carry, i=i),
     )
-    vocabulary = leaves["head"]["lm_head.weight"]
+    vocabulary = complete["head"]["lm_head.weight"]
     value = differentiated_loss(normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor)
     gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}
     return value, gradients

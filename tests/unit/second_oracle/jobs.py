@@ -63,6 +63,9 @@ YARN = (
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
+    "adapters": "[adapter]\nrank = 3\nalpha = 7.0\n" + job_file(),
+    "adapters of two matrices, AdamW, bfloat16, chunks": '[adapter]\nrank = 2\ntargets = ["q_proj", "down_proj"]\n'
+    + job_file('schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5', f"matrices = {ADAMW}"),
     "no error feedback": job_file(optim="error_feedback = 0.0"),
     "half the error feedback, constant rate": job_file(optim='error_feedback = 0.5\nlr_schedule = "constant"'),
     "1f1b, AdamW": job_file('schedule = "1f1b"', f"matrices = {ADAMW}\nrest = {ADAMW}"),

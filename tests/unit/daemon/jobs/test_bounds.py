@@ -93,7 +93,7 @@ def test_every_bound_says_why(key: str) -> None:
     most, why = AT_MOST[key]
     with pytest.raises(ConfigError) as refused:
         check_job(_with(key, most * 2 + 1), "job.toml")
-    assert refused.value.where == f"job.toml:{key}"
+    assert refused.value.where == f"job.toml:{key.replace('model.adapter.', 'adapter.')}"
     assert refused.value.what.endswith(why)
 
 

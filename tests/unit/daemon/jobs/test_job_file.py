@@ -12,6 +12,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job
 from headway.daemon.jobs.rules import LATER
 from headway.optim.spec import GroupSpec
+from headway.stages.spec import AdapterSpec
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
 NAMED = '[job]\nname = "tiny"\n'
@@ -169,7 +170,9 @@ def test_reference_file_has_every_key() -> None:
     raw = tomllib.loads((DOCS / "reference.toml").read_text())
     kinds = get_type_hints(JobSpec)
     for section, kind in ((item.name, kinds[item.name]) for item in dataclasses.fields(JobSpec) if not item.metadata):
-        assert set(raw[section]) == {item.name for item in dataclasses.fields(kind)}, section
+        fields = {item.name for item in dataclasses.fields(kind) if not item.metadata}
+        assert set(raw[section]) == fields, section
+    assert set(raw["adapter"]) == {item.name for item in dataclasses.fields(AdapterSpec)}
     everything = {item.name for item in dataclasses.fields(GroupSpec)}
     assert set(raw["optim"]["matrices"]) | set(raw["optim"]["rest"]) == everything
 

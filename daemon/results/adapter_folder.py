@@ -1,0 +1,104 @@
+"""Trained adapters as a folder that PEFT opens: adapter_config.json and adapter_model.safetensors."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from safetensors.torch import save
+from torch import Tensor
+
+from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
+from headway.daemon.origin.carried import Carried
+from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, check_place, told_of
+from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.spec import ModelSpec, matrix_names
+
+CONFIG_NAME: Final = "adapter_config.json"
+WEIGHTS_NAME: Final = "adapter_model.safetensors"
+_OF_MODEL: Final = ("config.json", "generation_config.json", "model.safetensors.index.json")
+
+
+class AdapterFolderWriter:
+    """Takes layers in any order. A context manager: leaving it puts the folder in its place, unless by an exception."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        *,
+        base: str,
+        tokenizer: DataTokenizer | None = None,
+        carried: Carried | None = None,
+        force: bool = False,
+    ) -> None:
+        """base: path or URL of the model beside which the adapters were trained; empty: its weights are random.
+
+        Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
+        """
+        check_place(folder, force=force)
+        self.folder = folder
+        self._config = adapter_config(spec, base=base)
+        self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
+        if tokenizer is not None and not self._files:
+            told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
+            self._files[TOKENIZER_NAME] = tokenizer.text.encode()
+            self._files[TOKENIZER_CONFIG_NAME] = (json.dumps(told) + "\n").encode()
+        self._tensors: dict[str, Tensor] = {}
+        with told_of(folder):
+            self._draft = Draft(folder)
+
+    @property
+    def draft(self) -> Path:
+        """Return the folder where the adapters are written; the caller removes its own files before they are whole."""
+        return self._draft.folder
+
+    def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
+        """Take a layer's adapters, by parameter name, in float32."""
+        for name, tensor in parameters.items():
+            key = f"base_model.model.{checkpoint_name(layer, name)}"
+            self._tensors[key] = tensor.detach().cpu().contiguous()
+
+    def close(self) -> None:
+        """Write the files and put them in their place. Raises ConfigError."""
+        files = self._files | {
+            CONFIG_NAME: (json.dumps(self._config, indent=2) + "\n").encode(),
+            MARK_NAME: (json.dumps({"producer": PRODUCER}) + "\n").encode(),
+            WEIGHTS_NAME: save(dict(sorted(self._tensors.items())), metadata={"format": "pt"}),
+        }
+        with told_of(self.folder):
+            for name, data in files.items():
+                (self.draft / name).write_bytes(data)
+        self._draft.put_in_place()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._draft.drop()
+
+
+def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
+    """Return the content of adapter_config.json."""
+    adapter = spec.adapter
+    return {
+        "base_model_name_or_path": base or None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "target_modules": [name for name in matrix_names(spec) if adapter.adapts(name)],
+        "task_type": "CAUSAL_LM",
+    }

@@ -1,0 +1,99 @@
+"""Adapters: what is trained, what a file of a boundary has, what a merged weight is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from headway.daemon.results.adapter_folder import AdapterFolderWriter
+from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.spec import OptimSpec
+from headway.stages.ids import Boundary, LayerName
+from headway.stages.model.adapters import adapt, merged
+from headway.stages.model.decoder import build_layer, trained_shapes
+from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
+from headway.stages.state.layer_state import LayerState
+
+MODEL = ModelSpec(
+    num_hidden_layers=1, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
+    vocab_size=8, adapter=AdapterSpec(rank=2, alpha=6.0, targets=("q_proj", "down_proj")),
+)  # fmt: skip
+BLOCK = LayerName("block.0")
+
+
+def random_adapters() -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    return {name: torch.randn(shape) for name, shape in trained_shapes(BLOCK, MODEL).items()}
+
+
+def test_adapters_alone_are_trained() -> None:
+    """Two targets → four matrices of the block; nothing of embedding and head."""
+    assert set(trained_shapes(BLOCK, MODEL)) == {
+        f"{matrix}.lora_{end}.weight" for matrix in ("self_attn.q_proj", "mlp.down_proj") for end in "AB"
+    }
+    assert not trained_shapes("embed", MODEL)
+    assert not trained_shapes("head", MODEL)
+
+
+def test_a_layer_that_moves_takes_its_adapters_along() -> None:
+    """A state's tensors have no frozen weight, and the state that is made from them has the same adapters."""
+    given, train = random_adapters(), TrainSpec(batches=4, schedule="1f1b")
+    make = optimizer_factory(OptimSpec(), num_batches=4, delay=0)
+    state: Mapping[str, Tensor] = {f"current/{name}": tensor for name, tensor in given.items()}
+    slots = {f"optim/momentum_buffer/{name}": torch.zeros_like(tensor) for name, tensor in given.items()}
+    layer = LayerState.from_tensors(
+        BLOCK, {**state, **slots}, MODEL, train, boundary=Boundary(1), device="cpu", optimizer_factory=make
+    )
+    written = layer.tensors()
+    assert written.keys() == state.keys() | slots.keys()
+    assert all(torch.equal(written[f"current/{name}"], tensor) for name, tensor in given.items())
+
+
+def test_merged_weights_compute_what_adapters_do() -> None:
+    """The block with adapters, and the plain block with merged weights: equal outputs but for rounding."""
+    base, adapters = initial_parameters(BLOCK, MODEL, seed=1), random_adapters()
+    hidden = torch.randn(2, 5, 16)
+    outputs = []
+    for spec, weights in ((MODEL, base | adapters), (MODEL.base, merged(base, adapters, MODEL.adapter))):
+        block = build_layer(BLOCK, spec)
+        block.load_state_dict(weights, assign=True)
+        outputs.append(block(hidden))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-4, rtol=1e-4)
+    plain = build_layer(BLOCK, MODEL.base)
+    plain.load_state_dict(base, assign=True)
+    assert (plain(hidden) - outputs[0]).abs().max() > 0.01
+
+
+def test_b_begins_with_zeros_and_a_within_its_bound() -> None:
+    """So the first forward is that of the frozen model; A is uniform up to 1/√inputs."""
+    found = initial_adapters(BLOCK, MODEL, seed=5)
+    assert not found["mlp.down_proj.lora_B.weight"].any()
+    largest = found["mlp.down_proj.lora_A.weight"].abs().max()
+    assert 0.7 / 24**0.5 < largest <= 1 / 24**0.5
+
+
+def test_a_layer_without_adapter_stays_as_it_is() -> None:
+    """No rank → all parameters are trained."""
+    layer = adapt(torch.nn.Linear(2, 2), AdapterSpec())
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_peft_opens_the_folder(tmp_path: Path) -> None:
+    """PEFT reads config and tensors, and finds an adapter for each of them in transformers' model."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    with AdapterFolderWriter(tmp_path, MODEL, base="nowhere") as writer:
+        writer.add(BLOCK, random_adapters())
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=8,
+    )  # fmt: skip
+    model = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM(config), tmp_path)
+    opened = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items() if "lora_" in name}
+    wanted = load_file(tmp_path / "adapter_model.safetensors")
+    assert opened.keys() == wanted.keys()
+    assert all(torch.equal(opened[name], tensor) for name, tensor in wanted.items())
