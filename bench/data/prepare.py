@@ -4,12 +4,13 @@ Generated English-like words as JSON lines, and a byte-level BPE tokenizer of 8,
 side is a process of its own: headway packs rows of 2,048 tokens and their flags, `datasets` maps and saves to disk.
 `datasets` is left out where it is not installed.
 
-    python bench/data.py --megabytes 2000
+    python bench/data/prepare.py --megabytes 2000
 """
 
 import argparse
 import importlib.util
 import json
+import os
 import random
 import resource
 import subprocess
@@ -17,8 +18,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from rigs.measure import machine
 
 PACK = 2048
 SIDES = ("headway", "datasets")
@@ -102,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), options.megabytes)
         found = {side: measured(side, Path(folder)) for side in sides}
-    sys.stdout.write(json.dumps({"megabytes": options.megabytes, "machine": machine(), **found}, indent=2) + "\n")
+    sys.stdout.write(json.dumps({"megabytes": options.megabytes, "cores": os.cpu_count(), **found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
