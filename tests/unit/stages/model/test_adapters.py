@@ -82,6 +82,7 @@ def test_a_layer_without_adapter_stays_as_it_is() -> None:
     assert all(parameter.requires_grad for parameter in layer.parameters())
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_peft_opens_the_folder(tmp_path: Path) -> None:
     """PEFT reads config and tensors, and finds an adapter for each of them in transformers' model."""
     peft = pytest.importorskip("peft")
