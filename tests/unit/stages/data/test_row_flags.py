@@ -56,16 +56,19 @@ def test_a_microbatch_has_the_flags_of_its_tokens(tmp_path: Path, row_tokens: in
 
 def test_positions_restart_where_a_document_begins(tmp_path: Path) -> None:
     """Separate documents → each token's distance to its document's first in the row; no first token is a target."""
-    shards = TokenShards.open(written(tmp_path / "data"))
-    rows = shards.microbatch(replace(TRAIN, documents="separate"), seed=3, batch=0, microbatch=0)
-    assert rows.positions is not None
-    assert rows.positions.dtype == torch.int32
-    for tokens, targets, positions in zip(rows.inputs, rows.targets, rows.positions, strict=True):
-        first = 0
-        for k, (token, target) in enumerate(zip(tokens.tolist(), targets.tolist(), strict=True)):
-            first = k if BEGINS[token] else first
-            assert positions[k] == k - first
-            assert target == (token + 1 if IS_TRAINED[token + 1] and not BEGINS[token + 1] else -100)
+    shards, num_first = TokenShards.open(written(tmp_path / "data")), 0
+    for batch in range(4):
+        rows = shards.microbatch(replace(TRAIN, documents="separate"), seed=3, batch=batch, microbatch=0)
+        assert rows.positions is not None
+        assert rows.positions.dtype == torch.int32
+        for tokens, targets, positions in zip(rows.inputs, rows.targets, rows.positions, strict=True):
+            first = 0
+            for k, (token, target) in enumerate(zip(tokens.tolist(), targets.tolist(), strict=True)):
+                first = k if BEGINS[token] else first
+                assert positions[k] == k - first
+                assert target == (token + 1 if IS_TRAINED[token + 1] and not BEGINS[token + 1] else -100)
+                num_first += bool(IS_TRAINED[token + 1] and BEGINS[token + 1])
+    assert num_first, "no first token of a document is flagged as a target"
 
 
 def test_every_row_occurs(tmp_path: Path) -> None:
