@@ -289,7 +289,16 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
     stages |= {"state", "state.optimizer", "model"}
     stages |= {
         f"model.{name}"
-        for name in ("determinism", "initial_weights", "decoder", "compilation", "chunked_loss", "rotary", "documents")
+        for name in (
+            "adapters",
+            "determinism",
+            "initial_weights",
+            "decoder",
+            "compilation",
+            "chunked_loss",
+            "rotary",
+            "documents",
+        )
     }
     allowed = {
         "headway.daemon",
