@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
-from headway.optim.muon import Batch, Muon
+from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
@@ -111,9 +111,11 @@ class TorchLayerOptimizer:
         current: Sequence[Mapping[str, Tensor]],
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
+        orthogonal: Sequence[Tensor] | None = None,
     ) -> None:
         """Do `step` of several layers, with the maps of each: equal bits, in less time if matrices are small.
 
+        orthogonal: what `orthogonalize_share` has returned for all matrices, here or on replicas; None: it is computed.
         Besides the optimizers' own memory, it takes only that of a batch of matrices, or of one layer's other
         parameters, for a time. Raises as `step`; then nothing has changed in any layer.
         """
@@ -127,20 +129,64 @@ class TorchLayerOptimizer:
             for optimizer, weights, updated, sums in given
             for name, slot in optimizer._slots.items()
         }
-        for batch in Muon.batches(muon for optimizer, *_ in given for muon in optimizer._muons):
-            cls._step_batch(batch, [homes[slot] for _, slot, _ in batch], update_index)
+        matrices = cls._matrices(optimizers)
+        arrived = None
+        if orthogonal is not None:
+            arrived = {slot: result for (_, slot, _), result in zip(matrices, orthogonal, strict=True)}
+        for batch in Muon.batches(matrices):
+            updates = None if arrived is None else [arrived[slot] for _, slot, _ in batch]
+            cls._step_batch(batch, [homes[slot] for _, slot, _ in batch], update_index, updates)
         for optimizer, *maps in given:
             for group in optimizer._groups:
                 if not isinstance(group.optimizer, Muon):
                     optimizer._step_group(group, update_index, *maps)
             optimizer._next_update = update_index + 1
 
+    @classmethod
+    def matrix_shapes(cls, optimizers: Sequence[Self]) -> list[tuple[int, int]]:
+        """Return the shapes of the matrices that Muon steps, in an order that all replicas of a stage share."""
+        return [(slot.size(0), slot.size(1)) for _, slot, _ in cls._matrices(optimizers)]
+
+    @classmethod
+    @torch.no_grad()
+    def orthogonalize_share(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        gradients: Sequence[Mapping[str, Tensor]],
+        share: Sequence[int],
+    ) -> list[Tensor]:
+        """Return the part of a coming `step_together` that takes its time: the results for some matrices.
+
+        share: their places in `matrix_shapes`. Neither weights nor state change. Raises as `step`.
+        """
+        for optimizer, sums in zip(optimizers, gradients, strict=True):
+            optimizer._check(update_index, sums)
+        of_slot = {
+            slot: sums[name]
+            for optimizer, sums in zip(optimizers, gradients, strict=True)
+            for name, slot in optimizer._slots.items()
+        }
+        matrices = cls._matrices(optimizers)
+        results: dict[Parameter, Tensor] = {}
+        for batch in Muon.batches(matrices[index] for index in share):
+            slots = [slot for _, slot, _ in batch]
+            results |= zip(slots, Muon.orthogonalized(batch, [of_slot[slot] for slot in slots]), strict=True)
+        return [results[matrices[index][1]] for index in share]
+
+    @classmethod
+    def _matrices(cls, optimizers: Sequence[Self]) -> list[Matrix]:
+        return [matrix for optimizer in optimizers for muon in optimizer._muons for matrix in muon.matrices()]
+
     @staticmethod
-    def _step_batch(batch: Batch, places: Sequence[_Place], update_index: int) -> None:
+    def _step_batch(
+        batch: Batch, places: Sequence[_Place], update_index: int, updates: Sequence[Tensor] | None
+    ) -> None:
         before = [
             optimizer._prepare(name, current, target, gradient) for optimizer, name, current, target, gradient in places
         ]
-        Muon.step_batch(batch)
+        Muon.step_batch(batch, updates)
         for (optimizer, name, _, target, _), old in zip(places, before, strict=True):
             optimizer._finish(update_index, name, target, old)
 
@@ -148,17 +194,11 @@ class TorchLayerOptimizer:
     def _muons(self) -> list[Muon]:
         return [group.optimizer for group in self._groups if isinstance(group.optimizer, Muon)]
 
-    def _check(
-        self,
-        update_index: int,
-        current: Mapping[str, Tensor],
-        target: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-    ) -> None:
+    def _check(self, update_index: int, *maps: Mapping[str, Tensor]) -> None:
         """Check that the update can be applied. Raises as `step`."""
         if self._next_update is not None and update_index != self._next_update:
             raise UpdateOrderError(self._layer_name, update_index, self._next_update)
-        for given in (current, target, gradients):
+        for given in maps:
             self._check_names(given, self._slots)
         self._schedule(update_index)
 

@@ -6,7 +6,7 @@ Source: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/, with th
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
@@ -69,18 +69,22 @@ class Muon(EagerOptimizer):
                     self._apply(parameter, orthogonalize(direction, **_iteration(group)), group)
         return loss
 
+    def matrices(self) -> Iterator["Matrix"]:
+        """Yield the parameters, in order."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield self, parameter, group
+
     @staticmethod
-    def batches(optimizers: Iterable["Muon"]) -> Iterator["Batch"]:
-        """Yield the parameters of several optimizers, each once: those of one shape together, from any optimizer.
+    def batches(given: Iterable["Matrix"]) -> Iterator["Batch"]:
+        """Yield parameters of several optimizers, each once: those of one shape together, from any optimizer.
 
         A batch has at most as many as are orthogonalised at once. A parameter may be in one optimizer only.
         """
         alike: dict[tuple[object, ...], Batch] = {}
-        for muon in optimizers:
-            for group in muon.param_groups:
-                for parameter in group["params"]:
-                    kind = (parameter.shape, parameter.device, *_iteration(group).values())
-                    alike.setdefault(kind, []).append((muon, parameter, group))
+        for muon, parameter, group in given:
+            kind = (parameter.shape, parameter.device, *_iteration(group).values())
+            alike.setdefault(kind, []).append((muon, parameter, group))
         for matrices in alike.values():
             _, first, group = matrices[0]
             limit = _batch_limit(first, group)
@@ -89,15 +93,38 @@ class Muon(EagerOptimizer):
 
     @staticmethod
     @torch.no_grad()
-    def step_batch(batch: "Batch") -> None:
-        """One update of a batch's parameters that have a gradient: the bits of `step`."""
+    def step_batch(batch: "Batch", updates: Sequence[Tensor] | None = None) -> None:
+        """One update of a batch's parameters that have a gradient: the bits of `step`.
+
+        updates: what `orthogonalized` has returned for them, here or elsewhere, if all have one; None: it is computed.
+        """
         batch = [(muon, parameter, group) for muon, parameter, group in batch if parameter.grad is not None]
         if not batch:
             return
         directions = [muon._direction(parameter, group) for muon, parameter, group in batch]
-        updates = orthogonalize_each(directions, **_iteration(batch[0][2]))
+        if updates is None:
+            updates = orthogonalize_each(directions, **_iteration(batch[0][2]))
         for (muon, parameter, group), update in zip(batch, updates, strict=True):
             muon._apply(parameter, update, group)
+
+    @staticmethod
+    @torch.no_grad()
+    def orthogonalized(batch: "Batch", gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the updates that `step_batch` would compute from these gradients. Changes nothing."""
+        directions = [
+            muon._coming_direction(parameter, gradient, group)
+            for (muon, parameter, group), gradient in zip(batch, gradients, strict=True)
+        ]
+        return orthogonalize_each(directions, **_iteration(batch[0][2]))
+
+    def _coming_direction(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return what `_direction` would, and leave the momentum as it is, in whatever dtype it waits."""
+        momentum: float = group["momentum"]
+        # Not `self.state[parameter]`: that is a defaultdict, and reading must not leave entries behind.
+        waiting: Tensor | None = self.state.get(parameter, {}).get("momentum_buffer")
+        before = torch.zeros_like(gradient) if waiting is None else waiting.to(gradient.dtype)
+        buffer = before.lerp(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
 
     def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the matrix to orthogonalise; the momentum then contains the gradient."""
@@ -118,8 +145,10 @@ class Muon(EagerOptimizer):
         weight.add_(update, alpha=-group["lr"] * shape_scale(*weight.shape))
 
 
-Batch = list[tuple[Muon, Parameter, dict[str, Any]]]
+Matrix = tuple[Muon, Parameter, dict[str, Any]]
 """Optimizer, parameter, and the parameter's group."""
+
+Batch = list[Matrix]
 
 
 def _iteration(group: dict[str, Any]) -> dict[str, Any]:

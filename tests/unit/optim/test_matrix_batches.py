@@ -107,7 +107,7 @@ def test_muons_step_together_as_alone(is_batched: list[int]) -> None:
             for weight in [weight for of_one in weights for weight in of_one]:
                 weight.grad = torch.randn(weight.shape)
             weights[2][2].grad = None
-        for batch in Muon.batches(muons):
+        for batch in Muon.batches(matrix for muon in muons for matrix in muon.matrices()):
             Muon.step_batch(batch)
         for muon in others:
             muon.step()
