@@ -23,6 +23,7 @@ from headway.optim.routing import Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.stored_momentum import StoredMomentum
+from headway.optim.update_shares import from_shares, joined
 
 
 @dataclass
@@ -111,11 +112,13 @@ class TorchLayerOptimizer:
         current: Sequence[Mapping[str, Tensor]],
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
-        orthogonal: Sequence[Tensor] | None = None,
+        owners: Sequence[int] = (),
+        shares: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Do `step` of several layers, with the maps of each: equal bits, in less time if matrices are small.
 
-        orthogonal: what `orthogonalize_share` has returned for all matrices, here or on replicas; None: it is computed.
+        shares: by replica, what `orthogonalize_share` has returned for the matrices that it owns; None: it is computed.
+        owners: the replica of each matrix, in the order of `matrix_shapes`.
         Besides the optimizers' own memory, it takes only that of a batch of matrices, or of one layer's other
         parameters, for a time. Raises as `step`; then nothing has changed in any layer.
         """
@@ -131,8 +134,9 @@ class TorchLayerOptimizer:
         }
         matrices = cls._matrices(optimizers)
         arrived = None
-        if orthogonal is not None:
-            arrived = {slot: result for (_, slot, _), result in zip(matrices, orthogonal, strict=True)}
+        if shares is not None:
+            results = from_shares(shares, cls.matrix_shapes(optimizers), owners)
+            arrived = {slot: result for (_, slot, _), result in zip(matrices, results, strict=True)}
         for batch in Muon.batches(matrices):
             updates = None if arrived is None else [arrived[slot] for _, slot, _ in batch]
             cls._step_batch(batch, [homes[slot] for _, slot, _ in batch], update_index, updates)
@@ -155,11 +159,11 @@ class TorchLayerOptimizer:
         update_index: int,
         *,
         gradients: Sequence[Mapping[str, Tensor]],
-        share: Sequence[int],
-    ) -> list[Tensor]:
-        """Return the part of a coming `step_together` that takes its time: the results for some matrices.
+        matrices: Sequence[int],
+    ) -> Tensor:
+        """Return the part of a coming `step_together` that takes its time: the results for some matrices, as one row.
 
-        share: their places in `matrix_shapes`. Neither weights nor state change. Raises as `step`.
+        matrices: their places in `matrix_shapes`. Neither weights nor state change. Raises as `step`.
         """
         for optimizer, sums in zip(optimizers, gradients, strict=True):
             optimizer._check(update_index, sums)
@@ -168,12 +172,12 @@ class TorchLayerOptimizer:
             for optimizer, sums in zip(optimizers, gradients, strict=True)
             for name, slot in optimizer._slots.items()
         }
-        matrices = cls._matrices(optimizers)
+        every = cls._matrices(optimizers)
         results: dict[Parameter, Tensor] = {}
-        for batch in Muon.batches(matrices[index] for index in share):
+        for batch in Muon.batches(every[index] for index in matrices):
             slots = [slot for _, slot, _ in batch]
             results |= zip(slots, Muon.orthogonalized(batch, [of_slot[slot] for slot in slots]), strict=True)
-        return [results[matrices[index][1]] for index in share]
+        return joined([results[every[index][1]] for index in matrices])
 
     @classmethod
     def _matrices(cls, optimizers: Sequence[Self]) -> list[Matrix]:

@@ -4,7 +4,7 @@ All replicas compute the owners alike, from shapes alone. A result keeps the str
 way through a tensor changes no operation that reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +30,19 @@ def iteration_cost(rows: int, cols: int) -> int:
 
 
 def joined(results: Sequence[Tensor]) -> Tensor:
-    """Return results of `orthogonalize`, at least one, end to end in one flat tensor."""
+    """Return results of `orthogonalize` end to end in one flat tensor; of none, an empty one."""
+    if not results:
+        return torch.empty(0)
     return torch.cat([_wide(result).reshape(-1) for result in results])
+
+
+def from_shares(shares: Mapping[int, Tensor], shapes: Sequence[tuple[int, int]], owners: Sequence[int]) -> list[Tensor]:
+    """Return the result of each matrix, out of what its owner has `joined`. Raises as `parted`."""
+    results: dict[int, Tensor] = {}
+    for owner, flat in shares.items():
+        owned = [index for index, replica in enumerate(owners) if replica == owner]
+        results |= zip(owned, parted(flat, [shapes[index] for index in owned]), strict=True)
+    return [results[index] for index in range(len(shapes))]
 
 
 def parted(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

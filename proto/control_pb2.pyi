@@ -523,7 +523,7 @@ class Prepare(_message.Message):
     def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_path: _Optional[str] = ..., log_path: _Optional[str] = ..., device_index: _Optional[int] = ..., data_state: _Optional[str] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
-    __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker", "upstream_codec", "downstream_codec", "group_by_group", "recompute")
+    __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker", "upstream_codec", "downstream_codec", "group_by_group", "recompute", "shares_update")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +534,7 @@ class StageAssignment(_message.Message):
     DOWNSTREAM_CODEC_FIELD_NUMBER: _ClassVar[int]
     GROUP_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_UPDATE_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_stages: int
     layers: _containers.RepeatedScalarFieldContainer[str]
@@ -544,7 +545,8 @@ class StageAssignment(_message.Message):
     downstream_codec: int
     group_by_group: bool
     recompute: str
-    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., worker: _Optional[int] = ..., upstream_codec: _Optional[int] = ..., downstream_codec: _Optional[int] = ..., group_by_group: _Optional[bool] = ..., recompute: _Optional[str] = ...) -> None: ...
+    shares_update: bool
+    def __init__(self, index: _Optional[int] = ..., num_stages: _Optional[int] = ..., layers: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., worker: _Optional[int] = ..., upstream_codec: _Optional[int] = ..., downstream_codec: _Optional[int] = ..., group_by_group: _Optional[bool] = ..., recompute: _Optional[str] = ..., shares_update: _Optional[bool] = ...) -> None: ...
 
 class LayerSource(_message.Message):
     __slots__ = ("layer", "live", "initial", "path")

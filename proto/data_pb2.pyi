@@ -134,6 +134,7 @@ class FrameHeader(_message.Message):
         REDUCED: _ClassVar[FrameHeader.Kind]
         LOSSES: _ClassVar[FrameHeader.Kind]
         STOP: _ClassVar[FrameHeader.Kind]
+        UPDATE_SHARE: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -145,6 +146,7 @@ class FrameHeader(_message.Message):
     REDUCED: FrameHeader.Kind
     LOSSES: FrameHeader.Kind
     STOP: FrameHeader.Kind
+    UPDATE_SHARE: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

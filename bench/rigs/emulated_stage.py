@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.schedule.schedule import WAIT, Backward, Forward, Op, ScheduleState, Update, Wait
+from headway.stages.schedule.schedule import WAIT, Backward, Forward, Op, Orthogonalize, ScheduleState, Update, Wait
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
@@ -160,5 +160,7 @@ def _can_run(state: ScheduleState, op: Op) -> bool:
             return has_input and batch - schedule.delay <= state.version
         case Backward(batch, microbatch):
             return (batch, microbatch) in state.gradients
+        case Orthogonalize():
+            return state.is_share_ready
         case Update():
             return state.is_update_ready

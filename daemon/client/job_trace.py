@@ -16,7 +16,7 @@ from headway.daemon.situation.outlook import as_fast_as_their_like, measured
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.errors import PeerError, UnavailableError
-from headway.stages.schedule.schedule import Backward, Forward, Op, Update
+from headway.stages.schedule.schedule import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.simulator import TimedOp
 
 MAX_ATTEMPTS: Final = 3
@@ -200,6 +200,8 @@ def _operations(told: RecentOperations) -> Iterator[Op]:
                 yield Forward(batch, microbatch)
             case "B":
                 yield Backward(batch, microbatch)
+            case "O":
+                yield Orthogonalize(batch)
             case _:
                 yield Update(batch)
 

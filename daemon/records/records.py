@@ -17,7 +17,7 @@ from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
@@ -262,6 +262,8 @@ class StagePlan:
     """Predicted memory on the device, before any measurement; 0: an older leader planned it."""
     recompute: str = ""
     """The plan's choice of what the stage's backward computes again; empty: the job itself says it."""
+    shares_update: bool = False
+    """Whether each of the stage's replicas orthogonalises a share of its matrices; older plans do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

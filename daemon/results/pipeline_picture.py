@@ -8,10 +8,10 @@ from typing import Any
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.pipeline_trace import kind_of
-from headway.stages.schedule.schedule import Update
+from headway.stages.schedule.schedule import BatchOp
 from headway.stages.schedule.simulator import TimedOp
 
-COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "update": "#59a14f"}
+COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "orthogonalize": "#b279a2", "update": "#59a14f"}
 _WIDTH_IN, _MOST_WIDTH_IN, _DPI = 14.0, 60.0, 120
 _OPERATION_IN = 0.09
 """A long picture grows until its bars have this average width."""
@@ -79,7 +79,7 @@ def _draw(axes: Any, panel: Panel, names: Sequence[str], *, length_s: float, lea
             ]
             axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, edgecolors="white", linewidth=0.4)
         for done in shown:
-            if done.ended - done.started >= least_label_s and not isinstance(done.op, Update):
+            if done.ended - done.started >= least_label_s and not isinstance(done.op, BatchOp):
                 middle = ((done.started + done.ended) / 2 - begin) * scale
                 axes.text(middle, row, str(done.op.microbatch), ha="center", va="center", fontsize=6, clip_on=True)
     axes.set(

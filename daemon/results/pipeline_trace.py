@@ -10,7 +10,12 @@ from headway.stages.schedule.simulator import TimedOp
 
 TraceEvent = dict[str, object]
 
-_COLOURS = {"forward": "thread_state_running", "backward": "thread_state_iowait", "update": "thread_state_runnable"}
+_COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "thread_state_iowait",
+    "orthogonalize": "thread_state_unknown",
+    "update": "thread_state_runnable",
+}
 
 
 def chrome_trace(timeline: Sequence[TimedOp], names: Sequence[str]) -> dict[str, object]:

@@ -67,6 +67,7 @@ class Neighbours:
                 replica_groups=context.replica_groups,
                 own=context.replica_index,
                 sibling=k,
+                update_shares=context.update_shares,
             )
             for k, peer in siblings.items()
         }

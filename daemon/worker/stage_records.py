@@ -11,7 +11,7 @@ from headway.daemon.fault_points import LAYER_PLACE, fault_point, is_armed
 from headway.daemon.worker.run_observer import RunObserver
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
 from headway.stages.ids import LayerName
-from headway.stages.schedule.schedule import Op, Update
+from headway.stages.schedule.schedule import BatchOp, Op
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
 from headway.stages.telemetry.goodput import Goodput
@@ -105,7 +105,7 @@ class StageRecords:
             worker=recent.worker,
             kinds="".join(type(op).__name__[0] for op, _, _, _ in done).encode(),
             batches=[op.batch for op, _, _, _ in done],
-            microbatches=[-1 if isinstance(op, Update) else op.microbatch for op, _, _, _ in done],
+            microbatches=[-1 if isinstance(op, BatchOp) else op.microbatch for op, _, _, _ in done],
             versions=[version for _, version, _, _ in done],
             started_s=[started for _, _, started, _ in done],
             ended_s=[ended for _, _, _, ended in done],
@@ -152,6 +152,6 @@ class StageRecords:
 
     def _operated(self, op: Op) -> None:
         """Record an operation that is done; its frames are on their way."""
-        microbatch = None if isinstance(op, Update) else op.microbatch
+        microbatch = None if isinstance(op, BatchOp) else op.microbatch
         kind = type(op).__name__.lower()
         fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.worker.session import OrderRefusedError
 from headway.proto.control_pb2 import Peer, StageAssignment, Start
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -34,6 +35,7 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
         device=device,
         replica_groups=replicas,
         replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
+        update_shares=update_shares(spec, start.stage.layers, len(replicas)) if start.stage.shares_update else None,
         group_by_group=start.stage.group_by_group,
         upstream_codec=Codec(start.stage.upstream_codec),
         downstream_codec=Codec(start.stage.downstream_codec),

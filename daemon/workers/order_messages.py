@@ -159,6 +159,7 @@ def _assignment(plan: PlanRecord, position: int, spec: JobSpec) -> control_pb2.S
         upstream_codec=plan.codec(plan.stage_index(position)),
         downstream_codec=plan.codec(plan.stage_index(position) + 1),
         recompute=worker.recompute or spec.train.recompute,
+        shares_update=worker.shares_update,
     )
 
 

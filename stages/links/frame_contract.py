@@ -17,10 +17,13 @@ from headway.stages.links.link import FrameKind
 from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.sums import slice_bounds
+from headway.stages.update_shares import UpdateShares
 
 DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
 UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
-SIBLING_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.NORM_TOTAL, FrameKind.STOP})
+REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.UPDATE_SHARE, FrameKind.LOSSES, FrameKind.STOP})
+"""Kinds that only replicas of one stage exchange."""
+SIBLING_KINDS = REPLICA_KINDS | {FrameKind.NORM_TOTAL}
 _NORM_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL})
 
 ALIGNMENT_BYTES = 64
@@ -105,6 +108,7 @@ class FrameContract:
         replica_groups: Sequence[Sequence[int]],
         own: int,
         sibling: int,
+        update_shares: UpdateShares | None = None,
     ) -> "FrameContract":
         """Return the contract between two replicas of the stage of these layers, at positions `own` and `sibling`.
 
@@ -122,6 +126,9 @@ class FrameContract:
             if listener == 0 and layers[-1] == layer_names(model)[-1]:
                 num_held = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
                 forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (num_held,)),)
+            if update_shares is not None and update_shares.num_elements[speaker]:
+                share = (update_shares.num_elements[speaker],)
+                forms[FrameKind.UPDATE_SHARE] = (TensorForm(update_shares.dtype, share),)
             if speaker == 0:
                 forms[FrameKind.NORM_TOTAL] = (TensorForm(torch.float64, ()),)
             if speaker == 0 and layers[0] == layer_names(model)[0]:

@@ -21,14 +21,15 @@ class FrameKind(IntEnum):
     REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
     LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
     STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
+    UPDATE_SHARE = 11  # between replicas: (as iterated, [elements of the sender's share of the update],)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message of one generation.
 
-    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED and LOSSES is the sender's first one,
-    which identifies the sender.
+    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
+    first one, which identifies the sender.
     """
 
     kind: FrameKind

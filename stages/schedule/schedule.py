@@ -49,6 +49,16 @@ class Update:
         return f"U{self.batch}"
 
 
+@dataclass(frozen=True, slots=True)
+class Orthogonalize:
+    """Compute this replica's share of the coming update, and send it to the others. W_b and its state stay."""
+
+    batch: int
+
+    def __str__(self) -> str:
+        return f"O{self.batch}"
+
+
 class Wait(Enum):
     """Wait until something arrives: nothing is runnable."""
 
@@ -57,7 +67,10 @@ class Wait(Enum):
 
 WAIT = Wait.WAIT
 
-Op = Forward | Backward | Update
+BatchOp = Update | Orthogonalize
+"""Operations of a whole batch: they have no microbatch."""
+
+Op = Forward | Backward | BatchOp
 
 
 class Awaited(Enum):
@@ -67,6 +80,7 @@ class Awaited(Enum):
     INPUT = "input"  # an activation, from upstream
     GRADIENT = "gradient"  # from downstream
     REDUCTION = "reduction"  # of the groups that other replicas hold
+    SHARES = "share of the update"  # of the other replicas
     SNAPSHOT = "snapshot"  # the writer that still reads what the next update would change
     LOSSES = "losses"  # of the own last stage, from its device
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
@@ -141,6 +155,8 @@ class StageSchedule:
     """Final stop boundary."""
     has_clip: bool = False
     """True if updates wait for the norm of the whole model's gradient."""
+    shares_update: bool = False
+    """True if each replica of the stage orthogonalises a share of its matrices, and an update waits for all shares."""
 
     @classmethod
     def of(
@@ -153,6 +169,7 @@ class StageSchedule:
         first_batch: int = 0,
         groups: tuple[int, ...] | None = None,
         group_by_group: bool = False,
+        shares_update: bool = False,
     ) -> "StageSchedule":
         """Return the schedule of a worker: the only one of its stage, or the replica that holds these groups.
 
@@ -172,6 +189,7 @@ class StageSchedule:
             first_batch=first_batch,
             num_batches=train.batches,
             has_clip=train.clip_norm > 0,
+            shares_update=shares_update,
         )
 
     @property
@@ -216,8 +234,10 @@ class ScheduleState:
         "inputs",
         "is_forwards_turn",
         "losses_below",
+        "own_shares_below",
         "reduced_below",
         "schedule",
+        "shares_below",
         "stop",
         "totals_below",
         "updates_held",
@@ -247,6 +267,10 @@ class ScheduleState:
         """Batches below this have the sums of all groups."""
         self.totals_below = schedule.first_batch
         """Batches below this have known clip totals."""
+        self.own_shares_below = schedule.first_batch
+        """Batches below this have the own share of their update."""
+        self.shares_below = schedule.first_batch
+        """Batches below this have the shares of all replicas."""
         self.losses_below = schedule.first_batch
         """Batches below this have a row in the journal."""
         self.awaits_losses = False
@@ -278,11 +302,25 @@ class ScheduleState:
         """Return whether update(version) has all its inputs."""
         batch = self.version
         return (
+            self._is_gradient_known
+            and (batch < self.losses_below or not self.awaits_losses)
+            and (batch < self.shares_below or not self.schedule.shares_update)
+        )
+
+    @property
+    def is_share_ready(self) -> bool:
+        """Return whether the own share of update(version) is not computed yet, and has all its inputs."""
+        return self.schedule.shares_update and self.own_shares_below == self.version and self._is_gradient_known
+
+    @property
+    def _is_gradient_known(self) -> bool:
+        """Return whether the gradient that update(version) applies is all there, and its norm."""
+        batch = self.version
+        return (
             batch < self.stop
             and batch < self.backwards.batch
             and batch < self.reduced_below
             and (batch < self.totals_below or not self.schedule.has_clip)
-            and (batch < self.losses_below or not self.awaits_losses)
         )
 
     def expects_input(self, batch: int, microbatch: int) -> bool:
@@ -350,6 +388,17 @@ class ScheduleState:
         assert self.expects_clip_total(batch), f"clip total of batch {batch} out of order"
         self.totals_below = batch + 1
 
+    def orthogonalized(self, batch: int) -> None:
+        """Note that the own share of an update is on its way to the other replicas."""
+        assert self.is_share_ready, f"share of update {batch} was not ready"
+        assert batch == self.own_shares_below, f"share of update {batch} out of order"
+        self.own_shares_below = batch + 1
+
+    def shares_known(self, batch: int) -> None:
+        """Note that the shares of all replicas are here."""
+        assert batch == self.shares_below < self.own_shares_below, f"shares of update {batch} out of order"
+        self.shares_below = batch + 1
+
     def losses_known(self, batch: int) -> None:
         """Note that all losses of a batch are in the journal."""
         assert batch == self.losses_below < self.backwards.batch, f"losses of batch {batch} out of order"
@@ -400,7 +449,11 @@ def next_op(state: ScheduleState) -> Op | Wait:
     and depth allows; an update when it is ready and nothing else is. If both a forward and a backward could run, they
     alternate, so that the stages below and above both have work. An update comes last because the other stages wait for
     forwards and backwards, not for it. They do not run out, because the forwards that need the update wait too.
+
+    A share of an update comes first: it has to reach the other replicas, which takes time beside the next batch's work.
     """
+    if state.is_share_ready:
+        return Orthogonalize(state.version)
     if state.is_forwards_turn:
         op = _forward(state) or _backward(state)
     else:
@@ -447,5 +500,8 @@ def awaited(state: ScheduleState) -> Awaited:
     if state.version < state.backwards.batch:
         if state.reduced_below <= state.version:
             return Awaited.REDUCTION
-        return Awaited.CLIP_TOTAL if state.schedule.has_clip and state.totals_below <= state.version else Awaited.LOSSES
+        if state.schedule.has_clip and state.totals_below <= state.version:
+            return Awaited.CLIP_TOTAL
+        is_short = state.schedule.shares_update and state.shares_below <= state.version
+        return Awaited.SHARES if is_short else Awaited.LOSSES
     return Awaited.INPUT

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from headway.stages.schedule.schedule import WAIT, Backward, Forward, Op, ScheduleState, StageSchedule, Update, next_op
+from headway.stages.schedule.schedule import (
+    WAIT,
+    Backward,
+    Forward,
+    Op,
+    Orthogonalize,
+    ScheduleState,
+    StageSchedule,
+    Update,
+    next_op,
+)
 from headway.stages.spec import weight_version
 
 
@@ -22,12 +32,15 @@ class StageTimes:
     forward: float
     backward: float
     update: float = 0.0
+    """Without the own share, where replicas share it."""
+    share: float = 0.0
+    """Seconds of the own share of an update."""
     clip: float = 0.0
     """Seconds for the squares of a batch's gradient, after its last backward."""
 
     def batch_seconds(self, num_microbatches: int) -> float:
         """Return the seconds of a stage's work on one batch: the lower bound of every schedule."""
-        return num_microbatches * (self.forward + self.backward) + self.update + self.clip
+        return num_microbatches * (self.forward + self.backward) + self.update + self.share + self.clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +53,8 @@ class LinkTimes:
     """Bytes per second."""
     frame_bytes: int = 0
     """Bytes of an activation or a gradient, between replicas of a slice of the sums; norms count as zero."""
+    share_bytes: int = 0
+    """Bytes of a replica's share of an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +177,8 @@ class _Pipeline:
         """Per worker and batch: how many workers of its stage have handed over the sums of its slice."""
         self.slices = [dict[int, int]() for _ in schedules]
         """Per worker and batch: how many reduced slices are there."""
+        self.shares = [dict[int, int]() for _ in schedules]
+        """Per worker and batch: how many shares of its update are there."""
         self.stretch = stretch
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
@@ -217,6 +234,8 @@ class _Pipeline:
                 version = weight_version(batch, state.schedule.delay)
                 is_last = state.backwards.num_done + 1 == len(state.schedule.held_microbatches)
                 seconds = times.backward + (times.clip if is_last and state.schedule.has_clip else 0.0)
+            case Orthogonalize():
+                seconds = times.share
             case Update():
                 seconds = times.update
         seconds *= self.stretch()
@@ -241,6 +260,16 @@ class _Pipeline:
                     for sibling in self._siblings(stage):
                         self._send(stage, sibling, lambda owner=sibling: self._sums_arrived(owner, batch))  # type: ignore[misc]
                     self._sums_arrived(stage, batch)
+            case Orthogonalize(batch):
+                state.orthogonalized(batch)
+                for sibling in self._siblings(stage):
+                    self._send(
+                        stage,
+                        sibling,
+                        lambda other=sibling: self._share_arrived(other, batch),  # type: ignore[misc]
+                        num_bytes=self.sibling_links[self.stage_of[stage]].share_bytes,
+                    )
+                self._share_arrived(stage, batch)
             case Update(batch):
                 state.updated(batch)
                 self._begin_snapshot(stage)
@@ -274,6 +303,10 @@ class _Pipeline:
             self.squares[worker][0] = batch
             self._pass_squares(worker, batch)
 
+    def _share_arrived(self, worker: int, batch: int) -> None:
+        if _is_complete(self.shares[worker], batch, len(self.stages[self.stage_of[worker]])):
+            self.states[worker].shares_known(batch)
+
     def _begin_snapshot(self, stage: int) -> None:
         state, snapshots = self.states[stage], self.snapshots
         if snapshots is None or state.version % snapshots.every or state.version >= state.stop:
@@ -286,15 +319,16 @@ class _Pipeline:
 
         self._after(snapshots.seconds * self.stretch(), end)
 
-    def _send(self, source: int, target: int, arrive: Callable[[], None], *, is_heavy: bool = True) -> None:
+    def _send(self, source: int, target: int, arrive: Callable[[], None], *, num_bytes: int | None = None) -> None:
         """Put a frame on the line: it waits for earlier ones, then takes its bytes' time and the latency.
 
+        num_bytes: None: those of the link's frames.
         A link keeps its order under any jitter: a frame never arrives before an earlier one.
         """
         stages = self.stage_of[source], self.stage_of[target]
         link = self.sibling_links[stages[0]] if stages[0] == stages[1] else self.links[min(stages)]
         begins = max(self.now, self.line_free.get((source, target), 0.0))
-        ends = begins + (link.frame_bytes / link.bandwidth if is_heavy else 0.0)
+        ends = begins + (link.frame_bytes if num_bytes is None else num_bytes) / link.bandwidth
         self.line_free[source, target] = ends
 
         def happen() -> int:
@@ -315,7 +349,7 @@ class _Pipeline:
             self._learn_total(stage, batch)
         else:
             above = self._neighbour(stage, -1, 0)
-            self._send(stage, above, lambda: self._squares_arrived(above, batch), is_heavy=False)
+            self._send(stage, above, lambda: self._squares_arrived(above, batch), num_bytes=0)
 
     def _squares_arrived(self, stage: int, batch: int) -> None:
         self.squares[stage][1] = batch
@@ -330,7 +364,7 @@ class _Pipeline:
         if not schedule.is_last:
             listeners.append(self._neighbour(stage, 1, 0))
         for listener in listeners:
-            self._send(stage, listener, lambda other=listener: self._learn_total(other, batch), is_heavy=False)  # type: ignore[misc]
+            self._send(stage, listener, lambda other=listener: self._learn_total(other, batch), num_bytes=0)  # type: ignore[misc]
 
     def _ask_for_stop(self, stop: StopRequest) -> int:
         self.pending_stop = stop
@@ -341,7 +375,7 @@ class _Pipeline:
         boundary = self.states[0].choose_stop()
         for sibling in self._siblings(0):
             # Sent ahead of the sums that would let it begin the next batch.
-            self._send(0, sibling, lambda other=sibling: self.states[other].stop_at(boundary), is_heavy=False)  # type: ignore[misc]
+            self._send(0, sibling, lambda other=sibling: self.states[other].stop_at(boundary), num_bytes=0)  # type: ignore[misc]
         delays = (*stop.delays, *(0.0,) * len(self.states))
         for stage in range(1, len(self.states)):
             self._after(delays[stage], lambda stage=stage: self.states[stage].stop_at(boundary))  # type: ignore[misc]

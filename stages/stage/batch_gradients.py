@@ -28,6 +28,8 @@ class BatchGradients:
         self._siblings = siblings
         self._norm = norm
         self._reduced: dict[int, list[Tensor]] = {}
+        self._clipped_below = state.schedule.first_batch
+        """Batches below this have a clipped gradient."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,10 +54,18 @@ class BatchGradients:
         assert self._siblings is not None
         self._reduced_if_whole(batch, self._siblings.go_on(batch))
 
+    def clipped(self, batch: int) -> list[Tensor]:
+        """The gradient of a batch, clipped; it stays for the update."""
+        gradients = self._reduced[batch]
+        if batch >= self._clipped_below:
+            self._norm.clip(batch, gradients)
+            self._clipped_below = batch + 1
+        return gradients
+
     def take(self, batch: int) -> list[Tensor]:
         """The gradient of a batch, clipped, for its update."""
-        gradients = self._reduced.pop(batch)
-        self._norm.clip(batch, gradients)
+        gradients = self.clipped(batch)
+        del self._reduced[batch]
         return gradients
 
     def _reduced_if_whole(self, batch: int, gradients: list[Tensor] | None) -> None:

@@ -10,6 +10,7 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.update_shares import UpdateShares
 
 PATIENCE_S = 600.0
 
@@ -35,6 +36,8 @@ class StageContext:
     """Reduction groups of each replica of the stage, rising, sorted by the first; empty: there is only this one."""
     replica_index: int = 0
     """Position of this worker among them."""
+    update_shares: UpdateShares | None = None
+    """Which replica orthogonalises which matrices; None: each all of them."""
     group_by_group: bool = False
     """Whether no stage of the plan has replicas: one reduction group's microbatches come after another's."""
     upstream_codec: Codec = Codec.NONE

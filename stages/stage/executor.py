@@ -16,7 +16,7 @@ from headway.stages.device.host_values import numbers_of
 from headway.stages.device.run_events import DeviceDone, Inbox, RunEvents
 from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
-from headway.stages.schedule.schedule import Backward, Forward, Op, ScheduleState, StageSchedule, Update
+from headway.stages.schedule.schedule import Backward, Forward, Op, Orthogonalize, ScheduleState, StageSchedule, Update
 from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
@@ -66,6 +66,7 @@ class Executor:
                 first_batch=context.boundary,
                 groups=context.groups,
                 group_by_group=context.group_by_group,
+                shares_update=context.update_shares is not None,
             )
         )
         self._content = content
@@ -206,6 +207,8 @@ class Executor:
                 version = self._forward(batch, microbatch)
             case Backward(batch, microbatch):
                 version = self._backward(batch, microbatch)
+            case Orthogonalize(batch):
+                version = self._orthogonalize(batch)
             case Update(batch):
                 version = self._update(batch)
         self.ops.launched(op, version=version, num_versions_live=num_versions_live)
@@ -266,8 +269,24 @@ class Executor:
         self.state.losses_known(row.batch)
         self.observer.batch_done(row)
 
+    def _orthogonalize(self, batch: int) -> int:
+        assert self._siblings is not None
+        assert self.context.update_shares is not None
+        own = self.context.update_shares.of(self.context.replica_index)
+        share = self._graph.share_of_update(batch, self._gradients.clipped(batch), own)
+        self.state.orthogonalized(batch)
+        self._siblings.share(batch, share)
+        self._reception.shares_if_whole(batch)
+        return batch
+
     def _update(self, batch: int) -> int:
-        self._graph.update(batch, self._gradients.take(batch))
+        gradients, shares = self._gradients.take(batch), self.context.update_shares
+        if shares is None:
+            self._graph.update(batch, gradients)
+        else:
+            assert self._siblings is not None
+            arrived = self._siblings.take_shares(batch)
+            self._graph.update_from_shares(batch, gradients, owners=shares.owners, shares=arrived)
         self.state.updated(batch)
         if self.snapshots is not None and self.boundary < self.state.stop:
             self.snapshots.reached(self.boundary, self._content.layers, self._content.journal)

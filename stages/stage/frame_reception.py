@@ -18,7 +18,7 @@ from headway.stages.device.run_events import RunEvents
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
 from headway.stages.links.codec import Codec, num_coded_tensors
 from headway.stages.links.compression import decode
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, REPLICA_KINDS
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Awaited, ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
@@ -27,8 +27,6 @@ from headway.stages.stage.journal_writer import JournalWriter
 from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks
-
-_REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.LOSSES, FrameKind.STOP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class FrameReception:
             case FrameKind.NORM_TOTAL:
                 self._require(frame, self._norm.expects_total(batch))
                 self._norm.total_arrived(batch, *numbers_of(frame.tensors[0]))
-            case FrameKind.SUMS | FrameKind.REDUCED | FrameKind.LOSSES | FrameKind.STOP:
+            case _:
                 self._accept_from_sibling(frame)
 
     def awaited_peer(self, what: Awaited) -> str:
@@ -141,6 +139,8 @@ class FrameReception:
                 link = self._links.downstream.get(state.backwards.lowest_next % num_groups)
             case Awaited.REDUCTION if siblings is not None:
                 return siblings.awaited(state.version) or "this stage"
+            case Awaited.SHARES if siblings is not None:
+                return siblings.awaited_share(state.version) or "this stage"
             case Awaited.LOSSES:
                 return self._device.name
             case Awaited.CLIP_TOTAL if siblings is not None and not self._schedule.is_lead:
@@ -163,8 +163,21 @@ class FrameReception:
             self._take_losses(frame, siblings.received_losses(frame))
         else:
             copy, batch = self._device.copy_in(frame.tensors), frame.batch
+            if frame.kind is FrameKind.UPDATE_SHARE:
+                siblings.received_share(frame, copy)
+                self._events.when_arrived(copy, lambda: self.shares_if_whole(batch))
+                return
             self._gradients.arrived(frame, copy)
             self._events.when_arrived(copy, lambda: self._gradients.go_on(batch))
+
+    def shares_if_whole(self, batch: int) -> None:
+        """Tell the schedule once that the update of a batch has the shares of all replicas, if that is so.
+
+        The last share may be seen on the device before its own event says that it is there.
+        """
+        is_news = batch >= self._state.shares_below
+        if self._siblings is not None and is_news and self._siblings.has_shares(batch):
+            self._state.shares_known(batch)
 
     def _take_losses(self, frame: Frame, microbatches: Sequence[int]) -> None:
         """A link between devices brings them on the device, and they come to the host late."""
@@ -176,7 +189,7 @@ class FrameReception:
             self._events.when_copied(frame.tensors, lambda copied: rows.add(batch, microbatches, numbers_of(copied[0])))
 
     def _check_form(self, frame: Frame) -> None:
-        if self._siblings is not None and frame.kind in _REPLICA_KINDS:
+        if self._siblings is not None and frame.kind in REPLICA_KINDS:
             violation = self._siblings.violation(frame)
         else:
             forms = [(tensor.dtype, tensor.shape) for tensor in frame.tensors]
@@ -190,7 +203,7 @@ class FrameReception:
             raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
 
     def _sender(self, frame: Frame) -> str:
-        if frame.kind in _REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
+        if frame.kind in REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
             return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
         links = self._links.upstream if frame.kind in DOWNSTREAM_KINDS else self._links.downstream
         link = links.get(frame.microbatch % self._schedule.num_groups)

@@ -6,7 +6,7 @@ backward; with `recompute = "block"` each block is a piece that keeps only its i
 the gradient of a piece's input is that of the output of the piece above it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer
 from headway.stages.model.documents import DocumentRows, document_rows
 from headway.stages.spec import ModelSpec, TrainSpec
-from headway.stages.state.layer_state import LayerState, split_by_layer, update_layers
+from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
 from headway.stages.telemetry.layer_times import LayerTimes, Sample
 
@@ -200,13 +200,31 @@ class StageGraph:
     def _check_live(self, version: int) -> None:
         assert all(layer.versions.holds(version) for layer in self._layers), f"W_{version} is not live"
 
+    def _check_unread(self, batch: int) -> None:
+        assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
+
     def version_of(self, key: tuple[int, int]) -> int:
         """Return the version on which a microbatch in flight was computed."""
         return self._in_flight[key].version
 
+    def share_of_update(self, batch: int, gradients: Sequence[Tensor], matrices: Sequence[int]) -> Tensor:
+        """Return the share of update(b) that these matrices are, as one row; weights and state stay as they are."""
+        return share_of_update(self._layers, batch, split_by_layer(self._layers, gradients), matrices)
+
+    def update_from_shares(
+        self, batch: int, gradients: Sequence[Tensor], *, owners: Sequence[int], shares: Mapping[int, Tensor]
+    ) -> None:
+        """Do `update` with what `share_of_update` has returned on each replica, for the matrices that it owns.
+
+        It is not timed: the times of layers are those of whole updates.
+        """
+        self._check_unread(batch)
+        by_layer = split_by_layer(self._layers, gradients)
+        update_layers(self._layers, batch, by_layer, owners=owners, shares=shares)
+
     def update(self, batch: int, gradients: Sequence[Tensor]) -> None:
         """Do update(b) of every layer, with the finished gradients in backward's order."""
-        assert self._num_readers[(batch + 1) % 2] == 0, f"update {batch} would overwrite weights that are in use"
+        self._check_unread(batch)
         by_layer = split_by_layer(self._layers, gradients)
         sample = self._times.update() if self._times is not None else None
         if self._times is None or sample is None:

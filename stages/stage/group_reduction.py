@@ -66,7 +66,11 @@ class GroupReduction:
         """Return whether a reduced slice would be the replica's next one, of a batch to which this replica has
         contributed.
         """
-        return replica in self._others and batch == self._next_reduced[replica] < self._next_sums[self._index]
+        return replica in self._others and batch == self._next_reduced[replica] and self.has_contributed(batch)
+
+    def has_contributed(self, batch: int) -> bool:
+        """Return whether this replica has ended its backwards of a batch. Before, no other has its gradient."""
+        return batch < self._next_sums[self._index]
 
     def missing(self, batch: int) -> int | None:
         """Return the first replica that has not sent its part of this batch; None when nothing is missing."""

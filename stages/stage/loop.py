@@ -82,7 +82,11 @@ class StageLoop(Generic[ItemT]):
             return
         peer, patience_s = executor.awaited_peer(what), executor.context.patience_s
         # Without delay a stage fills and drains: it cannot but wait while no batch is half forwarded.
-        is_inherent = state.schedule.delay == 0 and state.forwards.num_done == 0 and what is not Awaited.REDUCTION
+        is_inherent = (
+            state.schedule.delay == 0
+            and state.forwards.num_done == 0
+            and what not in (Awaited.REDUCTION, Awaited.SHARES)
+        )
         executor.observer.waits(BUBBLE if is_inherent else waiting_for(peer), perf_counter())
         try:
             item = self._next_item(peer, patience_s)

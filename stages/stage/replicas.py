@@ -1,4 +1,6 @@
-"""The messages between replicas of a stage, seen from one of them: sums, reduced slices, losses, clip totals."""
+"""The messages between replicas of a stage, seen from one of them: sums, reduced slices, losses, clip totals,
+shares of updates.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +13,7 @@ from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.group_reduction import GroupReduction
+from headway.stages.stage.update_exchange import UpdateExchange
 
 LEAD = 0
 """Position of the replica that leads its stage."""
@@ -36,9 +39,15 @@ class Siblings:
                 replica_groups=groups,
                 own=context.replica_index,
                 sibling=k,
+                update_shares=context.update_shares,
             )
             for k in links
         }
+        shares = context.update_shares
+        self._exchange: UpdateExchange | None = None
+        if shares is not None:
+            own = context.replica_index
+            self._exchange = UpdateExchange(shares, replica_index=own, first_batch=context.boundary)
         self._reduction = GroupReduction(
             shapes,
             groups,
@@ -50,8 +59,8 @@ class Siblings:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no batch is half reduced."""
-        return self._reduction.is_empty
+        """Return whether no batch is half reduced, and no share waits for its update."""
+        return self._reduction.is_empty and (self._exchange is None or self._exchange.is_empty)
 
     @property
     def lead(self) -> str:
@@ -66,6 +75,11 @@ class Siblings:
     def awaited(self, batch: int) -> str | None:
         """Return the first replica that has not sent its part of a batch's reduction; None when all have."""
         sibling = self._reduction.missing(batch)
+        return None if sibling is None else self._links[sibling].peer
+
+    def awaited_share(self, batch: int) -> str | None:
+        """Return the first replica that has not sent its share of a batch's update; None when all have."""
+        sibling = None if self._exchange is None else self._exchange.missing(batch)
         return None if sibling is None else self._links[sibling].peer
 
     def violation(self, frame: Frame) -> str | None:
@@ -87,6 +101,9 @@ class Siblings:
             return False
         if frame.kind is FrameKind.LOSSES:
             return batch == self._next_losses[sibling]
+        if frame.kind is FrameKind.UPDATE_SHARE:
+            has_contributed = self._reduction.has_contributed(batch)
+            return self._exchange is not None and has_contributed and self._exchange.expects(sibling, batch)
         if frame.kind is FrameKind.SUMS:
             return self._reduction.expects_sums(sibling, batch)
         return self._reduction.expects_reduced(sibling, batch)
@@ -113,6 +130,30 @@ class Siblings:
         self._next_losses[sibling] += 1
         groups = self._context.replica_groups[sibling]
         return tuple(i for i in range(train.microbatches) if i % train.reduction_groups in groups)
+
+    def received_share(self, frame: Frame, share: DeviceCopy) -> None:
+        """Take an expected UPDATE_SHARE; call `has_shares` once it is on the device."""
+        sibling = self._sender(frame)
+        assert sibling is not None
+        assert self._exchange is not None
+        self._exchange.add(frame.batch, sibling, share)
+
+    def share(self, batch: int, own: Tensor) -> None:
+        """Send the own share of a batch's update to all others; without matrices of its own there is none."""
+        assert self._exchange is not None
+        self._exchange.add_own(batch, own)
+        for link in self._links.values() if own.numel() else ():
+            link.send(self._frame(FrameKind.UPDATE_SHARE, batch, own))
+
+    def has_shares(self, batch: int) -> bool:
+        """Return whether all shares of a batch's update are on the device."""
+        assert self._exchange is not None
+        return self._exchange.is_whole(batch)
+
+    def take_shares(self, batch: int) -> dict[int, Tensor]:
+        """Return the shares of a batch's update, by replica."""
+        assert self._exchange is not None
+        return self._exchange.take(batch)
 
     def send_losses(self, batch: int, losses: Tensor) -> None:
         """Send the losses of a batch, float32 [microbatches of this replica], to the lead, before its sums."""

@@ -186,12 +186,32 @@ def initial_weights(
     return {name: given[name].to(device=device, dtype=torch.float32) for name in shapes}
 
 
-def update_layers(layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]]) -> None:
-    """Do update(b) of a stage's layers, with the gradients of each: the bits equal each layer's own `update`."""
+def share_of_update(
+    layers: Sequence[LayerState], batch: int, gradients: Sequence[Mapping[str, Tensor]], matrices: Sequence[int]
+) -> Tensor:
+    """Return what the optimizers compute for some of a stage's matrices, as one row. Nothing changes."""
+    optimizers = [layer.optimizer for layer in layers]
+    return type(optimizers[0]).orthogonalize_share(optimizers, batch, gradients=gradients, matrices=matrices)
+
+
+def update_layers(
+    layers: Sequence[LayerState],
+    batch: int,
+    gradients: Sequence[Mapping[str, Tensor]],
+    *,
+    owners: Sequence[int] = (),
+    shares: Mapping[int, Tensor] | None = None,
+) -> None:
+    """Do update(b) of a stage's layers, with the gradients of each: the bits equal each layer's own `update`.
+
+    owners, shares: see `LayerOptimizer.step_together`.
+    """
     optimizers, versions = [layer.optimizer for layer in layers], [layer.versions for layer in layers]
     begun = [of_layer.begin_update(batch) for of_layer in versions]
     current, target = [weights for weights, _ in begun], [weights for _, weights in begun]
-    type(optimizers[0]).step_together(optimizers, batch, current=current, target=target, gradients=gradients)
+    type(optimizers[0]).step_together(
+        optimizers, batch, current=current, target=target, gradients=gradients, owners=owners, shares=shares
+    )
     for of_layer in versions:
         of_layer.end_update(batch)
 

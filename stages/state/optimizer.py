@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
-from torch import Tensor
+from torch import Tensor, zeros_like
 
 from headway.stages.ids import LayerName
 
@@ -36,12 +36,35 @@ class LayerOptimizer(Protocol):
         current: Sequence[Mapping[str, Tensor]],
         target: Sequence[Mapping[str, Tensor]],
         gradients: Sequence[Mapping[str, Tensor]],
+        owners: Sequence[int] = (),
+        shares: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Do `step` of several layers, with the maps of each. The bits must not differ: a stage's layers depend on the
         cut.
+
+        shares: by replica, what `orthogonalize_share` has returned for all matrices that it owns; None: everything is
+        computed here. owners: the replica of each matrix.
         """
+        assert shares is None, "this optimizer shares no update"
+        assert not owners
         for optimizer, weights, new, sums in zip(optimizers, current, target, gradients, strict=True):
             optimizer.step(update_index, current=weights, target=new, gradients=sums)
+
+    @classmethod
+    def orthogonalize_share(
+        cls,
+        optimizers: Sequence[Self],
+        update_index: int,
+        *,
+        gradients: Sequence[Mapping[str, Tensor]],
+        matrices: Sequence[int],
+    ) -> Tensor:
+        """Return the part of a coming `step_together` that takes its time, for some matrices, as one row.
+
+        matrices: by their order in the stage. Neither weights nor state change.
+        """
+        assert not matrices, f"update {update_index}: the optimizers of {len(optimizers)} layers share none of it"
+        return zeros_like(next(iter(gradients[0].values()))).view(-1)[:0]
 
     def state(self) -> dict[str, Tensor]:
         """Return the live state, flat: `<slot>/<parameter name>` to tensor. Not copies: the caller may stream them."""

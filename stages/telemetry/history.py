@@ -29,7 +29,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from headway.stages.schedule.schedule import Op, Update
+from headway.stages.schedule.schedule import BatchOp, Op
 
 MAX_FILE_BYTES = 8 << 20
 MAX_FOLDER_BYTES = 512 << 20
@@ -85,7 +85,7 @@ class HistoryFile:
     def record(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
         """Write an operation's line."""
         kind = type(op)
-        microbatch = "null" if kind is Update else op.microbatch  # type: ignore[union-attr]
+        microbatch = "null" if isinstance(op, BatchOp) else op.microbatch
         self._write(
             f'{{{self._common}, "op": "{kind.__name__.lower()}", "batch": {op.batch}, "microbatch": {microbatch}, '
             f'"version": {version}, "versions_live": {num_versions_live}, '

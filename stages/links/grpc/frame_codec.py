@@ -37,6 +37,7 @@ WIRE_KINDS = {
     FrameKind.REDUCED: FrameHeader.REDUCED,
     FrameKind.LOSSES: FrameHeader.LOSSES,
     FrameKind.STOP: FrameHeader.STOP,
+    FrameKind.UPDATE_SHARE: FrameHeader.UPDATE_SHARE,
 }
 _PADDING = memoryview(bytes(aligned(1)))
 

@@ -45,5 +45,5 @@ def test_every_parameter_of_an_update_counts() -> None:
     optimizer.step(0, current=next(tensors), target=next(tensors), gradients=next(tensors))
     assert STEPS.num_done == before + len(shapes) + NUM_STEPS
     maps = {kind: [next(tensors)] for kind in ("current", "target", "gradients")}
-    type(optimizer).step_together([optimizer], 1, orthogonal=None, **maps)
+    type(optimizer).step_together([optimizer], 1, owners=(), shares=None, **maps)
     assert STEPS.num_done == before + 2 * (len(shapes) + NUM_STEPS)

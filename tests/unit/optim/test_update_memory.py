@@ -65,11 +65,11 @@ def peak_bytes(num_blocks: int, *, error_feedback: float, is_in_place: bool = Tr
     make = optimizer_factory(optim, num_batches=10, delay=1)
     optimizers = [make(f"block.{block}", sets[0][block]) for block in blocks]
     about = {"current": sets[0], "target": sets[0 if is_in_place else 1], "gradients": sets[2]}
-    TorchLayerOptimizer.step_together(optimizers, 0, orthogonal=None, **about)
+    TorchLayerOptimizer.step_together(optimizers, 0, owners=(), shares=None, **about)
     states = [optimizer.state() for optimizer in optimizers]
     known = [tensor for of_block in (*sets[0], *sets[1], *sets[2], *states) for tensor in of_block.values()]
     with NewMemory(known) as memory:
-        TorchLayerOptimizer.step_together(optimizers, 1, orthogonal=None, **about)
+        TorchLayerOptimizer.step_together(optimizers, 1, owners=(), shares=None, **about)
     return int(memory.peak)
 
 

@@ -1,6 +1,6 @@
 """Replicas of a stage that orthogonalise a share each: the owners, and the bits of an update that nobody shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -29,16 +29,22 @@ class Replica:
             self.sets[1] = self.sets[0]
         self.optimizers = [make(name, weights) for name, weights in zip(LAYERS, self.sets[0], strict=True)]
 
-    def share(self, batch: int, share: Sequence[int]) -> list[Tensor]:
+    def share(self, batch: int, matrices: Sequence[int]) -> Tensor:
         """The results of some matrices."""
         gradients = draw(1 + batch)
-        return TorchLayerOptimizer.orthogonalize_share(self.optimizers, batch, gradients=gradients, share=share)
+        return TorchLayerOptimizer.orthogonalize_share(self.optimizers, batch, gradients=gradients, matrices=matrices)
 
-    def update(self, batch: int, orthogonal: Sequence[Tensor] | None = None) -> None:
+    def update(self, batch: int, owners: Sequence[int] = (), shares: Mapping[int, Tensor] | None = None) -> None:
         """The whole update, or the rest of it."""
         current, target = self.sets[batch % 2], self.sets[(batch + 1) % 2]
         TorchLayerOptimizer.step_together(
-            self.optimizers, batch, current=current, target=target, gradients=draw(1 + batch), orthogonal=orthogonal
+            self.optimizers,
+            batch,
+            current=current,
+            target=target,
+            gradients=draw(1 + batch),
+            owners=owners,
+            shares=shares,
         )
 
     def content(self) -> Maps:
@@ -67,14 +73,12 @@ def update_by_shares(replicas: Sequence[Replica], batch: int) -> None:
     """Each replica sends its share as one tensor; all apply all of them."""
     shapes = TorchLayerOptimizer.matrix_shapes(replicas[0].optimizers)
     owners = matrix_owners(shapes, len(replicas))
-    results: list[Tensor | None] = [None] * len(shapes)
-    for position, replica in enumerate(replicas):
-        share = [index for index, owner in enumerate(owners) if owner == position]
-        sent = joined(replica.share(batch, share))
-        for index, result in zip(share, parted(sent, [shapes[index] for index in share]), strict=True):
-            results[index] = result
+    shares = {
+        position: replica.share(batch, [index for index, owner in enumerate(owners) if owner == position])
+        for position, replica in enumerate(replicas)
+    }
     for replica in replicas:
-        replica.update(batch, [result for result in results if result is not None])
+        replica.update(batch, owners, shares)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.worker.run_observer import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
@@ -225,9 +226,11 @@ class Pipeline:
         tokens: MicrobatchSource | None = None,
         late_seed: int | None = None,
         recompute: Sequence[Recompute] = (),
+        shares_updates: bool = False,
     ) -> None:
         """late_seed: of devices whose copies are late; none: the CPU. tokens: what the first stage reads; none:
-        CountingTokens. recompute: what each stage computes again; none: what the job says.
+        CountingTokens. recompute: what each stage computes again; none: what the job says. shares_updates: replicas
+        orthogonalise a share each.
 
         replicas: of each stage; none: one each. more_layers: another copy of the layers, for replicas that do not
         lead; none: initial ones. codecs: of the cuts, the first ones first; further ones have none.
@@ -251,6 +254,9 @@ class Pipeline:
         for worker, place in enumerate(self.places):
             held = layers if place.replica == 0 else self.copies[place.replica - 1]
             context = self._context(job, place, [other.groups for other in of_stages[place.stage]], slices)
+            if shares_updates:
+                shares = update_shares(job, context.layers, len(context.replica_groups))
+                context = replace(context, update_shares=shares)
             is_alone = len(self.places) == num_stages
             if recompute:
                 context = replace(context, train=replace(job.train, recompute=recompute[place.stage]))

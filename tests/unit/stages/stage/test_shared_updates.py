@@ -1,0 +1,65 @@
+"""Replicas that orthogonalise a share of their stage's matrices each have the bits of the plain loop."""
+
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from headway.daemon.jobs.update_shares import orthogonalized_shapes, update_shares
+from headway.optim.layer_optimizer import TorchLayerOptimizer
+from headway.optim.newton_schulz import NUM_STEPS
+from headway.optim.step_count import STEPS
+from headway.stages.device.cpu import Held
+from headway.stages.errors import ProtocolError, UnavailableError
+from headway.stages.links.link import Frame, FrameKind
+from headway.stages.schedule.schedule import Orthogonalize, Update
+from headway.stages.stage.update_exchange import UpdateExchange
+from headway.stages.state.journal import Journal
+from headway.stages.update_shares import UpdateShares
+from tests.fakes.local_link import LocalLink
+from tests.unit.stages.stage.pipeline import (
+    ADAMW,
+    EF,
+    Pipeline,
+    SnapshotPlan,
+    Trace,
+    initial_layers,
+    load_all,
+    make_job,
+    save_all,
+    with_train,
+)
+from tests.unit.stages.stage.test_exactness import assert_exact
+from tests.unit.stages.stage.test_replicas import assert_replicas_agree
+
+NARROW = replace(EF, matrices=replace(EF.matrices, newton_schulz_dtype="bfloat16", momentum_dtype="bfloat16"))
+JOBS = {
+    "2bw, clip": make_job(with_train(microbatches=8, reduction_groups=4, clip_norm=0.05), EF),
+    "2bw, bfloat16": make_job(with_train(microbatches=7, reduction_groups=3, dtype="bfloat16"), NARROW),
+    "1f1b, no clip": make_job(with_train(schedule="1f1b", microbatches=8, reduction_groups=4, clip_norm=0.0), EF),
+    "gpipe, clip": make_job(with_train(schedule="gpipe", microbatches=8, reduction_groups=3, clip_norm=0.05), EF),
+}
+
+
+@pytest.mark.parametrize("late_seed", [None, 1, 2])
+@pytest.mark.parametrize("replicas", [(2,), (3, 2), (1, 3)])
+@pytest.mark.parametrize("name", JOBS)
+def test_shared_updates_give_the_bits_of_the_plain_loop(
+    name: str, replicas: tuple[int, ...], late_seed: int | None
+) -> None:
+    """One, two and three workers a stage, on the CPU and on late devices → the reference's losses and weights."""
+    job = JOBS[name]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(
+        job,
+        layers,
+        journal,
+        num_stages=len(replicas),
+        replicas=replicas,
+        late_seed=late_seed,
+        shares_updates=True,
+    )
+    assert pipeline.run() == [job.train.batches] * sum(replicas)
+    assert_exact(job, layers, journal)
+    assert_replicas_agree(pipeline, layers)
