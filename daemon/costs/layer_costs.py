@@ -4,6 +4,7 @@ Matrix products are counted exactly (2 operations per multiply-add, backward twi
 counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,10 @@ class LayerCost:
     """Operations of Newton–Schulz."""
     update_dtype: str
     """Their dtype: its rate counts for them, whatever the job's dtype."""
+    largest_update_flops: float
+    """Operations of Newton–Schulz on the matrix that takes the most."""
+    shared_bytes: int
+    """Bytes of Newton–Schulz's results, which replicas send each other where they share an update."""
     update_bytes: float
     """Bytes that the elementwise part of the update moves."""
     state_bytes: int
@@ -102,6 +107,13 @@ def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
     bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
     products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
     return products + cost.update_bytes / bandwidth / device.speed
+
+
+def shareable_part(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the part of an update's seconds that Newton–Schulz takes, and that replicas can share. In [0, 1]."""
+    seconds = update_seconds(cost, device, train)
+    products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
+    return products / seconds if seconds else 0.0
 
 
 def num_hidden(spec: JobSpec) -> int:
@@ -219,9 +231,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         num_adapter = sum(rows * columns for rows, columns in trained)
         num_low = model.adapter.rank * len(trained) // 2
         whole, kept = whole + tokens * size * num_low, kept + (tokens * size * num_low if recompute != "block" else 0)
-    update_flops = 0.0
-    if group.name == "muon":
-        update_flops = sum(_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in trained)
+    orthogonalized = trained if group.name == "muon" else ()
     return _cost(
         spec,
         name,
@@ -230,7 +240,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         frozen_flops=2.0 * tokens * num_matrix if frozen else 0.0,
         moment_bytes=update_bytes(spec, trained, others),
         forward_flops=tokens * (2.0 * (num_matrix + num_adapter) + attention),
-        update_flops=update_flops,
+        orthogonalized=orthogonalized,
         recomputed_flops=again,
         activation_bytes=kept,
         passing_bytes=max(passing + whole - kept, 0),
@@ -248,7 +258,6 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
         num_frozen=num_matrix if model.has_adapter else 0,
         moment_bytes=update_bytes(spec, (), [] if model.has_adapter else [num_matrix]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
-        update_flops=0.0,
         activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
     )
 
@@ -279,7 +288,6 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         frozen_flops=_tokens(train) * 2.0 * num_matrix if is_frozen else 0.0,
         moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
-        update_flops=0.0,
         recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
         activation_bytes=2 * hidden_bytes(spec) + kept,
         loss_bytes=kept,
@@ -319,21 +327,24 @@ def _cost(
     *,
     parts: tuple[tuple[int, GroupSpec], ...],
     forward_flops: float,
-    update_flops: float,
     activation_bytes: int,
     moment_bytes: int,
+    orthogonalized: Sequence[tuple[int, int]] = (),
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
     num_frozen: int = 0,
     frozen_flops: float = 0.0,
 ) -> LayerCost:
-    """recomputed_flops: the part of the forward that the backward computes again.
+    """orthogonalized: shapes of the matrices under Newton–Schulz.
+
+    recomputed_flops: the part of the forward that the backward computes again.
 
     frozen_flops: the part of the forward whose weights get no gradient.
     """
-    train = spec.train
+    train, group = spec.train, spec.optim.matrices
     num_parameters = sum(number for number, _ in parts)
+    of_matrices = [_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in orthogonalized]
     backward_flops = 2.0 * forward_flops + recomputed_flops - frozen_flops
     slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
     if spec.optim.error_feedback * train.delay > 0:
@@ -346,8 +357,10 @@ def _cost(
         num_parameters=num_parameters,
         forward_flops=forward_flops,
         backward_flops=backward_flops,
-        update_flops=update_flops,
-        update_dtype=spec.optim.matrices.newton_schulz_dtype,
+        update_flops=sum(of_matrices),
+        update_dtype=group.newton_schulz_dtype,
+        largest_update_flops=max(of_matrices, default=0.0),
+        shared_bytes=sum(rows * columns for rows, columns in orthogonalized) * DTYPE_BYTES[group.newton_schulz_dtype],
         # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
         update_bytes=2.0 * (3 * FP32_BYTES * num_parameters + 2 * slot_bytes),
         state_bytes=live_bytes + slot_bytes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from headway.daemon.costs.layer_costs import LayerCost, microbatch_seconds, update_seconds
+from headway.daemon.costs.layer_costs import LayerCost, microbatch_seconds, shareable_part, update_seconds
 from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, DeviceKey
 from headway.stages.spec import TrainSpec
@@ -70,6 +70,8 @@ class KindSeconds:
     microbatch_s: float
     """Forward and backward."""
     update_s: float
+    shareable_s: float = 0.0
+    """Part of the update that replicas of a stage can share."""
 
 
 class DeviceClock:
@@ -96,7 +98,9 @@ class DeviceClock:
                     / microbatch_seconds(costs[kind], devices[device], train),
                 )
                 estimate = update_seconds(costs[kind], devices[device], train)
-                if measured.update_s > 0 and estimate > 0:  # frozen layers have no update
+                if (
+                    measured.update_s > 0 and estimate > 0
+                ):  # frozen layers have no update, and shared ones no time of a whole one
                     computing[1].add(device, layer_of(kind), measured.update_s / estimate)
         self._microbatch, self._update = computing
 
@@ -112,9 +116,11 @@ class DeviceClock:
                 key, layer_of(kind)
             )
         if measured is not None and measured.update_s > 0:
-            return KindSeconds(microbatch_s=microbatch_s, update_s=measured.update_s)
-        update_s = update_seconds(cost, device, self._train) * self._update.expected(key, layer_of(kind))
-        return KindSeconds(microbatch_s=microbatch_s, update_s=update_s)
+            update_s = measured.update_s
+        else:
+            update_s = update_seconds(cost, device, self._train) * self._update.expected(key, layer_of(kind))
+        shareable_s = update_s * shareable_part(cost, device, self._train)
+        return KindSeconds(microbatch_s=microbatch_s, update_s=update_s, shareable_s=shareable_s)
 
 
 def layer_of(kind: str) -> str:

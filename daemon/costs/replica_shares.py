@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import floor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ SLACK = 1e-9
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Share = TypeVar("Share", float, Floats)
 
 
 def group_ends(num_microbatches: int, num_groups: int) -> Counts:
@@ -84,6 +87,15 @@ def best_shares(
         else:
             above, shares = middle, fitting
     return shares
+
+
+def largest_share(largest_part: Share, num_replicas: int) -> Share:
+    """Return the most of a work that a replica gets, if each item goes to the one with the least so far.
+
+    largest_part: the part of the work that its largest item takes. No share is above the mean and (R - 1)/R of that
+    (Graham, Bounds on multiprocessing timing anomalies, 1969).
+    """
+    return (1.0 + (num_replicas - 1) * largest_part) / num_replicas
 
 
 def interleaved(shares: Sequence[int], num_microbatches: int) -> tuple[tuple[int, ...], ...]:

@@ -23,7 +23,15 @@ from headway.daemon.costs.layer_costs import (
     position_bytes,
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
-from headway.daemon.costs.replica_shares import Counts, Floats, best_shares, group_ends, least_seconds
+from headway.daemon.costs.replica_shares import (
+    Bools,
+    Counts,
+    Floats,
+    best_shares,
+    group_ends,
+    largest_share,
+    least_seconds,
+)
 from headway.daemon.costs.update_memory import FP32_BYTES
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import Codec, codec_between, coded_bytes, feedback_bytes
@@ -33,6 +41,8 @@ from headway.stages.spec import Recompute, timed_kind
 HOST_STATES: Final = 2
 """Number of boundary states for which a node's memory must have room: one being written, one being sent."""
 HOST_STATES_WITH_SNAPSHOTS: Final = 6
+SHARING_GAIN: Final = 0.02
+"""Part of a batch that sharing an update must save: less is not worth messages for which an update waits."""
 OPEN_SUMS_IN_TURN: Final = 2
 """Gradient sums of a stage where the job wants no replicas: the total, and that of the group that is under way."""
 
@@ -75,10 +85,10 @@ class StageCosts:
         )
         self._count_slices()
         self._paces: dict[tuple[str, int], tuple[float, ...]] = {}
-        self._seconds: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
-        self._run_seconds: dict[object, tuple[Floats, Counts]] = {}
+        self._seconds: dict[tuple[float, ...], tuple[Floats, Floats, Floats]] = {}
+        self._run_seconds: dict[object, tuple[Floats, Counts, Bools]] = {}
         self._widest: dict[frozenset[str], float] = {}
-        self._most_groups: dict[tuple[int, int, str, int, int], Counts] = {}
+        self._most_groups: dict[tuple[int, int, str, int, int, bool], Counts] = {}
         self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
 
@@ -119,6 +129,14 @@ class StageCosts:
         pinned = self._sum(lambda kind: self._by_kind[kind].state_bytes) if self.spec.fault.snapshot_every else 0.0
         self._host_bytes_of_card: Floats = self._host_bytes + pinned
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
+        self.shared_bytes = self._sum(lambda kind: self._by_kind[kind].shared_bytes)
+        """Bytes of Newton–Schulz's results of one batch. [num slices]"""
+        self.exchanged_bytes = (1 + self.spec.train.delay) * self.shared_bytes
+        """Bytes of those on a device where replicas share an update: what others send may be a batch ahead."""
+        largest = np.array([self._by_kind[kind].largest_update_flops for kind in self._kinds], dtype=np.float64)
+        total = np.maximum(self._sum(lambda kind: self._by_kind[kind].update_flops), 1.0)
+        self._largest_part: Floats = np.max(np.where(counts > 0, largest, 0.0), axis=1) / total
+        """Part of Newton–Schulz that the largest matrix takes. [num slices]"""
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
         """Sum over a slice's layers. [num slices]"""
@@ -139,20 +157,32 @@ class StageCosts:
 
     def seconds(self, slot: DeviceSlot) -> tuple[Floats, Floats]:
         """Return the seconds of a microbatch and of an update, on a device. Both [num slices]."""
+        return self._timed(slot)[:2]
+
+    def shared_update_seconds(self, slot: DeviceSlot, num_replicas: int) -> Floats:
+        """Return the seconds of an update on a device that does its share of Newton–Schulz. [num slices]"""
+        _, update, shareable = self._timed(slot)
+        return update - shareable * (1.0 - largest_share(self._largest_part, num_replicas))
+
+    def _timed(self, slot: DeviceSlot) -> tuple[Floats, Floats, Floats]:
         pace = self.pace_of(slot)
         found = self._seconds.get(pace)
         if found is None:
-            found = self._counts @ np.array(pace[::2]), self._counts @ np.array(pace[1::2])
-            self._seconds[pace] = found
+            each, update, shareable = (self._counts @ np.array(pace[first::3]) for first in range(3))
+            found = self._seconds[pace] = each, update, shareable
         return found
 
     def pace_of(self, slot: DeviceSlot) -> tuple[float, ...]:
-        """Return a key of a device's times: for each kind of layer, a microbatch and an update."""
+        """Return a key of a device's times: for each kind of layer, a microbatch, an update, and what of it replicas
+        share.
+        """
         key = (slot.node, slot.device.index)
         found = self._paces.get(key)
         if found is None:
             kinds = [self._clock.seconds(slot.node, slot.device, kind) for kind in self._kinds]
-            found = self._paces[key] = tuple(value for kind in kinds for value in (kind.microbatch_s, kind.update_s))
+            found = self._paces[key] = tuple(
+                value for kind in kinds for value in (kind.microbatch_s, kind.update_s, kind.shareable_s)
+            )
         return found
 
     def reduction_bytes(self, num_replicas: int) -> Floats:
@@ -165,11 +195,21 @@ class StageCosts:
         share = (self.num_groups / num_replicas + 1) * (num_replicas - 1) / num_replicas
         return self.sums_bytes * share
 
-    def reduction_seconds(self, run: Sequence[DeviceSlot]) -> Floats:
-        """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]"""
+    def exchange_bytes(self, num_replicas: int) -> Floats:
+        """Return the average bytes that each replica sends, and receives, per batch where they share the update.
+        [num slices]
+        """
+        return self.shared_bytes * ((num_replicas - 1) / num_replicas)
+
+    def reduction_seconds(self, run: Sequence[DeviceSlot], *, is_shared: bool = False) -> Floats:
+        """Return the seconds of one batch's reduction, at the slowest link between the replicas. [num slices]
+
+        is_shared: with the exchange of their shares of the update, which follows it.
+        """
         if len(run) == 1:
             return np.zeros(len(self._counts))
-        return self.reduction_bytes(len(run)) / self.links.slowest_sibling_bytes_per_s(run)
+        sent = self.reduction_bytes(len(run)) + (self.exchange_bytes(len(run)) if is_shared else 0.0)
+        return sent / self.links.slowest_sibling_bytes_per_s(run)
 
     def with_reduction(self, computing: Floats, reducing: Floats) -> Floats:
         """Return a stage's seconds of a batch: reduction runs during the next batch or, without delay, after
@@ -188,8 +228,16 @@ class StageCosts:
         """Return what a stage computes again in its least time, for a slice for which `run_seconds` found a fit."""
         return self.recomputes[int(self._best_of_choices(run, num_stages)[1][self.slice_of[span]])]
 
-    def _best_of_choices(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Counts]:
-        """Return the seconds [first, end], and the choice of recomputation that takes them [num slices]."""
+    def shares_update(
+        self, run: tuple[DeviceSlot, ...], span: tuple[int, int], num_stages: int, recompute: Recompute
+    ) -> bool:
+        """Return whether the replicas of a stage share its update, for a slice for which `run_seconds` found a fit."""
+        return bool(self._best_of_choices(run, num_stages)[2][self.slice_number(span, recompute)])
+
+    def _best_of_choices(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Counts, Bools]:
+        """Return the seconds [first, end], the choice of recomputation that takes them [num slices of one choice], and
+        whether an update is shared [num slices].
+        """
         workers = [(self.pace_of(slot), slot.room_bytes, slot.host_memory_bytes, slot.device.kind) for slot in run]
         if self.num_microbatches % self.num_groups == 0:
             workers.sort()
@@ -200,22 +248,42 @@ class StageCosts:
         )
         found = self._run_seconds.get(key)
         if found is None:
-            by_choice = self._slice_seconds(run, num_stages).reshape(len(self.recomputes), self.num_slices)
+            timed, is_shared = self._slice_seconds(run, num_stages)
+            by_choice = timed.reshape(len(self.recomputes), self.num_slices)
             seconds = np.append(np.min(by_choice, axis=0), inf)
             # Of equal times, the first choice is the one that computes the least again.
-            found = self._run_seconds[key] = seconds[self.slice_of], np.argmin(by_choice, axis=0)
+            found = self._run_seconds[key] = seconds[self.slice_of], np.argmin(by_choice, axis=0), is_shared
         return found
 
-    def _slice_seconds(self, run: tuple[DeviceSlot, ...], num_stages: int) -> Floats:
-        depth = self.least_depth(num_stages)
-        timed = [self.seconds(slot) for slot in run]
-        most = [self.most_groups(slot, depth, len(run)) for slot in run]
+    def _slice_seconds(self, run: tuple[DeviceSlot, ...], num_stages: int) -> tuple[Floats, Bools]:
+        """Return the seconds, and whether the replicas share the update. Both [num slices]"""
+        depth, never = self.least_depth(num_stages), np.zeros(len(self._counts), dtype=np.bool_)
         if len(run) == 1:
-            each, update = timed[0]
-            fits = most[0] >= self.num_groups
-            return np.where(fits, self.num_microbatches * each + update, inf)
-        computing = least_seconds([each for each, _ in timed], [update for _, update in timed], most, self.ends)
-        return self.with_reduction(computing, self.reduction_seconds(run))
+            each, update = self.seconds(run[0])
+            fits = self.most_groups(run[0], depth, 1) >= self.num_groups
+            return np.where(fits, self.num_microbatches * each + update, inf), never
+        alone = self._replicated_seconds(run, depth, is_shared=False)
+        wish = self.spec.placement.share_updates
+        if wish == "never" or not np.any(self.shared_bytes):
+            return alone, never
+        shared = self._replicated_seconds(run, depth, is_shared=True)
+        is_shared = (shared < inf if wish == "always" else shared < (1 - SHARING_GAIN) * alone) & (
+            self.shared_bytes > 0
+        )
+        return np.where(is_shared, shared, alone), is_shared
+
+    def _replicated_seconds(self, run: tuple[DeviceSlot, ...], depth: int, *, is_shared: bool) -> Floats:
+        """Return the seconds of a batch on several replicas; inf where they do not fit. [num slices]"""
+        computing = least_seconds(
+            [self.seconds(slot)[0] for slot in run],
+            [self._update_seconds(slot, len(run), is_shared=is_shared) for slot in run],
+            [self.most_groups(slot, depth, len(run), is_shared=is_shared) for slot in run],
+            self.ends,
+        )
+        return self.with_reduction(computing, self.reduction_seconds(run, is_shared=is_shared))
+
+    def _update_seconds(self, slot: DeviceSlot, num_replicas: int, *, is_shared: bool) -> Floats:
+        return self.shared_update_seconds(slot, num_replicas) if is_shared else self.seconds(slot)[1]
 
     def can_share(self, run: Sequence[DeviceSlot]) -> bool:
         """Return whether devices may be replicas of one stage: equal arithmetic, a group for each, and all can talk."""
@@ -229,11 +297,11 @@ class StageCosts:
         if len(run) == 1:
             return (self.num_groups,)
         index, depth = self.slice_number(span, recompute), self.least_depth(num_stages)
-        timed = [self.seconds(slot) for slot in run]
+        is_shared = self.shares_update(run, span, num_stages, recompute)
         return best_shares(
-            [float(each[index]) for each, _ in timed],
-            [float(update[index]) for _, update in timed],
-            [int(self.most_groups(slot, depth, len(run))[index]) for slot in run],
+            [float(self.seconds(slot)[0][index]) for slot in run],
+            [float(self._update_seconds(slot, len(run), is_shared=is_shared)[index]) for slot in run],
+            [int(self.most_groups(slot, depth, len(run), is_shared=is_shared)[index]) for slot in run],
             self.ends,
         )
 
@@ -291,10 +359,12 @@ class StageCosts:
         """Return the depth of a worker that computes some microbatches of a stage of this depth."""
         return replica_depth(depth, num_held=num_held, num_microbatches=self.num_microbatches)
 
-    def device_bytes(self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1) -> int:
+    def device_bytes(
+        self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1, *, is_shared: bool = False
+    ) -> int:
         """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
         held = self.depth_of(depth, self.num_held(groups))
-        found = self._device_bytes(len(groups), num_replicas, held)[index]
+        found = self._device_bytes(len(groups), num_replicas, held, is_shared=is_shared)[index]
         return int(found) + self.feedback_bytes * len(groups)
 
     def host_bytes(self, slot: DeviceSlot) -> Floats:
@@ -303,9 +373,13 @@ class StageCosts:
         """
         return self._host_bytes_of_card if slot.device.kind == "cuda" else self._host_bytes
 
-    def _device_bytes(self, num_groups: int | Counts, num_replicas: int, held: int | Counts) -> Floats:
+    def _device_bytes(
+        self, num_groups: int | Counts, num_replicas: int, held: int | Counts, *, is_shared: bool
+    ) -> Floats:
         """Return the bytes for a number of groups and of microbatches in flight. [num slices]"""
         needed: Floats = self.resident_bytes + self.passing_bytes + self.update_bytes
+        if is_shared:
+            needed = needed + self.exchanged_bytes
         sets = self.gradient_sets(num_groups, num_replicas)
         needed = needed + self.group_bytes * sets + self.activation_bytes * held
         return needed + self.reduction_excess(num_groups, num_replicas, held)
@@ -346,10 +420,10 @@ class StageCosts:
         on_the_way = (own * (num_replicas - 1) + 1) / num_replicas + received
         return np.asarray(own + np.maximum(np.maximum(while_one_is_late, on_the_way), 2 * received))
 
-    def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int) -> Counts:
+    def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int, *, is_shared: bool = False) -> Counts:
         """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
         limit = slot.room_bytes
-        key = (limit, slot.host_memory_bytes, slot.device.kind, depth, num_replicas)
+        key = (limit, slot.host_memory_bytes, slot.device.kind, depth, num_replicas, is_shared)
         if key in self._most_groups:
             return self._most_groups[key]
         most = np.full(len(self._counts), self.num_groups, dtype=np.int64)
@@ -359,7 +433,7 @@ class StageCosts:
             depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
             while np.any(below < above):
                 middle = (below + above + 1) // 2
-                needed = self._device_bytes(middle, num_replicas, depths[middle])
+                needed = self._device_bytes(middle, num_replicas, depths[middle], is_shared=is_shared)
                 needed = needed + self.feedback_bytes * middle
                 fits = np.floor(needed) <= limit
                 below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)

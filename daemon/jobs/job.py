@@ -83,6 +83,8 @@ class PlacementSpec:
     """Number of workers of each stage, from the first stage to the last; empty: the planner chooses."""
     recut: bool = True
     """True if measurements alone may move a running job to a better plan; otherwise only joins and departures do."""
+    share_updates: Literal["auto", "always", "never"] = "auto"
+    """Whether each replica of a stage orthogonalises a share of its matrices; `auto`: where the plan expects a gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.optim.routing import Group, route_layer
 from headway.optim.update_shares import matrix_owners
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import trained_shapes
 from headway.stages.update_shares import UpdateShares
 
 
@@ -30,7 +30,7 @@ def orthogonalized_shapes(spec: JobSpec, layers: Sequence[str]) -> list[tuple[in
     shapes: list[tuple[int, int]] = []
     for layer in layers:
         parameters = {
-            name: torch.empty(shape, device="meta") for name, shape in parameter_shapes(layer, spec.model).items()
+            name: torch.empty(shape, device="meta") for name, shape in trained_shapes(layer, spec.model).items()
         }
         names = route_layer(layer, parameters).get(Group.MATRICES, ())
         shapes += [(parameters[name].size(0), parameters[name].size(1)) for name in names]

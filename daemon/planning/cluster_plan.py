@@ -106,6 +106,7 @@ class ClusterPlan:
             f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
             f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}"
             f"{_COMPUTED_AGAIN.get(estimate.stage.recompute, '')}"
+            f"{', its share of Newton-Schulz' if estimate.stage.shares_update else ''}"
             f"{f' ({estimate.demand:.2f} times the estimate, as measured)' if estimate.demand > 1 else ''}."
         )
 

@@ -68,6 +68,7 @@ def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
                     for slot, groups in zip(run, interleaved(shares, costs.num_microbatches), strict=True)
                 ),
                 recompute=recompute,
+                shares_update=costs.shares_update(run, (first, end), num_stages, recompute),
             )
         )
     return tuple(placed)
@@ -98,7 +99,13 @@ def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> 
 
 
 def _device_bytes(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
-    return costs.device_bytes(costs.slice_number(stage.span, stage.recompute), depth, worker.groups, len(stage.workers))
+    return costs.device_bytes(
+        costs.slice_number(stage.span, stage.recompute),
+        depth,
+        worker.groups,
+        len(stage.workers),
+        is_shared=stage.shares_update,
+    )
 
 
 def _estimate(
@@ -122,6 +129,7 @@ def _estimate(
             groups=() if is_alone else worker.groups,
             device_bytes=device_bytes,
             recompute=stage.recompute if costs.spec.train.recompute == "auto" else "",
+            shares_update=stage.shares_update,
         ),
         batch_seconds=times.worker_seconds[index][position],
         device_bytes=round(device_bytes * worker.slot.demand),

@@ -38,6 +38,8 @@ class PlacedStage:
     workers: tuple[Worker, ...]
     recompute: str = ""
     """The plan's choice of what the stage computes again; empty: the job's own."""
+    shares_update: bool = False
+    """Whether its workers share Newton–Schulz."""
 
     @property
     def slots(self) -> tuple[DeviceSlot, ...]:
@@ -53,7 +55,7 @@ class PredictedTime:
         self._stages = stages
         self._slices = [costs.slice_number(stage.span, stage.recompute) for stage in stages]
         self.worker_seconds = [
-            [self._worker(index, worker) for worker in stage.workers]
+            [self._worker(index, worker, stage) for worker in stage.workers]
             for index, stage in zip(self._slices, stages, strict=True)
         ]
         """Per stage and worker: forward, backward and update of one batch."""
@@ -187,12 +189,15 @@ class PredictedTime:
             num = len(stage.workers)
             if num == 1:
                 continue
-            seconds = float(self._costs.reduction_seconds(stage.slots)[self._slices[index]])
+            seconds = self._reducing_s(index)
+            sent = self._costs.reduction_bytes(num)
+            if stage.shares_update:
+                sent = sent + self._costs.exchange_bytes(num)
             found.append(
                 ReductionEstimate(
                     stage_index=index,
                     num_replicas=num,
-                    bytes_per_worker=float(self._costs.reduction_bytes(num)[self._slices[index]]),
+                    bytes_per_worker=float(sent[self._slices[index]]),
                     batch_seconds=seconds,
                     is_hidden=bool(self._costs.spec.train.delay) and seconds <= self.batch_seconds,
                 )
@@ -210,17 +215,22 @@ class PredictedTime:
     def _per_microbatch(self, index: int, worker: Worker) -> float:
         return float(self._costs.seconds(worker.slot)[0][index])
 
-    def _worker(self, index: int, worker: Worker) -> float:
+    def _worker(self, index: int, worker: Worker, stage: PlacedStage) -> float:
         each, update = self._costs.seconds(worker.slot)
+        if stage.shares_update:
+            update = self._costs.shared_update_seconds(worker.slot, len(stage.workers))
         return float(self.num_microbatches(worker.groups) * each[index] + update[index])
 
     def _stage(self, stage: int) -> float:
         computing = max(self.worker_seconds[stage])
-        slots = self._stages[stage].slots
-        if len(slots) == 1:
+        if len(self._stages[stage].workers) == 1:
             return computing
-        reducing = float(self._costs.reduction_seconds(slots)[self._slices[stage]])
+        reducing = self._reducing_s(stage)
         return max(computing, reducing) if self._costs.spec.train.delay else computing + reducing
+
+    def _reducing_s(self, index: int) -> float:
+        stage = self._stages[index]
+        return float(self._costs.reduction_seconds(stage.slots, is_shared=stage.shares_update)[self._slices[index]])
 
 
 def predict(
@@ -260,6 +270,7 @@ def predict(
                     Worker(slot=slots[position], groups=stages[position].groups or all_groups) for position in positions
                 ),
                 recompute=stages[positions[0]].recompute,
+                shares_update=stages[positions[0]].shares_update,
             )
         )
     return PredictedTime(costs, placed).seconds_with(depths)

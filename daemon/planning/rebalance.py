@@ -199,7 +199,9 @@ def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after:
 
 
 def is_same(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
-    """Return whether two plans give every worker equal layers, groups and recomputation; depths may differ."""
+    """Return whether two plans give every worker equal layers, groups, recomputation and part of the update; depths may
+    differ.
+    """
     return [_part(worker) for worker in one] == [_part(worker) for worker in other]
 
 
@@ -209,7 +211,8 @@ def is_depth_alone(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool
 
 
 def _part(worker: StagePlan) -> tuple[object, ...]:
-    return worker.node, worker.node_incarnation, worker.device_index, worker.layers, worker.groups, worker.recompute
+    place = worker.node, worker.node_incarnation, worker.device_index
+    return *place, worker.layers, worker.groups, worker.recompute, worker.shares_update
 
 
 def _held(stages: Iterable[StagePlan]) -> Iterable[tuple[tuple[str, int], str]]:

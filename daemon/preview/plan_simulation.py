@@ -9,6 +9,7 @@ from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import LayerCost, element_bytes, layer_costs, num_hidden
 from headway.daemon.costs.profiles import DeviceClock, Profiles
+from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
@@ -73,6 +74,7 @@ def forecast(
             num_stages=len(by_stage),
             depth=stages[position].depth,
             groups=stages[position].groups or None,
+            shares_update=stages[position].shares_update,
             group_by_group=len(by_stage) == len(stages),
         )
         for index, positions in enumerate(by_stage)
@@ -85,7 +87,9 @@ def forecast(
     siblings = [
         _sibling_link(spec, speeds, stages[positions[0]], [slots[p] for p in positions]) for positions in by_stage
     ]
-    run = simulate(schedules, list(map(clock.times, stages, slots)), links=between, sibling_links=siblings)
+    num_replicas = [len(positions) for positions in by_stage for _ in positions]
+    times = list(map(clock.times, stages, slots, num_replicas))
+    run = simulate(schedules, times, links=between, sibling_links=siblings)
     return _forecast(run, num_batches, len(stages))
 
 
@@ -103,11 +107,12 @@ class _Clock:
         devices = {(slot.node, slot.device.index): slot.device for slot in slots}
         self._clock = DeviceClock(self._costs, spec.train, profiles, devices)
 
-    def times(self, worker: StagePlan, slot: DeviceSlot) -> StageTimes:
+    def times(self, worker: StagePlan, slot: DeviceSlot, num_replicas: int) -> StageTimes:
         """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
-        forward = backward = update = 0.0
+        recompute = worker.recompute or self._spec.train.recompute
+        forward = backward = update = shareable = 0.0
         for layer in worker.layers:
-            kind = timed_kind(layer, worker.recompute or self._spec.train.recompute)
+            kind = timed_kind(layer, recompute)
             cost = self._costs[kind]
             seconds = self._clock.seconds(slot.node, slot.device, kind)
             share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
@@ -117,7 +122,15 @@ class _Clock:
             forward += share * seconds.microbatch_s
             backward += (1 - share) * seconds.microbatch_s
             update += seconds.update_s
-        return StageTimes(forward=forward, backward=backward, update=update)
+            shareable += seconds.shareable_s
+        if not worker.shares_update:
+            return StageTimes(forward=forward, backward=backward, update=update)
+        costs = [
+            self._costs[timed_kind(layer, worker.recompute or self._spec.train.recompute)] for layer in worker.layers
+        ]
+        largest = max(cost.largest_update_flops for cost in costs) / sum(cost.update_flops for cost in costs)
+        share = shareable * largest_share(largest, num_replicas)
+        return StageTimes(forward=forward, backward=backward, update=update - shareable, share=share)
 
 
 def _slots(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[DeviceSlot]:
@@ -150,11 +163,13 @@ def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequ
     number = len(replicas)
     if number == 1:
         return LinkTimes()
-    slice_bytes = sum(cost.group_bytes for cost in layer_costs(spec) if cost.name in worker.layers) / number
+    costs = [cost for cost in layer_costs(spec) if cost.name in worker.layers]
+    slice_bytes = sum(cost.group_bytes for cost in costs) / number
     return LinkTimes(
         latency=links.longest_round_trip_s(replicas, replicas) / 2,
         bandwidth=links.slowest_sibling_bytes_per_s(replicas),
         frame_bytes=round(slice_bytes * (spec.train.reduction_groups / number + 1) / 2),
+        share_bytes=round(sum(cost.shared_bytes for cost in costs) / number),
     )
 
 

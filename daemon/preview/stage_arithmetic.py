@@ -36,6 +36,8 @@ class MemoryArithmetic:
     """One block's graph, when it is computed again."""
     update: int
     """What the update of one matrix, or of one layer's other parameters, takes above the most of a backward."""
+    shares: int
+    """Results of Newton–Schulz that replicas have sent each other; 0: each does its whole update."""
     feedback: int
     """Remainders of coded links, which the next frame carries."""
     beyond: int
@@ -72,7 +74,8 @@ def stage_arithmetic(
 ) -> StageArithmetic:
     """Return the arithmetic of a worker. num_replicas: workers of its stage."""
     return StageArithmetic(
-        memory=_memory(costs, estimate, slot.device, num_replicas), seconds=_seconds(costs, estimate, slot)
+        memory=_memory(costs, estimate, slot.device, num_replicas),
+        seconds=_seconds(costs, estimate, slot, num_replicas),
     )
 
 
@@ -127,6 +130,7 @@ _PARTS: Final = {
     "loss": "fp32: the log-softmax, times the depth, and the gradients of a microbatch's logits, or of a chunk's",
     "recomputed": "the graph of one block while its backward runs",
     "update": "what an update takes for a moment, above the most that a backward takes",
+    "shares": "results of Newton-Schulz that replicas send each other",
     "feedback": "remainders that the next frame of a coded link carries",
     "beyond": "the excess of measured peaks over these parts",
 }
@@ -154,6 +158,7 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
         "update": int(costs.update_bytes[number]),
+        "shares": int(costs.exchanged_bytes[number]) if estimate.stage.shares_update else 0,
         "feedback": costs.feedback_bytes * len(groups),
     }
     return MemoryArithmetic(
@@ -165,11 +170,13 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     )
 
 
-def _seconds(costs: StageCosts, estimate: StageEstimate, slot: DeviceSlot) -> SecondsArithmetic:
+def _seconds(costs: StageCosts, estimate: StageEstimate, slot: DeviceSlot, num_replicas: int) -> SecondsArithmetic:
     layers, recompute = estimate.stage.layers, estimate.stage.recompute
     first = costs.names.index(layers[0])
     index = costs.slice_number((first, first + len(layers)), recompute)
     each, update = costs.seconds(slot)
+    if estimate.stage.shares_update:
+        update = costs.shared_update_seconds(slot, num_replicas)
     flops = sum(cost.forward_flops + cost.backward_flops for cost in costs.layers_of(layers, recompute))
     return SecondsArithmetic(
         flops=flops,

@@ -42,6 +42,7 @@ class LayerSeconds:
     forward_s: float
     backward_s: float
     update_s: float
+    """0: no whole update is timed, because replicas share it or the layer is frozen."""
     spread: float = 0.0
     """Spread of forward and backward: half of the middle samples' range, relative to the median."""
 
@@ -92,8 +93,13 @@ class Sample:
 class LayerTimes:
     """One stage's, for the time of one generation. Written by the thread that computes, read by any."""
 
-    def __init__(self, layers: Sequence[str], device: StageDevice, *, recompute: str = "none") -> None:
-        """layers: their names. recompute: what the stage's backward computes again."""
+    def __init__(
+        self, layers: Sequence[str], device: StageDevice, *, recompute: str = "none", has_updates: bool = True
+    ) -> None:
+        """layers: their names. recompute: what the stage's backward computes again. has_updates: whether whole updates
+        are timed.
+        """
+        self._timed = ("forward", "backward", "update") if has_updates else ("forward", "backward")
         self._kinds = tuple(timed_kind(name, recompute) for name in layers)
         self._device = device
         self._num_microbatches = 0
@@ -158,11 +164,11 @@ class LayerTimes:
             kind: LayerSeconds(
                 medians[kind, "forward"],
                 medians[kind, "backward"],
-                medians[kind, "update"],
+                medians.get((kind, "update"), 0.0),
                 spread=max(spread_of(self._newest[kind, what]) for what in ("forward", "backward")),
             )
             for kind in dict.fromkeys(self._kinds)
-            if all((kind, what) in medians for what in ("forward", "backward", "update"))
+            if all((kind, what) in medians for what in self._timed)
         }
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil, inf
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, shareable_part, update_seconds
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.schedule import schedule_depth
@@ -87,23 +87,44 @@ def _stage_seconds(instance: Instance, first_node: int, end_node: int, first: in
     num_groups = train.reduction_groups
     if len(run) > num_groups or len({node.arithmetic_class for node in run}) > 1:
         return inf
-    best = inf
     depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
-    for counts in divisions(num_groups, len(run)):
+    alone = _replicated_seconds(instance, run, first, end, depth, is_shared=False)
+    shared = _replicated_seconds(instance, run, first, end, depth, is_shared=True)
+    return shared if shares_update(instance, (first, end), alone, shared) else alone
+
+
+def shares_update(instance: Instance, span: tuple[int, int], alone: float, shared: float) -> bool:
+    """Whether a stage's replicas share its update, by the least seconds of a batch with and without."""
+    costs, wish = layer_costs(instance.spec)[slice(*span)], instance.spec.placement.share_updates
+    if wish == "never" or not any(cost.update_flops for cost in costs):
+        return False
+    return shared < inf if wish == "always" else shared < alone * 0.98
+
+
+def _replicated_seconds(
+    instance: Instance, run: Sequence[NodeRecord], first: int, end: int, depth: int, *, is_shared: bool
+) -> float:
+    train, best = instance.spec.train, inf
+    if is_shared and len(run) == 1:
+        return inf
+    for counts in divisions(train.reduction_groups, len(run)):
         ends = list(itertools.accumulate(counts, initial=0))
         slowest = 0.0
         for node, bounds in zip(run, itertools.pairwise(ends), strict=True):
-            if not fits(spec, node, first, end, range(*bounds), len(run), depth):
+            groups, sharing = range(*bounds), len(run) if is_shared else 1
+            if not fits(instance.spec, node, first, end, groups, len(run), depth, is_shared=is_shared):
                 break
-            slowest = max(slowest, worker_seconds(instance, node, first, end, range(*bounds)))
+            slowest = max(slowest, worker_seconds(instance, node, first, end, groups, num_sharing=sharing))
         else:
             best = min(best, slowest)
-    reducing = reduction_seconds(instance, run, first, end)
+    reducing = reduction_seconds(instance, run, first, end, is_shared=is_shared)
     return max(best, reducing) if train.delay else best + reducing
 
 
-def reduction_seconds(instance: Instance, run: Sequence[NodeRecord], first: int, end: int) -> float:
-    """Of a batch, between the replicas of a stage."""
+def reduction_seconds(
+    instance: Instance, run: Sequence[NodeRecord], first: int, end: int, *, is_shared: bool = False
+) -> float:
+    """Of a batch, between the replicas of a stage, which may share the update."""
     if len(run) == 1:
         return 0.0
     links, num = instance.links, len(run)
@@ -111,23 +132,41 @@ def reduction_seconds(instance: Instance, run: Sequence[NodeRecord], first: int,
     num_parameters = sum(cost.num_parameters for cost in layer_costs(instance.spec)[first:end])
     # Of 1 / R of the layers: sums sent by all, reduced ones by all.
     slices = instance.spec.train.reduction_groups * (num - 1) / num + (num - 1)
-    return 4 * num_parameters * slices / num / bandwidth
+    shares = sum(cost.shared_bytes for cost in layer_costs(instance.spec)[first:end]) if is_shared else 0
+    return (4 * num_parameters * slices / num + shares * (num - 1) / num) / bandwidth
 
 
-def worker_seconds(instance: Instance, node: NodeRecord, first: int, end: int, groups: range) -> float:
-    """Of a batch, on a worker that computes some groups' microbatches."""
-    train, seconds = instance.spec.train, 0.0
+def worker_seconds(
+    instance: Instance, node: NodeRecord, first: int, end: int, groups: range, *, num_sharing: int = 1
+) -> float:
+    """Of a batch, on a worker that computes some groups' microbatches, and orthogonalises with so many others."""
+    train, seconds, orthogonalizing = instance.spec.train, 0.0, 0.0
+    costs = layer_costs(instance.spec)[first:end]
     num_microbatches = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
-    for cost in layer_costs(instance.spec)[first:end]:
+    for cost in costs:
         known = (instance.measured or {}).get((node.name, cost.name.partition(".")[0]))
         if known is None:
             known = microbatch_seconds(cost, node.devices[0], train), update_seconds(cost, node.devices[0], train)
         seconds += num_microbatches * known[0] + known[1]
-    return seconds
+        orthogonalizing += known[1] * shareable_part(cost, node.devices[0], train)
+    if num_sharing == 1 or not orthogonalizing:
+        return seconds
+    largest = max(cost.largest_update_flops for cost in costs) / sum(cost.update_flops for cost in costs)
+    # The one with the most gets the largest matrix when all have an equal part of the rest.
+    own = largest + (1 - largest) / num_sharing
+    return seconds - orthogonalizing * (1 - own)
 
 
 def fits(
-    spec: JobSpec, node: NodeRecord, first: int, end: int, groups: Sequence[int], num_replicas: int, depth: int
+    spec: JobSpec,
+    node: NodeRecord,
+    first: int,
+    end: int,
+    groups: Sequence[int],
+    num_replicas: int,
+    depth: int,
+    *,
+    is_shared: bool = False,
 ) -> bool:
     """Whether a worker of a stage of this depth has room on its device and in its machine."""
     train, costs = spec.train, layer_costs(spec)[first:end]
@@ -157,6 +196,8 @@ def fits(
             cost.resident_bytes + reducing * cost.group_bytes + in_flight * cost.activation_bytes for cost in costs
         )
         needed = max(needed, ending - backward)
+    if is_shared:
+        needed += (2 if train.delay else 1) * sum(cost.shared_bytes for cost in costs)
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)

@@ -17,7 +17,15 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.schedule import schedule_depth
-from tests.unit.daemon.planning.brute_force import Instance, between, divisions, fits, reduction_seconds, worker_seconds
+from tests.unit.daemon.planning.brute_force import (
+    Instance,
+    between,
+    divisions,
+    fits,
+    reduction_seconds,
+    shares_update,
+    worker_seconds,
+)
 
 SLACK = 1 + 1e-9
 
@@ -118,29 +126,39 @@ class EveryPlan:
     def _shared(
         self, run: tuple[NodeRecord, ...], first: int, end: int, num_stages: int
     ) -> Iterator[tuple[float, PlacedStage]]:
-        spec, train = self.spec, self.spec.train
         if len({node.arithmetic_class for node in run}) > 1:
             return
+        alone = list(self._divided(run, first, end, num_stages, is_shared=False))
+        shared = list(self._divided(run, first, end, num_stages, is_shared=True)) if len(run) > 1 else []
+        least = [min((seconds for seconds, _ in found), default=inf) for found in (alone, shared)]
+        found = shared if shares_update(self.instance, (first, end), *least) else alone
+        yield from ((seconds, stage) for seconds, stage in found if seconds <= self.at_most)
+
+    def _divided(
+        self, run: tuple[NodeRecord, ...], first: int, end: int, num_stages: int, *, is_shared: bool
+    ) -> Iterator[tuple[float, PlacedStage]]:
+        spec, train = self.spec, self.spec.train
+        sharing = len(run) if is_shared else 1
         depth = schedule_depth(train.schedule, train.microbatches, num_stages, 0)
         for counts in divisions(train.reduction_groups, len(run)):
             bounds = list(itertools.accumulate(counts, initial=0))
             shares = [range(*pair) for pair in itertools.pairwise(bounds)]
             if not all(
-                fits(spec, node, first, end, groups, len(run), depth) for node, groups in zip(run, shares, strict=True)
+                fits(spec, node, first, end, groups, len(run), depth, is_shared=is_shared)
+                for node, groups in zip(run, shares, strict=True)
             ):
                 continue
             computing = max(
-                worker_seconds(self.instance, node, first, end, groups)
+                worker_seconds(self.instance, node, first, end, groups, num_sharing=sharing)
                 for node, groups in zip(run, shares, strict=True)
             )
-            reducing = reduction_seconds(self.instance, run, first, end)
+            reducing = reduction_seconds(self.instance, run, first, end, is_shared=is_shared)
             workers = tuple(
                 Worker(slot=self.slots[node.name], groups=tuple(groups))
                 for node, groups in zip(run, shares, strict=True)
             )
             seconds = max(computing, reducing) if train.delay else computing + reducing
-            if seconds <= self.at_most:
-                yield seconds, PlacedStage(span=(first, end), workers=workers)
+            yield seconds, PlacedStage(span=(first, end), workers=workers, shares_update=is_shared)
 
     def _with_distance(self, placed: tuple[PlacedStage, ...]) -> float:
         """With the most depth that the rule asks for and memory allows: more is never slower."""
@@ -156,7 +174,15 @@ class EveryPlan:
             for depth in range(least, max(least, wanted) + 1)
             if depth == least
             or all(
-                fits(self.spec, by_name[worker.slot.node], *stage.span, worker.groups, len(stage.workers), depth)
+                fits(
+                    self.spec,
+                    by_name[worker.slot.node],
+                    *stage.span,
+                    worker.groups,
+                    len(stage.workers),
+                    depth,
+                    is_shared=stage.shares_update,
+                )
                 for worker in stage.workers
             )
         )

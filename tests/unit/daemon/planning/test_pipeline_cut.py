@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from math import inf
+from typing import Literal
 
 import pytest
 
@@ -11,7 +12,7 @@ from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
-from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.planning.cluster_plan import PlanRefused
 from headway.daemon.planning.order_search import WORTH_A_STAGE
 from headway.daemon.planning.pipeline_cut import PipelineCut
@@ -23,6 +24,8 @@ from headway.daemon.records.records import NodeRecord
 from headway.stages.spec import timed_kind
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, orders
 from tests.unit.daemon.planning.clusters import job, node
+
+SHARE_UPDATES: tuple[Literal["auto", "always", "never"], ...] = ("auto", "never", "always", "auto", "auto")
 
 
 def instance(seed: int, *, most_nodes: int = 5, is_auto: bool = False) -> tuple[Instance, Profiles]:
@@ -39,6 +42,7 @@ def instance(seed: int, *, most_nodes: int = 5, is_auto: bool = False) -> tuple[
         schedule=chance.choice(("2bw", "2bw", "1f1b", "gpipe")),
         recompute="auto" if is_auto else chance.choice(("none", "none", "block")),
         fault=FaultSpec(snapshot_every=chance.choice((0, 20))),
+        placement=PlacementSpec(share_updates=SHARE_UPDATES[seed % len(SHARE_UPDATES)]),
     )
     costs = layer_costs(spec)
     whole = sum(cost.resident_bytes + cost.group_bytes + 2 * cost.activation_bytes for cost in costs)

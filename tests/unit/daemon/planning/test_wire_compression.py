@@ -93,7 +93,7 @@ def test_bf16_takes_nothing_from_a_bfloat16_job() -> None:
 def test_a_cut_is_coded_whole() -> None:
     """Two replicas here, one there and the next stage here: every link of the cut has one codec, near ones too, so the
     bits do not depend on which replica holds which group."""
-    placement = PlacementSpec(replicas=(2, 1))
+    placement = PlacementSpec(replicas=(2, 1), share_updates="never")
     nodes = [node("a"), node("b", site="there"), node("c", site="there")]
     spec = replace(job(wire="int8", reduction_groups=2, microbatches=8), placement=placement)
     plan = planned(spec, nodes)

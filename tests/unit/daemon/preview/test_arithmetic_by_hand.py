@@ -93,7 +93,7 @@ def test_the_parts_of_replicas_and_groups_make_up_the_sum(nodes: str) -> None:
     for worker in plan.workers:
         told = worker.arithmetic.memory
         parts = told.weights + told.versions + told.optimizer + told.gradients + told.activations + told.loss
-        assert worker.device_bytes == parts + told.recomputed + told.update + told.feedback
+        assert worker.device_bytes == parts + told.recomputed + told.update + told.shares + told.feedback
         assert told.beyond == 0
         assert told.gradients > 3 * 4 * told.num_parameters
 

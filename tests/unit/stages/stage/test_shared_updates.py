@@ -1,33 +1,15 @@
 """Replicas that orthogonalise a share of their stage's matrices each have the bits of the plain loop."""
 
 from dataclasses import replace
-from queue import SimpleQueue
 
 import pytest
-import torch
 
-from headway.daemon.jobs.update_shares import orthogonalized_shapes, update_shares
-from headway.optim.layer_optimizer import TorchLayerOptimizer
-from headway.optim.newton_schulz import NUM_STEPS
-from headway.optim.step_count import STEPS
-from headway.stages.device.cpu import Held
-from headway.stages.errors import ProtocolError, UnavailableError
-from headway.stages.links.link import Frame, FrameKind
-from headway.stages.schedule.schedule import Orthogonalize, Update
-from headway.stages.stage.update_exchange import UpdateExchange
 from headway.stages.state.journal import Journal
-from headway.stages.update_shares import UpdateShares
-from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (
-    ADAMW,
     EF,
     Pipeline,
-    SnapshotPlan,
-    Trace,
     initial_layers,
-    load_all,
     make_job,
-    save_all,
     with_train,
 )
 from tests.unit.stages.stage.test_exactness import assert_exact
