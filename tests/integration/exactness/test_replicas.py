@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,10 +20,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0)
 
 
-def replicated_job(name: str, *shape: int, reduction_groups: int = 4, **train: Any) -> JobSpec:
-    """A job whose stages have so many workers."""
+def replicated_job(
+    name: str,
+    *shape: int,
+    reduction_groups: int = 4,
+    share_updates: Literal["auto", "always", "never"] = "always",
+    **train: Any,
+) -> JobSpec:
+    """A job whose stages have so many workers, which share their updates."""
     spec = small_job(name, reduction_groups=reduction_groups, **train)
-    return replace(spec, fault=SNAPSHOTS, placement=PlacementSpec(replicas=shape))
+    return replace(spec, fault=SNAPSHOTS, placement=PlacementSpec(replicas=shape, share_updates=share_updates))
 
 
 def shape_of(plan: PlanSeen) -> tuple[int, ...]:
@@ -50,8 +56,11 @@ SHAPES_AND_LINKS = [
 async def test_any_number_of_replicas_gives_the_same_bits(
     cluster: LocalCluster, oracle: Oracle, tmp_path: Path, shape: tuple[int, ...], link: str
 ) -> None:
-    """Eight microbatches in four groups, on one worker of a stage, on two, on three and on 2-1-2, linked either way."""
-    spec = replicated_job(f"replicas-{'-'.join(map(str, shape))}-{link}", *shape, link=link)
+    """Eight microbatches in four groups, on one worker of a stage, on two, on three and on 2-1-2, linked either way.
+    Each of three does its whole update; others share it."""
+    share_updates: Literal["always", "never"] = "never" if shape == (3,) else "always"
+    name = f"replicas-{'-'.join(map(str, shape))}-{link}"
+    spec = replicated_job(name, *shape, link=link, share_updates=share_updates)
     async with ClusterSession(cluster.address) as session:
         await submit(session, spec)
         result = await finished(session, spec.job.name, tmp_path)
@@ -59,6 +68,10 @@ async def test_any_number_of_replicas_gives_the_same_bits(
     assert_same_bits(result, oracle(spec))
     (began,) = [event.text for event in job.events.values() if event.text.startswith("Training starts at batch 0")]
     assert ("replicas" in began) == (max(shape) > 1), began
+    assert job.plan is None or [stage.shares_update for stage in job.plan.stages] == [
+        share_updates == "always" and len(job.plan.replicas[job.plan.stage_index(position)]) > 1
+        for position in range(len(job.plan.stages))
+    ]
 
 
 @pytest.mark.slow
@@ -82,7 +95,8 @@ async def test_replicas_of_every_schedule_give_the_same_bits(
 @pytest.mark.parametrize(
     ("stage", "microbatch", "op"),
     [
-        pytest.param(0, 3, "backward", id="follower of the first stage"),
+        pytest.param(0, 3, "backward", id="follower of the first stage", marks=pytest.mark.slow),
+        pytest.param(0, None, "orthogonalize", id="one whose share is on its way"),
         pytest.param(2, 0, "forward", id="lead of the last stage", marks=pytest.mark.slow),
         pytest.param(2, 3, "backward", id="follower of the last stage", marks=pytest.mark.slow),
         pytest.param(0, 0, "backward", id="lead of the first stage", marks=pytest.mark.slow),
@@ -90,12 +104,13 @@ async def test_replicas_of_every_schedule_give_the_same_bits(
     ],
 )
 async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
-    harness: FaultHarness, oracle: Oracle, stage: int, microbatch: int, op: str
+    harness: FaultHarness, oracle: Oracle, stage: int, microbatch: int | None, op: str
 ) -> None:
     """2-1-2: everybody goes back to the newest boundary; the checker finds every microbatch once in the weights."""
-    spec = replicated_job(f"killed-{stage}-{microbatch}", 2, 1, 2, batches=24)
+    spec = replicated_job(f"killed-{stage}-{microbatch}".lower(), 2, 1, 2, batches=24)
     fault = at_operation(stage, 10, op=op)
-    fault["when"]["microbatch"] = microbatch
+    if microbatch is not None:
+        fault["when"]["microbatch"] = microbatch
     outcome = await harness.train(spec, fault)
     (struck,) = outcome.struck
     outcome.assert_exact(oracle, hit=frozenset({struck["node"]}))

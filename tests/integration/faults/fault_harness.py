@@ -63,7 +63,7 @@ def faulty_job(name: str, *, batches: int = 24, num_nodes: int = 3, fault: Fault
 def at_operation(stage: int, batch: int, *, do: str = "kill", op: str = "backward", **rest: Any) -> Fault:
     """Right after an operation in the middle of a batch, with frames in flight."""
     when = {"stage": stage, "batch": batch, "op": op}
-    if op != "update":
+    if op in ("forward", "backward"):
         when["microbatch"] = 3
     return {"at": "operation", "when": when, "do": do, **rest}
 

@@ -4,6 +4,7 @@ import itertools
 import random
 from dataclasses import replace
 from math import inf
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.replica_shares import best_shares, group_ends, interleaved, least_seconds
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.planning.cluster_plan import StageEstimate
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import replicas_of
+from headway.optim.spec import OptimSpec
 from headway.stages.schedule.schedule import replica_depth
 from tests.unit.daemon.planning.clusters import job, node, planned, refused
 
@@ -188,13 +191,21 @@ def test_gradient_sums_are_counted_by_groups_held() -> None:
     shared = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=8).estimates[0]
     parameters = sum(cost.num_parameters for cost in layer_costs(spec))
     sets = 2 + 0.5 * (2 + 2 + 1)
-    assert shared.device_bytes - alone.device_bytes == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
+
+    def exchanged(num_batches: int, worker: StageEstimate) -> int:
+        """What replicas send each other where they share the update."""
+        return worker.stage.shares_update * num_batches * sum(cost.shared_bytes for cost in layer_costs(spec))
+
+    more = shared.device_bytes - alone.device_bytes - exchanged(2, shared)
+    assert more == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
     settings = {"reduction_groups": 4, "microbatches": 8, "schedule": "1f1b"}
     alone = planned(job(num_blocks=4, **settings), [node("a")]).estimates[0]  # type: ignore[arg-type]
     shared = replicated((2,), speeds=(1.0, 1.0), **settings).estimates[0]
     costs = StageCosts(spec, [DeviceSlot.of(node("a"), 0)], Profiles(), Links(LinkAssumptions(), Profiles()))
-    assert alone.device_bytes > shared.device_bytes
-    assert shared.device_bytes - alone.device_bytes == pytest.approx((2 + 0.5 * 2 - 4) * 4 * parameters, rel=1e-6)
+    received = exchanged(1, shared)
+    assert alone.device_bytes > shared.device_bytes - received
+    more = shared.device_bytes - alone.device_bytes - received
+    assert more == pytest.approx((2 + 0.5 * 2 - 4) * 4 * parameters, rel=1e-6)
     ending, backward = 2 * 2 + 1 + 2 * 0.5 * 2, 2 + 0.5 * (2 + 2 + 1)
     fewer = 4 * parameters + sum(cost.activation_bytes for cost in layer_costs(spec))
     least = max(4 * parameters * (ending - backward) - fewer, 0)
@@ -254,6 +265,40 @@ def test_explanation_tells_of_replicas_links_and_reduction() -> None:
     assert "n0 → n2: 512 KiB a microbatch each way, 4 microbatches and " in text
     assert "Replicas of stage 0: " in text
     assert "while the next batch computes" in text
+
+
+def sharing(
+    wish: Literal["auto", "always", "never"], links: LinkAssumptions | None = None, **optim: Any
+) -> ClusterPlan:
+    """Two replicas of all layers, and their wish to share the update."""
+    placement = PlacementSpec(replicas=(2,), share_updates=wish)
+    matrices = replace(OptimSpec().matrices, **optim)
+    spec = replace(job(num_blocks=4, reduction_groups=2, placement=placement), optim=OptimSpec(matrices=matrices))
+    return planned(spec, [node("a"), node("b")], links=links or LinkAssumptions())
+
+
+def test_replicas_share_an_update_where_that_saves_time() -> None:
+    """`auto` takes the faster of both; over a link of 1 MB/s each does its whole update, unless the job says always."""
+    plans = {wish: sharing(wish) for wish in ("auto", "always", "never")}  # type: ignore[arg-type]
+    seconds = {wish: plan.predicted_batch_seconds for wish, plan in plans.items()}
+    assert seconds["auto"] == seconds["always"] < seconds["never"]
+    assert [stage.shares_update for wish in plans for stage in plans[wish].stages] == [True] * 4 + [False] * 2
+    assert "its share of Newton-Schulz" in "\n".join(plans["auto"].explanation())
+    slow = LinkAssumptions(site_bytes_per_s=1e6)
+    assert [sharing(wish, slow).stages[0].shares_update for wish in ("auto", "always", "never")] == [False, True, False]  # type: ignore[arg-type]
+
+
+def test_without_newton_schulz_there_is_nothing_to_share() -> None:
+    assert not any(stage.shares_update for stage in sharing("always", name="adamw", lr=1e-3).stages)
+
+
+def test_what_replicas_exchange_is_counted() -> None:
+    """Each sends half of the matrices' results; results of two batches are on the device."""
+    alone, shared = sharing("never"), sharing("always")
+    matrices = sum(cost.shared_bytes for cost in layer_costs(job(num_blocks=4)))
+    more = shared.reductions[0].bytes_per_worker - alone.reductions[0].bytes_per_worker
+    assert more == pytest.approx(matrices / 2)
+    assert shared.estimates[0].device_bytes - alone.estimates[0].device_bytes == 2 * matrices
 
 
 # --- What the simulator says ---------------------------------------------------------------------------------------

@@ -24,9 +24,17 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("late_seed", [None, 1, 2])
-@pytest.mark.parametrize("replicas", [(2,), (3, 2), (1, 3)])
-@pytest.mark.parametrize("name", JOBS)
+SHORT = [(name, (3, 2), None) for name in JOBS] + [("2bw, clip", (3, 2), 1)]
+LONG = [
+    pytest.param(name, replicas, late_seed, marks=pytest.mark.slow)
+    for name in JOBS
+    for replicas in ((2,), (3, 2), (1, 3))
+    for late_seed in (None, *range(1, 6))
+    if (name, replicas, late_seed) not in SHORT
+]
+
+
+@pytest.mark.parametrize(("name", "replicas", "late_seed"), [*SHORT, *LONG])
 def test_shared_updates_give_the_bits_of_the_plain_loop(
     name: str, replicas: tuple[int, ...], late_seed: int | None
 ) -> None:
