@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rigs.counted_pipeline import CountedPipeline
@@ -57,6 +57,7 @@ class Case:
     replicas: tuple[int, ...] = (1, 1, 1)
     train: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
+    share_updates: Literal["always", "never"] = "never"
     most: float = 1 + BAR
     """Greatest ratio that holds."""
 
@@ -68,7 +69,7 @@ class Case:
             model=MODEL,
             train=replace(TRAIN, **self.train),
             optim=replace(OPTIM, **self.optim),
-            placement=PlacementSpec(replicas=self.replicas),
+            placement=PlacementSpec(replicas=self.replicas, share_updates=self.share_updates),
             fault=FaultSpec(snapshot_every=0),
         )
 
@@ -109,6 +110,13 @@ CASES = (
     Case("no clipping", train={"clip_norm": 0.0}),
     Case("four groups", train={"reduction_groups": 4}),
     Case("replicas", (2, 2), train={"reduction_groups": 4, "batches": 5}, most=MOST_OF_REPLICAS),
+    Case(
+        "replicas, shared update",
+        (2, 2),
+        train={"reduction_groups": 4, "batches": 5},
+        share_updates="always",
+        most=1.25,
+    ),
     Case("replicas, 1f1b", (2, 1), train={"reduction_groups": 2, "schedule": "1f1b"}, most=1.15),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
     Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),

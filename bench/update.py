@@ -3,6 +3,8 @@
 DTYPE_WIDTH: how many times as fast `step_together` is as each layer's own `step`, in processor time, for a stage of
 eight blocks of that width and Newton-Schulz in that dtype.
 update_batched_vs_single: the geometric mean of all of them.
+shared_N_DTYPE_WIDTH: how many times as fast an update is on the busiest of N replicas that share Newton-Schulz, without
+the way of the results. N is the most that it could be.
 
 One thread. Processor time hardly depends on what else the machine does. Sides alternate.
 """
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from headway.optim.layer_optimizer import TorchLayerOptimizer, optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.optim.update_shares import matrix_owners
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.spec import ModelSpec
 
@@ -59,6 +62,32 @@ class Stage:
                 optimizer.step(batch, current=maps[0], target=maps[1], gradients=maps[2])
         return time.thread_time() - began
 
+    def shared_seconds(self, num_replicas: int) -> float:
+        """One update on the first of replicas that share it; what the others send is there."""
+        batch = self._batch
+        self._batch += 1
+        current, target = self._sets[batch % 2], self._sets[(batch + 1) % 2]
+        owners = matrix_owners(TorchLayerOptimizer.matrix_shapes(self._optimizers), num_replicas)
+        shares, taken = {}, 0.0
+        for replica in range(num_replicas):
+            matrices = [index for index, owner in enumerate(owners) if owner == replica]
+            began = time.thread_time()
+            shares[replica] = TorchLayerOptimizer.orthogonalize_share(
+                self._optimizers, batch, gradients=self._gradients, matrices=matrices
+            )
+            taken = max(taken, time.thread_time() - began)
+        began = time.thread_time()
+        TorchLayerOptimizer.step_together(
+            self._optimizers,
+            batch,
+            current=current,
+            target=target,
+            gradients=self._gradients,
+            owners=owners,
+            shares=shares,
+        )
+        return taken + time.thread_time() - began
+
 
 def _random(name: str, model: ModelSpec) -> dict[str, Tensor]:
     return {parameter: torch.randn(shape) for parameter, shape in parameter_shapes(name, model).items()}
@@ -74,6 +103,16 @@ def compare(width: int, newton_schulz_dtype: str, *, num_pairs: int) -> list[flo
     return [single / batched for batched, single in pairs]
 
 
+def compare_shared(width: int, newton_schulz_dtype: str, num_replicas: int, *, num_pairs: int) -> list[float]:
+    """Whole over shared."""
+    stage = Stage(width, newton_schulz_dtype, num_batches=2 * num_pairs + 2)
+    stage.seconds(is_together=True)
+    stage.shared_seconds(num_replicas)
+    pairs = alternate(num_pairs, lambda: stage.shared_seconds(num_replicas), lambda: stage.seconds(is_together=True))
+    progress(f"{width} {newton_schulz_dtype}, {num_replicas} replicas: {1e3 * min(s for s, _ in pairs):.2f} ms")
+    return [whole / shared for shared, whole in pairs]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds, for a first look")
@@ -87,8 +126,15 @@ def main() -> int:
     }
     mean = Figure.of([statistics.geometric_mean(samples) for samples in zip(*ratios.values(), strict=True)])
     figures = {name: Figure.of(samples) for name, samples in ratios.items()}
+    shared = {
+        f"shared_{number}_{dtype}_{width}": Figure.of(compare_shared(width, dtype, number, num_pairs=num_pairs))
+        for dtype in ("float32", "bfloat16")
+        for width in ((128,) if options.quick else (128, 512))
+        for number in (2, 4)
+    }
     return report(
-        f"Update of {NUM_BLOCKS} blocks, batched over one by one", figures | {"update_batched_vs_single": mean}
+        f"Update of {NUM_BLOCKS} blocks: batched over one by one, and shared by replicas",
+        figures | {"update_batched_vs_single": mean} | shared,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which replica of a stage computes which part of an update. Pure."""
+"""Which replica of a stage computes which part of an update."""
 
 from dataclasses import dataclass
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import PlanRecord
 from headway.optim.layer_optimizer import optimizer_factory
@@ -157,6 +158,7 @@ class CountedPipeline:
             device=device,
             replica_groups=tuple(plan.stages[each].groups for each in replicas) if len(replicas) > 1 else (),
             replica_index=index,
+            update_shares=update_shares(spec, stage.layers, len(replicas)) if stage.shares_update else None,
             group_by_group=all(len(workers) == 1 for workers in plan.replicas),
             upstream_codec=plan.codec(stage_index),
             downstream_codec=plan.codec(stage_index + 1),

@@ -130,9 +130,10 @@ class StageCosts:
         self._host_bytes_of_card: Floats = self._host_bytes + pinned
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
         self.shared_bytes = self._sum(lambda kind: self._by_kind[kind].shared_bytes)
-        """Bytes of Newton–Schulz's results of one batch. [num slices]"""
-        self.exchanged_bytes = (1 + self.spec.train.delay) * self.shared_bytes
-        """Bytes of those on a device where replicas share an update: what others send may be a batch ahead."""
+        """Bytes of Newton–Schulz's results of a batch, which replicas that share its update hold. [num slices]
+
+        Results of the next batch come only after its sums are reduced, and fit where those were.
+        """
         largest = np.array([self._by_kind[kind].largest_update_flops for kind in self._kinds], dtype=np.float64)
         total = np.maximum(self._sum(lambda kind: self._by_kind[kind].update_flops), 1.0)
         self._largest_part: Floats = np.max(np.where(counts > 0, largest, 0.0), axis=1) / total
@@ -379,7 +380,7 @@ class StageCosts:
         """Return the bytes for a number of groups and of microbatches in flight. [num slices]"""
         needed: Floats = self.resident_bytes + self.passing_bytes + self.update_bytes
         if is_shared:
-            needed = needed + self.exchanged_bytes
+            needed = needed + self.shared_bytes
         sets = self.gradient_sets(num_groups, num_replicas)
         needed = needed + self.group_bytes * sets + self.activation_bytes * held
         return needed + self.reduction_excess(num_groups, num_replicas, held)

@@ -1,4 +1,4 @@
-"""Which replica of a stage orthogonalises which of its matrices: derived from the job and the stage's layers. Pure."""
+"""Which replica of a stage orthogonalises which of its matrices: derived from the job and the stage's layers."""
 
 from collections.abc import Sequence
 

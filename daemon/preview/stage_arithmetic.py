@@ -158,7 +158,7 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
         "update": int(costs.update_bytes[number]),
-        "shares": int(costs.exchanged_bytes[number]) if estimate.stage.shares_update else 0,
+        "shares": int(costs.shared_bytes[number]) if estimate.stage.shares_update else 0,
         "feedback": costs.feedback_bytes * len(groups),
     }
     return MemoryArithmetic(

@@ -11,9 +11,9 @@ from headway.stages.device.device import DeviceCopy
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
+from headway.stages.replicas.group_reduction import GroupReduction
+from headway.stages.replicas.update_exchange import UpdateExchange
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.group_reduction import GroupReduction
-from headway.stages.stage.update_exchange import UpdateExchange
 
 LEAD = 0
 """Position of the replica that leads its stage."""

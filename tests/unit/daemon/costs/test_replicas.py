@@ -192,17 +192,17 @@ def test_gradient_sums_are_counted_by_groups_held() -> None:
     parameters = sum(cost.num_parameters for cost in layer_costs(spec))
     sets = 2 + 0.5 * (2 + 2 + 1)
 
-    def exchanged(num_batches: int, worker: StageEstimate) -> int:
+    def exchanged(worker: StageEstimate) -> int:
         """What replicas send each other where they share the update."""
-        return worker.stage.shares_update * num_batches * sum(cost.shared_bytes for cost in layer_costs(spec))
+        return worker.stage.shares_update * sum(cost.shared_bytes for cost in layer_costs(spec))
 
-    more = shared.device_bytes - alone.device_bytes - exchanged(2, shared)
+    more = shared.device_bytes - alone.device_bytes - exchanged(shared)
     assert more == pytest.approx((sets - 4) * 4 * parameters, rel=1e-6)
     settings = {"reduction_groups": 4, "microbatches": 8, "schedule": "1f1b"}
     alone = planned(job(num_blocks=4, **settings), [node("a")]).estimates[0]  # type: ignore[arg-type]
     shared = replicated((2,), speeds=(1.0, 1.0), **settings).estimates[0]
     costs = StageCosts(spec, [DeviceSlot.of(node("a"), 0)], Profiles(), Links(LinkAssumptions(), Profiles()))
-    received = exchanged(1, shared)
+    received = exchanged(shared)
     assert alone.device_bytes > shared.device_bytes - received
     more = shared.device_bytes - alone.device_bytes - received
     assert more == pytest.approx((2 + 0.5 * 2 - 4) * 4 * parameters, rel=1e-6)
@@ -279,13 +279,13 @@ def sharing(
 
 def test_replicas_share_an_update_where_that_saves_time() -> None:
     """`auto` takes the faster of both; over a link of 1 MB/s each does its whole update, unless the job says always."""
-    plans = {wish: sharing(wish) for wish in ("auto", "always", "never")}  # type: ignore[arg-type]
+    plans = {wish: sharing(wish) for wish in ("auto", "always", "never")}
     seconds = {wish: plan.predicted_batch_seconds for wish, plan in plans.items()}
     assert seconds["auto"] == seconds["always"] < seconds["never"]
     assert [stage.shares_update for wish in plans for stage in plans[wish].stages] == [True] * 4 + [False] * 2
     assert "its share of Newton-Schulz" in "\n".join(plans["auto"].explanation())
     slow = LinkAssumptions(site_bytes_per_s=1e6)
-    assert [sharing(wish, slow).stages[0].shares_update for wish in ("auto", "always", "never")] == [False, True, False]  # type: ignore[arg-type]
+    assert [sharing(wish, slow).stages[0].shares_update for wish in ("auto", "always", "never")] == [False, True, False]
 
 
 def test_without_newton_schulz_there_is_nothing_to_share() -> None:
@@ -293,12 +293,12 @@ def test_without_newton_schulz_there_is_nothing_to_share() -> None:
 
 
 def test_what_replicas_exchange_is_counted() -> None:
-    """Each sends half of the matrices' results; results of two batches are on the device."""
+    """Each sends half of the matrices' results; those of a batch are on the device."""
     alone, shared = sharing("never"), sharing("always")
     matrices = sum(cost.shared_bytes for cost in layer_costs(job(num_blocks=4)))
     more = shared.reductions[0].bytes_per_worker - alone.reductions[0].bytes_per_worker
     assert more == pytest.approx(matrices / 2)
-    assert shared.estimates[0].device_bytes - alone.estimates[0].device_bytes == 2 * matrices
+    assert shared.estimates[0].device_bytes - alone.estimates[0].device_bytes == matrices
 
 
 # --- What the simulator says ---------------------------------------------------------------------------------------

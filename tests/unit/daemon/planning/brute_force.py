@@ -197,7 +197,7 @@ def fits(
         )
         needed = max(needed, ending - backward)
     if is_shared:
-        needed += (2 if train.delay else 1) * sum(cost.shared_bytes for cost in costs)
+        needed += sum(cost.shared_bytes for cost in costs)
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
