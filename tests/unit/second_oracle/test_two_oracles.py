@@ -4,11 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from tests.unit.second_oracle.comparison import Bits, by_reference, by_second_oracle, first_difference
 from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job, job_file
 
 JOB_FILES = Path(__file__).resolve().parents[3] / "docs/jobs"
+
+
+def is_accepted(text: str) -> bool:
+    """Whether the job's options go together."""
+    try:
+        parse_job(text, "drawn")
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +57,8 @@ def test_every_setting_makes_a_difference(data: Path, known: dict[str, Bits]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(60))
 def test_any_job_has_the_bits_of_the_second_oracle(number: int, data: Path) -> None:
-    """A job whose fields are drawn."""
-    text = drawn_job(number)
+    """A job whose fields are drawn, the first of a series that is of some family of Hugging Face."""
+    text = next(text for text in (drawn_job(60 * k + number) for k in range(60)) if is_accepted(text))
     expected = by_second_oracle(text, data, coded_cuts=CODED_CUTS[-1:])
     found = by_reference(text, data, coded_cuts=CODED_CUTS[-1:])
     assert found == expected, first_difference(found, expected) + text
