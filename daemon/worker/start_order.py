@@ -17,7 +17,7 @@ from headway.stages.stage.context import PATIENCE_S, StageContext
 
 def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageContext:
     """Return the context of the run that begins. Raises OrderRefusedError if the replicas' groups do not fit
-    together.
+    together, or for what this version does not know.
     """
     replicas = replica_groups(start, spec.train.reduction_groups)
     return StageContext(
@@ -37,8 +37,8 @@ def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageCon
         replica_index=replicas.index(tuple(start.stage.groups)) if replicas else 0,
         update_shares=update_shares(spec, start.stage.layers, len(replicas)) if start.stage.shares_update else None,
         group_by_group=start.stage.group_by_group,
-        upstream_codec=Codec(start.stage.upstream_codec),
-        downstream_codec=Codec(start.stage.downstream_codec),
+        upstream_codec=_codec(start.stage.upstream_codec),
+        downstream_codec=_codec(start.stage.downstream_codec),
         patience_s=start.patience_s or PATIENCE_S,
         stops_at_non_finite=spec.fault.non_finite == "stop",
     )
@@ -50,6 +50,14 @@ def for_stage(spec: JobSpec, stage: StageAssignment) -> JobSpec:
     if stage.recompute not in known:
         raise OrderRefusedError(f"stage {stage.index} cannot compute {stage.recompute!r} again")
     return replace(spec, train=replace(spec.train, recompute=known[stage.recompute]))
+
+
+def _codec(number: int) -> Codec:
+    try:
+        return Codec(number)
+    except ValueError:
+        known = ", ".join(f"{codec.value} ({codec.name.lower()})" for codec in Codec)
+        raise OrderRefusedError(f"no codec has number {number}; this version knows {known}") from None
 
 
 def groups_of(groups: Sequence[int], num_groups: int) -> tuple[int, ...]:

@@ -172,8 +172,8 @@ class Liveness:
     def _serving_silence(self) -> float:
         """Return the maximum silence while it serves a generation.
 
-        A card's allocator keeps its lock while it waits for the card to free memory, and a heartbeat asks the allocator
-        for its peak. So a heartbeat may come only when everything launched is done.
+        A call into a card's driver may wait for everything that was launched, and keep the interpreter until then. So a
+        heartbeat may come only when that is done.
         """
         if not self._launches:
             return SERVING_SILENCE_S

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Full, Queue
 
 from headway.stages.device.streams import Event
@@ -32,10 +33,11 @@ class Completions:
         """End the thread after the event for which it waits. Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._line.put(None)
+            with suppress(Full):  # then the thread sees that it is closed when it takes the next entry
+                self._line.put_nowait(None)
 
     def _run(self) -> None:
-        while (entry := self._line.get()) is not None:
+        while (entry := self._line.get()) is not None and self._is_open:
             event, act = entry
             try:
                 event.wait()

@@ -11,6 +11,7 @@ from itertools import count
 from queue import Empty, Full, Queue
 from typing import Final
 
+import structlog
 from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
@@ -18,6 +19,8 @@ from headway.stages.device.device import DeviceCopy, StageDevice
 from headway.stages.errors import UnavailableError
 from headway.stages.stage.content import MicrobatchSource
 from headway.stages.stage.context import StageContext
+
+log = structlog.get_logger()
 
 MOST_AHEAD: Final = 4
 """Microbatches that are drawn before they are needed."""
@@ -81,6 +84,8 @@ class DrawnTokens:
             while not self._ahead.empty():
                 self._ahead.get_nowait()
             self._thread.join(CLOSING_S)
+            if self._thread.is_alive():
+                log.warning("tokens.thread_left", waits_for="a read of the data", waited_s=CLOSING_S)
 
     def _draw(self, batch: int, microbatch: int) -> _Drawn:
         drawn = self._source.microbatch(

@@ -92,6 +92,7 @@ class GroupOfTwo:
         self._directions: dict[int, DeviceDirection] = {}
         """By the rank that sends; none on a link between hosts."""
         self._aborts: list[threading.Thread] = []
+        self._releasing = threading.Lock()
         self.device_trouble = ""
         """Why the accelerators do not talk directly, although they should."""
         if open_direction is not None:
@@ -161,13 +162,14 @@ class GroupOfTwo:
 
         Both directions together: the abort of one may wait for the other's transfers.
         """
-        if not self._aborts:
-            self._aborts = [
-                threading.Thread(target=direction.abort, name="headway-abort", daemon=True)
-                for direction in self._directions.values()
-            ]
-            for thread in self._aborts:
-                thread.start()
+        with self._releasing:  # several threads may see the link fail
+            if not self._aborts:
+                self._aborts = [
+                    threading.Thread(target=direction.abort, name="headway-abort", daemon=True)
+                    for direction in self._directions.values()
+                ]
+                for thread in self._aborts:
+                    thread.start()
         return self._aborts
 
 

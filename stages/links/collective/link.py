@@ -25,8 +25,9 @@ import structlog
 
 from headway.stages.device.device import StageDevice
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.links.collective.group import GroupOfTwo
+from headway.stages.links.collective.group import DIRECTIONS, VERDICT_TIMES, GroupOfTwo
 from headway.stages.links.collective.header import HeaderReader, Signal
+from headway.stages.links.collective.nccl_settings import FORM_TIMEOUT
 from headway.stages.links.collective.receiver import FrameReceiver
 from headway.stages.links.collective.sender import FrameSender
 from headway.stages.links.held_frames import HeldFrames
@@ -45,8 +46,12 @@ CLOSE_GRACE = timedelta(seconds=5)
 ABORT_GRACE = timedelta(seconds=5)
 """Time for the threads of an aborted group to notice, and for its device to be free; then `on_stuck` is called."""
 
-FORM_GRACE = timedelta(seconds=180)
-"""Time for the forming of a group; each of its steps has its own, shorter, deadline."""
+FORM_GRACE = (4 + len(DIRECTIONS) * (2 + VERDICT_TIMES)) * FORM_TIMEOUT
+"""Time for the forming of a group: the most that its steps may take together.
+
+Gloo has four: a guard that opens, a group for each direction, a guard that closes. Each direction between cards has a
+communicator, a greeting and a verdict.
+"""
 
 
 @dataclass(slots=True)

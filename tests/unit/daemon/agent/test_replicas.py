@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway.daemon.agent.copy_steps import copy_steps
 from headway.daemon.agent.local_state import NodeState
@@ -37,12 +38,12 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.worker.session import OrderRefusedError
-from headway.daemon.worker.start_order import for_stage
+from headway.daemon.worker.start_order import for_stage, start_context
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.order_messages import order_message
 from headway.daemon.workers.orders import OrderChooseStop, OrderStart, OrderStopAt, OrderWrite, SourceKind
 from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
-from headway.proto.control_pb2 import StageAssignment
+from headway.proto.control_pb2 import StageAssignment, Start
 from headway.stages.spec import ModelSpec, TrainSpec
 
 FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
@@ -201,6 +202,13 @@ def test_a_worker_refuses_what_it_cannot_compute_again() -> None:
     """The order of a newer daemon names a part that this worker does not know → refused, with its name."""
     with pytest.raises(OrderRefusedError, match="stage 3 cannot compute 'mlp' again"):
         for_stage(SPEC, StageAssignment(index=3, recompute="mlp"))
+
+
+def test_a_worker_refuses_a_codec_that_it_does_not_know() -> None:
+    """The order of a newer daemon names a codec by a number that is none here → refused, with those that are."""
+    stage = StageAssignment(index=0, num_stages=2, layers=FRONT, depth=1, downstream_codec=9)
+    with pytest.raises(OrderRefusedError, match=r"no codec has number 9; this version knows 0 \(none\)"):
+        start_context(Start(stage=stage), SPEC, torch.device("cpu"))
 
 
 def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:
