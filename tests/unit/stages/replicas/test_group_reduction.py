@@ -15,6 +15,7 @@ from headway.stages.links.link import FrameKind
 from headway.stages.replicas.group_reduction import GroupReduction
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.sums import slice_bounds
+from headway.stages.update_shares import UpdateShares
 from tests.unit.stages.stage.pipeline import MODEL, with_train
 
 SHAPES = [torch.Size((3, 5)), torch.Size((7,)), torch.Size((2, 2, 2))]
@@ -143,8 +144,11 @@ def test_both_ends_of_a_sibling_link_agree_on_its_frames(own: int) -> None:
     """What one end may say is what the other expects, to the element; both allow as many bytes under way."""
     train = with_train(microbatches=7, reduction_groups=3)
     layers, held = ("block.2", "head"), ((0, 2), (1,))
+    shares = UpdateShares(owners=(0, 1), num_elements=(6, 4), dtype=torch.bfloat16)
     ends = [
-        FrameContract.between_replicas(MODEL, train, layers=layers, replica_groups=held, own=k, sibling=1 - k)
+        FrameContract.between_replicas(
+            MODEL, train, layers=layers, replica_groups=held, own=k, sibling=1 - k, update_shares=shares
+        )
         for k in (own, 1 - own)
     ]
     assert ends[0].forms == ends[1].sent_forms
@@ -156,6 +160,8 @@ def test_both_ends_of_a_sibling_link_agree_on_its_frames(own: int) -> None:
     assert at_lead[FrameKind.SUMS][0].shape == (1, total // 2)
     assert at_other[FrameKind.SUMS][0].shape == (2, total - total // 2)
     assert at_lead[FrameKind.LOSSES][0].shape == (2,)
+    of_updates = [at[FrameKind.UPDATE_SHARE][0] for at in (at_lead, at_other)]
+    assert [(form.dtype, form.shape) for form in of_updates] == [(torch.bfloat16, (4,)), (torch.bfloat16, (6,))]
     assert FrameKind.LOSSES not in at_other
     assert FrameKind.NORM_TOTAL not in at_lead
     assert ends[0].max_unacknowledged_bytes >= 3 * 4 * (2 * (total - total // 2) + total)
