@@ -6,7 +6,7 @@ fixes the machine's part at submit time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,14 @@ FROM = "from"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AdapterTable:
-    """The section that becomes a part of the model."""
+class _JobFile(JobSpec):
+    """The sections of a file: those of a job, and one that becomes a part of the model."""
 
     adapter: AdapterSpec = field(default_factory=AdapterSpec)
+
+    def spec(self) -> JobSpec:
+        sections = {item.name: getattr(self, item.name) for item in fields(JobSpec)}
+        return JobSpec(**sections | {"model": replace(self.model, adapter=self.adapter)})
 
 
 def read_job(path: Path) -> JobSpec:
@@ -78,12 +82,12 @@ def parse_job(
 
     raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
-    table = {"adapter": raw.pop("adapter")} if "adapter" in raw else {}
-    taken: _AdapterTable = read_table(table, _AdapterTable, source, check=check_keys)
-    spec: JobSpec = read_table(raw, JobSpec, source, check=check_keys)
+    told: _JobFile = read_table(raw, _JobFile, source, check=check_keys)
+    if "adapter" in raw and "rank" not in raw["adapter"]:
+        raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
+    spec = told.spec()
     if folder:
         spec = _begun_with(spec, folder, raw.get("model", {}), source=source, open_model=open_model)
-    spec = replace(spec, model=replace(spec.model, adapter=taken.adapter))
     check_job(spec, source)
     return spec
 
@@ -114,4 +118,5 @@ def _begun_with(
         if ours != theirs:
             what = f"is {ours}, but config.json of {url} gives {theirs}; leave it out"
             raise ConfigError(what, f"{source}:model.{key}")
+    model = replace(model, adapter=spec.model.adapter)
     return replace(spec, model=model, origin=OriginSpec(url=url, job=spec.job.name))

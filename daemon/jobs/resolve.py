@@ -41,8 +41,12 @@ def resolve_job(
     named: the keys of its file, so that the devices may decide some others; None: the job leaves none open.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
-    other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has.
+    other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has; an
+    adapter beside random weights.
     """
+    if spec.model.has_adapter and not spec.origin.url:
+        what = "the weights beside the adapter would be random; name a model's folder with [model] from, or --model"
+        raise ConfigError(what, f"{job_file}:adapter.rank")
     source, index = _read_data(spec, job_file, cache_dir)
     data = DataSpec(source=source, sha256=index.sha256)
     train = with_flags_of(spec.train, index, str(job_file))

@@ -16,6 +16,7 @@ from headway.daemon.jobs.bounds import (
 )
 from headway.daemon.jobs.checkpoint_place import why_no_place
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.typed_toml import nearest
 from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
@@ -168,9 +169,18 @@ def _check_adapter(model: ModelSpec, source: str) -> None:
     for index, name in enumerate(adapter.targets[:MAX_TARGETS]):
         key = f"adapter.targets[{index}]"
         if name not in known:
-            _refuse(source, key, f"{_short(name)} is no matrix of this model's blocks; there are {', '.join(known)}")
+            _refuse(source, key, _why_no_target(name, known))
         if name in adapter.targets[:index]:
             _refuse(source, key, f"{name} is named twice")
+
+
+def _why_no_target(name: str, known: tuple[str, ...]) -> str:
+    if name == "all-linear":  # PEFT's word
+        return f"{name} is what an empty list means; leave targets out"
+    what = f"{_short(name)} is no matrix of this model's blocks"
+    last = name.rpartition(".")[2]
+    hint = f"; did you mean `{last}`?" if last in known else nearest(name, list(known))
+    return what + (hint or f"; there are {', '.join(known)}")
 
 
 def num_parameters(model: ModelSpec) -> int:

@@ -23,8 +23,17 @@ MAX_DOTS: Final = 256
 """Maximum number of dots in one line, because tomllib's time for a dotted key grows with the square of its parts."""
 MAX_PLACE: Final = 200
 """Maximum characters of a key in an error."""
-OTHER_WORDS: Final = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "bfloat16", "half": "bfloat16"}
-"""Words that people write for a choice whose own name is not the nearest by letters."""
+OTHER_WORDS: Final = {
+    "gpu": "cuda",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "bfloat16",
+    "half": "bfloat16",
+    "lora": "adapter",
+    "peft": "adapter",
+    "r": "rank",
+}
+"""Words that people write for a name that is not the nearest by letters."""
 
 NOT_IN_FILES: Final = "not_in_files"
 """Metadata of a field that no file may name."""
@@ -94,6 +103,11 @@ def nearest(word: str, known: list[str]) -> str:
     return f"; did you mean `{matches[0]}`?" if matches else ""
 
 
+def _keys_of(kind: type) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the fields of a dataclass that a file may name."""
+    return {item.name: item for item in dataclasses.fields(kind) if not item.metadata.get(NOT_IN_FILES)}
+
+
 class _Reader:
     """The reader of one file."""
 
@@ -107,7 +121,7 @@ class _Reader:
         if not isinstance(raw, dict):
             raise ConfigError(f"expected a table, got {_type_name(raw)}", self._at(place))
         hints = get_type_hints(kind)
-        fields = {item.name: item for item in dataclasses.fields(kind) if not item.metadata.get(NOT_IN_FILES)}
+        fields = _keys_of(kind)
         for key in raw:
             if key not in fields:
                 raise ConfigError(self._unknown(key, list(fields), place), self._at((*place, key)))
@@ -162,8 +176,11 @@ class _Reader:
         what = "unknown key" if place else "unknown section"
         if hint := nearest(key, known):
             return what + hint
-        for section, kind in get_type_hints(self._root).items():
-            if dataclasses.is_dataclass(kind) and any(item.name == key for item in dataclasses.fields(kind)):
+        sections = get_type_hints(self._root)
+        if place and dataclasses.is_dataclass(sections.get(key)):
+            return f"{what}; it is a section of its own: [{key}]"
+        for section, kind in sections.items():
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and key in _keys_of(kind):
                 return f"{what}; it belongs in [{section}]"
         return f"{what}; there are {', '.join(known)}"
 

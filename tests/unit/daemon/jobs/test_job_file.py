@@ -10,6 +10,7 @@ import pytest
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.jobs.rules import LATER
 from headway.optim.spec import GroupSpec
 from headway.stages.spec import AdapterSpec
@@ -30,6 +31,30 @@ REFUSED = {
     "true for a number": (NAMED + "[train]\nbatches = true", "train.batches: expected int, got bool (true)"),
     "fraction for a count": (NAMED + "[train]\nbatches = 1.5", "train.batches: expected int, got float (1.5)"),
     "not a number": (NAMED + "[train]\nclip_norm = nan", "train.clip_norm: expected a finite number, got nan"),
+    "adapter under another name": (NAMED + "[lora]\nrank = 8", "lora: unknown section; did you mean `adapter`?"),
+    "adapter inside the model": (
+        NAMED + "[model.adapter]\nrank = 8",
+        "model.adapter: unknown key; it is a section of its own: [adapter]",
+    ),
+    "adapter without a rank": (NAMED + "[adapter]\nalpha = 16", "job.toml:adapter.rank: is missing: without it all"),
+    "adapter of rank 0": (NAMED + "[adapter]\nrank = 0\nalpha = 8", "adapter.rank: is 0, so there is no adapter"),
+    "PEFT's name of the rank": (NAMED + "[adapter]\nr = 8", "adapter.r: unknown key; did you mean `rank`?"),
+    "PEFT's name of alpha": (NAMED + "[adapter]\nrank = 8\nlora_alpha = 8", "unknown key; did you mean `alpha`?"),
+    "PEFT's name of all matrices": (
+        NAMED + '[adapter]\nrank = 8\ntargets = ["all-linear"]',
+        "adapter.targets[0]: all-linear is what an empty list means; leave targets out",
+    ),
+    "target that matches nothing": (
+        NAMED + '[adapter]\nrank = 8\ntargets = ["q_proj", "lm_head"]',
+        "adapter.targets[1]: 'lm_head' is no matrix of this model's blocks; there are q_proj, k_proj,",
+    ),
+    "target with a path": (
+        NAMED + '[adapter]\nrank = 8\ntargets = ["self_attn.q_proj"]',
+        "adapter.targets[0]: 'self_attn.q_proj' is no matrix of this model's blocks; did you mean `q_proj`?",
+    ),
+    "target named twice": (NAMED + '[adapter]\nrank = 8\ntargets = ["q_proj", "q_proj"]', "q_proj is named twice"),
+    "dropout": (NAMED + "[adapter]\nrank = 8\ndropout = 0.1", "adapter.dropout: must be at most 0, is 0.1"),
+    "alpha of 0": (NAMED + "[adapter]\nrank = 8\nalpha = 0", "adapter.alpha: must be above 0, is 0.0"),
     "unknown schedule": (NAMED + '[train]\nschedule = "1f1"', "did you mean `1f1b`?"),
     "unknown optimizer": (NAMED + '[optim]\nrest = { name = "adamm" }', "optim.rest.name: 'adamm' is not one of muon,"),
     "group without a name": (NAMED + "[optim]\nrest = { lr = 0.1 }", "job.toml:optim.rest: `name` is missing"),
@@ -153,6 +178,15 @@ def test_every_later_feature_is_refused_by_a_named_case() -> None:
     lines = " ".join(line + text for text, line in REFUSED.values())
     for key in LATER:
         assert key.split(".")[1] in lines
+
+
+def test_an_adapter_needs_a_models_folder(tmp_path: Path) -> None:
+    """Beside random weights an adapter learns nothing of use: a job file without `from` is refused, where to say it."""
+    (tmp_path / "job.toml").write_text(NAMED + "[adapter]\nrank = 8")
+    spec = read_job(tmp_path / "job.toml")
+    with pytest.raises(ConfigError, match=r"name a model's folder with \[model\] from, or --model") as refused:
+        resolve_job(spec, job_file=tmp_path / "job.toml", devices=(), cache_dir=tmp_path)
+    assert refused.value.where.endswith("job.toml:adapter.rank")
 
 
 def test_defaults_of_a_named_job() -> None:
