@@ -32,7 +32,7 @@ from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device, NodeRecord
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.model.determinism import configure
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
 
 BAR = 0.1
 MOST_OF_REPLICAS = 1.25
@@ -55,6 +55,7 @@ class Case:
 
     name: str
     replicas: tuple[int, ...] = (1, 1, 1)
+    adapter: AdapterSpec = field(default_factory=AdapterSpec)
     train: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
     share_updates: Literal["always", "never"] = "never"
@@ -66,7 +67,7 @@ class Case:
         """Return the job."""
         return JobSpec(
             job=JobSection(name="memory"),
-            model=MODEL,
+            model=replace(MODEL, adapter=self.adapter),
             train=replace(TRAIN, **self.train),
             optim=replace(OPTIM, **self.optim),
             placement=PlacementSpec(replicas=self.replicas, share_updates=self.share_updates),
@@ -83,6 +84,7 @@ class Case:
 
 
 ADAMW, LION = GroupSpec(name="adamw"), GroupSpec(name="lion")
+LORA = AdapterSpec(rank=16)
 BF16 = {"dtype": "bfloat16"}
 NARROW = {"matrices": replace(OPTIM.matrices, momentum_dtype="bfloat16"), "error_feedback_dtype": "bfloat16"}
 CASES = (
@@ -118,6 +120,17 @@ CASES = (
         most=1.25,
     ),
     Case("replicas, 1f1b", (2, 1), train={"reduction_groups": 2, "schedule": "1f1b"}, most=1.15),
+    Case("LoRA", adapter=LORA),
+    Case("LoRA, one stage", (1,), adapter=LORA),
+    Case("LoRA, five stages", (1, 1, 1, 1, 1), adapter=LORA),
+    Case("LoRA, bfloat16", adapter=LORA, train=BF16),
+    Case("LoRA, q and v alone", adapter=AdapterSpec(rank=8, targets=("q_proj", "v_proj"))),
+    Case("LoRA, AdamW", adapter=LORA, optim={"matrices": ADAMW}),
+    Case("LoRA, recompute block", adapter=LORA, train={"recompute": "block"}),
+    Case("LoRA, recompute attention", adapter=LORA, train={"recompute": "attention"}),
+    Case("LoRA, loss in chunks", adapter=LORA, train={"loss_chunk": 64}),
+    Case("LoRA, 1f1b", adapter=LORA, train={"schedule": "1f1b"}, most=1.15),
+    Case("LoRA, replicas", (2, 2), adapter=LORA, train={"reduction_groups": 4, "batches": 5}, most=MOST_OF_REPLICAS),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
     Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),
 )

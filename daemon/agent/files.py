@@ -181,6 +181,8 @@ class StateKeeper:
                 )
             except RecoveryError as second:
                 log.warning("not_forwarded", key=str(key), reason=second.reason)
+                if is_of_origin:
+                    raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
                 raise error from second
 
     async def fetch_copies(self, step: FetchCopies) -> None:
@@ -325,6 +327,13 @@ class StateKeeper:
         if job is None or job.spec is None:
             raise RecoveryError(name, "was removed")
         return job
+
+
+def _asked_too(others: tuple[str, ...], key: StateKey) -> str:
+    """Return who else could have sent a part of the folder with the initial weights."""
+    if not others:
+        return f"no other node is up that could send {key.layer}"
+    return f"{', '.join(others)} cannot send {key.layer} either"
 
 
 def _timeline_of(job: JobView | None, generation: int) -> int | None:

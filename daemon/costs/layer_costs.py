@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headway.daemon.costs.block_widths import block_widths
 from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
@@ -206,21 +207,17 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     query = model.num_attention_heads * model.head_width
     tokens, size = _tokens(train), element_bytes(train)
     attention = 4.0 * train.sequence_length * query
-    # Kept for the backward: both norms' inputs and outputs, q, k, v, the mix; four of the MLP's width. In float32 both
-    # norms also keep the normed input, as on a CPU; the fused norm of a card, where bfloat16 is at home, does not.
-    num_wide = 6 if train.dtype == "bfloat16" else 8
-    key_value = model.num_key_value_heads * model.head_width
-    width = (num_wide - 2) * model.hidden_size + 2 * query + 2 * key_value + 4 * model.intermediate_size
-    if model.qk_norm:
-        width += query + key_value  # the norms' inputs
-    whole = kept = tokens * size * width + _attention_bytes(model, train)
+    widths = block_widths(model, train)
+    whole = kept = tokens * size * widths.kept + _attention_bytes(model, train)
     passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
+    of_mlp = tokens * size * widths.passing
     again = 0.0
     if recompute == "block":
         kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_matrix + attention)
+        of_mlp += whole - kept
     elif recompute == "attention":
         # The block's input stays, and all from attention's output on.
-        kept = tokens * size * (num_wide // 2 * model.hidden_size + 4 * model.intermediate_size)
+        kept = tokens * size * (model.hidden_size + widths.kept_above)
         # Before attention is computed again, the backward of the block's other half has freed what that kept.
         passing -= kept - tokens * size * model.hidden_size
         num_attention = sum(rows * columns for rows, columns in of_attention)
@@ -229,8 +226,6 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     if model.has_adapter:
         trained, others, frozen = _adapter_shapes(model), [], num_matrix + sum(vectors)
         num_adapter = sum(rows * columns for rows, columns in trained)
-        num_low = model.adapter.rank * len(trained) // 2
-        whole, kept = whole + tokens * size * num_low, kept + (tokens * size * num_low if recompute != "block" else 0)
     orthogonalized = trained if group.name == "muon" else ()
     return _cost(
         spec,
@@ -243,7 +238,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         orthogonalized=orthogonalized,
         recomputed_flops=again,
         activation_bytes=kept,
-        passing_bytes=max(passing + whole - kept, 0),
+        passing_bytes=max(passing + whole - kept, of_mlp, 0),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
+from headway.daemon.origin.carried_files import CONFIG_NAME
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.safetensors_header import HeaderError, TensorEntry, header_bytes, shown, tensors_of
 
@@ -33,6 +34,8 @@ def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda
     """Return the places of the tensors with such names; no other file is opened. Raises RecoveryError."""
     weight_map = _weight_map(folder) if folder.has(INDEX_NAME) else None
     if weight_map is None and not folder.has(SINGLE_NAME):
+        if not folder.has(CONFIG_NAME):
+            raise RecoveryError(folder.url, f"is missing, or has no {CONFIG_NAME} any more")
         raise RecoveryError(folder.url, f"has neither {SINGLE_NAME} nor {INDEX_NAME}; other formats are not read")
     names = [SINGLE_NAME] if weight_map is None else _files(weight_map, is_wanted)
     tensors: dict[str, tuple[str, TensorEntry]] = {}

@@ -12,7 +12,7 @@ PAGES = sorted(
 )
 LOG = ROOT / "docs/decisions.md"
 ROOMS = ("daemon", "stages", "optim", "proto", "tests", "bench")
-MAX_README_LINES = 200
+MAX_README_LINES = 220
 MIN_SENTENCE_WORDS = 6
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _PYTHON_FILE = re.compile(r"[\w/]+\.py\b")

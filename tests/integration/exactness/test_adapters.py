@@ -1,6 +1,8 @@
-"""LoRA on a cluster: the adapters of the plain loop at 1, 2 and 3 stages, merged too, and through a kill."""
+"""LoRA on a cluster: the adapters of the plain loop at 1, 2 and 3 stages, merged too, and through what fails."""
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,18 +13,21 @@ from safetensors.torch import load_file
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
-from headway.daemon.client.job_requests import submit
-from headway.daemon.jobs.job import FaultSpec, OriginSpec, PlacementSpec
+from headway.daemon.client.job_requests import pause, resume, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.jobs.job import FaultSpec, JobSpec, OriginSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
+from headway.daemon.records.records import Phase, WorkerRecord
 from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
+from headway.daemon.view.cluster_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model.adapters import merged
 from headway.stages.spec import AdapterSpec
-from tests.integration.exactness.training import WITHOUT_SPARES, finished, small_job, until_batch
+from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job, until_batch
 
 pytest.importorskip("transformers")
 
@@ -97,3 +102,64 @@ async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path) -> None:
     assert len(set(piped.generations)) > 1, "the kill came too late"
     files = [tmp_path / "piped" / "model", tmp_path / "plain"]
     assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
+
+
+async def test_a_node_without_the_base_recovers_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node of two reads the folder. A worker of the other is killed, the job is paused and resumed: same bits."""
+    spec, plain = await job_in_home(tmp_path, monkeypatch, "lora-without-access")
+    async with LocalCluster(tmp_path / "cluster", num_nodes=1, node_settings=WITHOUT_SPARES) as cluster:
+        lacking = await cluster.add_node(environment={"HOME": str(tmp_path / "elsewhere")})
+        async with ClusterSession(cluster.address) as session:
+            await submit(session, spec)
+            job = await until_batch(session, spec.job.name, 10)
+            os.kill(worker_on(job, lacking).pid, signal.SIGKILL)
+            await until_batch(session, spec.job.name, 20)
+            await pause(session, spec.job.name)
+            await wait_for_phase(session, spec.job.name, frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
+            await resume(session, spec.job.name)
+            await finished(session, spec.job.name, tmp_path / "piped")
+    assert (tmp_path / "piped/model/adapter_model.safetensors").read_bytes() == plain
+
+
+async def test_a_base_that_is_gone_is_named_and_may_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is moved away and a worker killed: the job fails and names it. Back it goes on: same bits."""
+    spec, plain = await job_in_home(tmp_path, monkeypatch, "lora-base-gone")
+    async with (
+        LocalCluster(tmp_path / "cluster", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, spec)
+        job = await until_batch(session, spec.job.name, 10)
+        (tmp_path / "home/model").rename(tmp_path / "home/away")
+        os.kill(worker_on(job, "node-1").pid, signal.SIGKILL)
+        job = await wait_for_phase(session, spec.job.name, frozenset({Phase.FAILED}), timeout_s=TIMEOUT_S)
+        assert "file://~/model: is missing, or has no config.json any more; node-2 cannot send" in job.phase.error
+        (tmp_path / "home/away").rename(tmp_path / "home/model")
+        await resume(session, spec.job.name)
+        await finished(session, spec.job.name, tmp_path / "piped")
+    assert (tmp_path / "piped/model/adapter_model.safetensors").read_bytes() == plain
+
+
+async def job_in_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[JobSpec, bytes]:
+    """A job of two nodes from a folder in the home folder, and the adapters of its plain loop."""
+    home = tmp_path / "home"
+    await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16)
+    monkeypatch.setenv("HOME", str(home))
+    url, model = model_opener(tmp_path)("file://~/model")
+    spec = replace(
+        small_job(name, batches=200), fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=name)
+    )
+    spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4, alpha=8.0)))
+    spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
+    tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
+    weights = reference(spec, tokens, on_batch=lambda _: None, initial=initial_weights_of(spec))
+    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=url) as writer:
+        for layer, parameters in weights.items():
+            writer.add(layer, parameters)
+    return spec, (tmp_path / "plain/adapter_model.safetensors").read_bytes()
+
+
+def worker_on(job: JobView, node: str) -> WorkerRecord:
+    """The worker in force on a node."""
+    assert job.plan is not None
+    return next(worker for worker in job.workers_of(job.plan).values() if worker.node == node)

@@ -199,13 +199,15 @@ def opened_model(folder: Path) -> Any:
 def logits_of(model: nn.Module) -> Tensor:
     tokens = torch.arange(48).reshape(2, 24) * 7 % VOCABULARY
     with torch.no_grad():
-        return torch.as_tensor(model(tokens).logits)
+        logits: Tensor = model(tokens).logits
+    return logits
 
 
 def put_beside(model: nn.Module, folder: Path) -> None:
     """Add B·(A·x) · alpha/rank to the output of each adapted matrix, from the names in the exported folder alone."""
     config = json.loads((folder / "adapter_config.json").read_text())
-    scale, adapters = config["lora_alpha"] / config["r"], load_file(folder / "adapter_model.safetensors")
+    scale: float = config["lora_alpha"] / config["r"]
+    adapters = load_file(folder / "adapter_model.safetensors")
     for key in [key for key in adapters if key.endswith(".lora_A.weight")]:
         down, up = adapters[key], adapters[key.replace("lora_A", "lora_B")]
 

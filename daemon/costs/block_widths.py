@@ -1,0 +1,58 @@
+"""Counts what a block's forward keeps for its backward, and what the backward adds, in values per token. Pure.
+
+A matrix keeps its input only to differentiate by its own weights. Beside an adapter the matrix is frozen, so that input
+is kept for the adapter alone, or not at all. A frozen norm does not keep its normed input.
+"""
+
+from dataclasses import dataclass
+
+from headway.stages.spec import ModelSpec, TrainSpec, matrix_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWidths:
+    """Values per token of one microbatch, except what the kernel of attention keeps."""
+
+    kept: int
+    """From the forward to the backward."""
+    kept_above: int
+    """Part of `kept` from attention's output on."""
+    passing: int = 0
+    """Gradients inside the MLP at the backward's fullest moment, as far as no gradient of weights makes room for
+    them.
+    """
+
+
+def block_widths(model: ModelSpec, train: TrainSpec) -> BlockWidths:
+    """Return the widths of a block that computes nothing again."""
+    if model.has_adapter:
+        return _beside_adapters(model)
+    hidden, inner = model.hidden_size, model.intermediate_size
+    # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
+    # CPU; the fused norm of a card, where bfloat16 is at home, does not.
+    of_norms = 2 if train.dtype == "bfloat16" else 3
+    return BlockWidths(
+        kept=2 * of_norms * hidden + _of_attention(model) + 4 * inner, kept_above=of_norms * hidden + 4 * inner
+    )
+
+
+def _of_attention(model: ModelSpec) -> int:
+    """Return the widths of q, k, v and the mix, and of the inputs of the norms on q and k."""
+    query, key_value = model.num_attention_heads * model.head_width, model.num_key_value_heads * model.head_width
+    return 2 * query + 2 * key_value + (query + key_value if model.qk_norm else 0)
+
+
+def _beside_adapters(model: ModelSpec) -> BlockWidths:
+    hidden, inner = model.hidden_size, model.intermediate_size
+    adapted = [name for name in matrix_names(model) if model.adapter.adapts(name)]
+    in_mlp = [name for name in adapted if name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")]
+    in_attention = [name for name in adapted if name not in in_mlp]
+    has_down = "down_proj" in adapted
+    # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.
+    above = hidden * (1 + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
+    above += model.adapter.rank * len(in_mlp)
+    below = hidden * (1 + any(name != "o_proj" for name in in_attention)) + model.adapter.rank * len(in_attention)
+    # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.
+    return BlockWidths(
+        kept=below + above + _of_attention(model), kept_above=above, passing=inner * (3 - has_down) + 2 * hidden
+    )

@@ -1,0 +1,67 @@
+"""The README's second example, from a model's folder to an adapter: each of its lines runs, as it stands there.
+
+The test makes it small. A tiny model takes the place of the download, two batches that of hundreds, and short rows that
+of long ones.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("jinja2")
+
+import transformers
+
+from tests.fakes.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
+from tests.fakes.tiny_models import write_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+README = Path(__file__).resolve().parents[3] / "README.md"
+PRELUDE = f"""\
+headway() {{ {sys.executable} -m headway.daemon.cli.main "$@"; }}
+hf() {{ test "$3 $4" = "--local-dir Qwen3-8B"; }}
+"""
+SMALLER = {
+    "--pack 2048": "--pack 64",
+    "sequence_length = 2048": "sequence_length = 64",
+    "batches = 500": "batches = 2",
+}
+
+
+def example() -> str:
+    """The example's block of the README, made small."""
+    section = README.read_text().partition("\n## Fine-tune a model\n")[2]
+    block = section.partition("```sh\n")[2].partition("```")[0]
+    for old, new in SMALLER.items():
+        assert old in block
+        block = block.replace(old, new)
+    return block
+
+
+def test_every_line_of_the_example_runs(program: Any) -> None:
+    """On a cluster of two nodes: PEFT's folder has adapters, and transformers opens the merged model."""
+    write_tiny_model(program.folder / "Qwen3-8B", model_type="qwen3", head_dim=16, vocab_size=VOCABULARY)
+    write_chat_tokenizer(program.folder / "Qwen3-8B")
+    write_chats(program.folder / "chats.jsonl")
+    program.up("--nodes", "2")
+    done = subprocess.run(
+        ["bash", "-ec", PRELUDE + example()],
+        cwd=program.folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    files = {path.name for path in (program.folder / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
+    opened = transformers.AutoModelForCausalLM.from_pretrained(program.folder / "merged")
+    assert opened.config.model_type == "qwen3"
