@@ -67,6 +67,7 @@ def submit(
     from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
+    from headway.daemon.client.tokenizer_match import check_tokenizer
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
     from headway.daemon.jobs.job_file import read_job_file
@@ -105,6 +106,7 @@ def submit(
         access.check(f"{source}:fault.checkpoint_dir")
         name = spec.job.name
         if manifest is None:
+            await asyncio.to_thread(check_tokenizer, resolved, source)
             resolved = await asyncio.to_thread(read_parts, resolved)
             await submit_job(session, resolved)
         else:

@@ -79,6 +79,9 @@ def _read_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> "tuple[str, Sh
     if data.sha256 and data.sha256 != index.sha256:
         what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"
         raise ConfigError(f"{what}; correct the hash or the source", f"{job_file}:data.sha256")
+    if index.vocab_size > spec.model.vocab_size and spec.origin.url:
+        what = f"has {index.vocab_size} tokens, and the model {spec.model.vocab_size}; prepare it with its tokenizer"
+        raise ConfigError(what, f"{job_file}:data.source")
     if index.vocab_size > spec.model.vocab_size:
         raise ConfigError(
             f"{spec.model.vocab_size} is too small for data of {index.vocab_size} tokens; set it to {index.vocab_size}",

@@ -27,13 +27,16 @@ from headway.daemon.view.cluster_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model.adapters import merged
 from headway.stages.spec import AdapterSpec
-from tests.integration.exactness.training import TIMEOUT_S, WITHOUT_SPARES, finished, small_job, until_batch
+from tests.integration.exactness.training import WITHOUT_SPARES, finished, small_job, until_batch
 
 pytest.importorskip("transformers")
 
 from tests.fakes.tiny_models import write_tiny_model
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(480)]
+
+
+PATIENCE_S = 240.0
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
@@ -111,13 +114,13 @@ async def test_a_node_without_the_base_recovers_and_resumes(tmp_path: Path, monk
         lacking = await cluster.add_node(environment={"HOME": str(tmp_path / "elsewhere")})
         async with ClusterSession(cluster.address) as session:
             await submit(session, spec)
-            job = await until_batch(session, spec.job.name, 10)
+            job = await until_batch(session, spec.job.name, 10, timeout_s=PATIENCE_S)
             os.kill(worker_on(job, lacking).pid, signal.SIGKILL)
-            await until_batch(session, spec.job.name, 20)
+            await until_batch(session, spec.job.name, 20, timeout_s=PATIENCE_S)
             await pause(session, spec.job.name)
-            await wait_for_phase(session, spec.job.name, frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
+            await wait_for_phase(session, spec.job.name, frozenset({Phase.PAUSED}), timeout_s=PATIENCE_S)
             await resume(session, spec.job.name)
-            await finished(session, spec.job.name, tmp_path / "piped")
+            await finished(session, spec.job.name, tmp_path / "piped", timeout_s=PATIENCE_S)
     assert (tmp_path / "piped/model/adapter_model.safetensors").read_bytes() == plain
 
 
@@ -129,14 +132,14 @@ async def test_a_base_that_is_gone_is_named_and_may_come_back(tmp_path: Path, mo
         ClusterSession(cluster.address) as session,
     ):
         await submit(session, spec)
-        job = await until_batch(session, spec.job.name, 10)
+        job = await until_batch(session, spec.job.name, 10, timeout_s=PATIENCE_S)
         (tmp_path / "home/model").rename(tmp_path / "home/away")
         os.kill(worker_on(job, "node-1").pid, signal.SIGKILL)
-        job = await wait_for_phase(session, spec.job.name, frozenset({Phase.FAILED}), timeout_s=TIMEOUT_S)
+        job = await wait_for_phase(session, spec.job.name, frozenset({Phase.FAILED}), timeout_s=PATIENCE_S)
         assert "file://~/model: is missing, or has no config.json any more; node-2 cannot send" in job.phase.error
         (tmp_path / "home/away").rename(tmp_path / "home/model")
         await resume(session, spec.job.name)
-        await finished(session, spec.job.name, tmp_path / "piped")
+        await finished(session, spec.job.name, tmp_path / "piped", timeout_s=PATIENCE_S)
     assert (tmp_path / "piped/model/adapter_model.safetensors").read_bytes() == plain
 
 
@@ -146,9 +149,7 @@ async def job_in_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16)
     monkeypatch.setenv("HOME", str(home))
     url, model = model_opener(tmp_path)("file://~/model")
-    spec = replace(
-        small_job(name, batches=200), fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=name)
-    )
+    spec = replace(small_job(name, batches=80), fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=name))
     spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4, alpha=8.0)))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
@@ -163,3 +164,25 @@ def worker_on(job: JobView, node: str) -> WorkerRecord:
     """The worker in force on a node."""
     assert job.plan is not None
     return next(worker for worker in job.workers_of(job.plan).values() if worker.node == node)
+
+
+async def test_replicas_of_a_stage_without_adapters(tmp_path: Path) -> None:
+    """Embedding, block and head on stages of their own, the first and last with two replicas: nothing to add there."""
+    spec = small_job("lora-replicas", batches=6, reduction_groups=2)
+    spec = replace(spec, model=replace(spec.model, num_hidden_layers=1, adapter=AdapterSpec(rank=4)))
+    spec = replace(spec, placement=PlacementSpec(min_nodes=5, replicas=(2, 1, 2)))
+    losses: list[float] = []
+    tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
+    weights = reference(spec, tokens, on_batch=lambda result: losses.append(result.loss))
+    with AdapterFolderWriter(tmp_path / "plain", spec.model, base="") as writer:
+        for layer, parameters in weights.items():
+            writer.add(layer, parameters)
+    async with (
+        LocalCluster(tmp_path / "cluster", num_nodes=5, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, spec)
+        piped = await finished(session, spec.job.name, tmp_path / "piped", timeout_s=PATIENCE_S)
+    assert piped.losses == tuple(losses)
+    files = [tmp_path / "piped" / "model", tmp_path / "plain"]
+    assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1

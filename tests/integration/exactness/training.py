@@ -146,7 +146,9 @@ async def until(
     raise AssertionError("a cluster is followed for ever")
 
 
-async def until_batch(session: ClusterSession, name: str, batch: int, *, generation: int = 0) -> JobView:
+async def until_batch(
+    session: ClusterSession, name: str, batch: int, *, generation: int = 0, timeout_s: float = TIMEOUT_S
+) -> JobView:
     """Wait until a batch has been reported done by a generation of at least so much."""
 
     def has_come(_: ClusterView, job: JobView) -> bool:
@@ -154,7 +156,7 @@ async def until_batch(session: ClusterSession, name: str, batch: int, *, generat
         progress = job.progress
         return progress is not None and progress.batch >= batch and progress.generation >= generation
 
-    return await until(session, has_come, name)
+    return await until(session, has_come, name, timeout_s=timeout_s)
 
 
 async def finished(session: ClusterSession, name: str, out: Path, *, timeout_s: float = TIMEOUT_S) -> Result:

@@ -1,0 +1,48 @@
+"""Refuses data whose tokens mean something else to the model from which a job starts."""
+
+import json
+from pathlib import Path
+
+from headway.daemon.data.data_tokenizer import TOKENIZER_NAME, tokenizer_of
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir
+from headway.stages.data.shard_index import read_index
+
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+def check_tokenizer(spec: JobSpec, job_file: Path) -> None:
+    """Raise ConfigError if most of the data's tokens have other numbers in the model's folder. Blocks.
+
+    A folder or data without a tokenizer is not compared. A few tokens may differ: people add some of their own.
+    """
+    if not spec.origin.url:
+        return
+    from headway.daemon.origin.origin_config import as_config_error
+    from headway.daemon.origin.origin_folder import OriginFolder
+
+    with as_config_error():
+        folder = OriginFolder(spec.origin.url)
+        if not folder.has(TOKENIZER_NAME):
+            return
+        theirs = _numbers(folder.read_small(TOKENIZER_NAME, MAX_TOKENIZER_BYTES))
+    data = data_folder(spec.data.source, default_cache_dir())
+    tokenizer = tokenizer_of(data, read_index(data))
+    ours = _numbers(tokenizer.text.encode()) if tokenizer is not None else {}
+    num_equal = sum(theirs.get(token) == number for token, number in ours.items())
+    if theirs and 2 * num_equal < len(ours):
+        what = f"{spec.data.source} was not made with the tokenizer of {spec.origin.url}"
+        what += f"; run `headway data prepare` with --tokenizer {spec.origin.url}"
+        raise ConfigError(what, f"{job_file}:data.source")
+
+
+def _numbers(text: bytes) -> dict[str, int]:
+    """Return the number of each token of a tokenizer.json; empty if it does not say them."""
+    try:
+        vocabulary = json.loads(text)["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
+            return {token: number for number, (token, _) in enumerate(vocabulary)}
+        return dict(vocabulary)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
