@@ -170,7 +170,7 @@ async def test_replicas_of_a_stage_without_adapters(tmp_path: Path) -> None:
     """Embedding, block and head on stages of their own, the first and last with two replicas: nothing to add there."""
     spec = small_job("lora-replicas", batches=6, reduction_groups=2)
     spec = replace(spec, model=replace(spec.model, num_hidden_layers=1, adapter=AdapterSpec(rank=4)))
-    spec = replace(spec, placement=PlacementSpec(min_nodes=5, replicas=(2, 1, 2)))
+    spec = replace(spec, placement=PlacementSpec(replicas=(2, 1, 2)))
     losses: list[float] = []
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
     weights = reference(spec, tokens, on_batch=lambda result: losses.append(result.loss))
