@@ -195,20 +195,22 @@ class JournalRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., from_batch: _Optional[int] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
-    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "microbatch_losses")
+    __slots__ = ("batch", "loss", "tokens", "seconds", "generation", "microbatch_losses", "eval_loss")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     batch: int
     loss: float
     tokens: int
     seconds: float
     generation: int
     microbatch_losses: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ...) -> None: ...
+    eval_loss: float
+    def __init__(self, batch: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., generation: _Optional[int] = ..., microbatch_losses: _Optional[_Iterable[float]] = ..., eval_loss: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("hello", "prepared", "started", "stop_chosen", "at_boundary", "wrote", "released", "progress", "heartbeat", "refused", "snapshot_missed", "recent_operations")

@@ -135,6 +135,7 @@ class FrameHeader(_message.Message):
         LOSSES: _ClassVar[FrameHeader.Kind]
         STOP: _ClassVar[FrameHeader.Kind]
         UPDATE_SHARE: _ClassVar[FrameHeader.Kind]
+        EVALUATION: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -147,6 +148,7 @@ class FrameHeader(_message.Message):
     LOSSES: FrameHeader.Kind
     STOP: FrameHeader.Kind
     UPDATE_SHARE: FrameHeader.Kind
+    EVALUATION: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

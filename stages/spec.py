@@ -148,7 +148,9 @@ class TrainSpec:
     documents: Literal["auto", "joined", "separate"] = "auto"
     """Whether attention and positions end with each document. Resolved when the job is submitted."""
     eval_every: int = 0
-    """Batches between held-out evaluations; 0 turns them off."""
+    """Batches between held-out evaluations, the first of which is batch 0's; 0 turns them off."""
+    eval_microbatches: int = 0
+    """E: microbatches of the validation split that an evaluation takes, at most m; 0: m."""
 
     @property
     def delay(self) -> int:
@@ -164,6 +166,15 @@ class TrainSpec:
     def separates_documents(self) -> bool:
         """Return whether attention and positions end with each document."""
         return self.documents == "separate"
+
+    @property
+    def num_evaluated(self) -> int:
+        """Return E: the microbatches of one evaluation."""
+        return self.eval_microbatches or self.microbatches
+
+    def evaluates(self, batch: int, microbatch: int = 0) -> bool:
+        """Return whether a held-out microbatch of this number is computed beside a microbatch of a batch."""
+        return self.eval_every > 0 and batch % self.eval_every == 0 and microbatch < self.num_evaluated
 
     @property
     def tokens_per_batch(self) -> int:

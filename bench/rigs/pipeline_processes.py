@@ -89,6 +89,10 @@ class RandomTokens:
         )
         return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
 
+    def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:
+        """As a `MicrobatchSource`."""
+        return self.microbatch(train, seed=0, batch=10**6, microbatch=microbatch)
+
 
 @dataclass(frozen=True, slots=True)
 class StageReport:

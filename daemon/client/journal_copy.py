@@ -95,5 +95,6 @@ class JournalCopy:
                 tokens=entry.tokens,
                 seconds=entry.seconds,
                 generation=entry.generation,
+                eval_loss=entry.eval_loss if entry.HasField("eval_loss") else None,
             )
         return self.file.last_batch - before

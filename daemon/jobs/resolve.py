@@ -93,4 +93,28 @@ def _read_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> "tuple[str, Sh
             "shorten them or prepare more data",
             f"{job_file}:train.sequence_length",
         )
+    _check_held_out(spec, index, job_file)
     return source, index
+
+
+def _check_held_out(spec: JobSpec, index: "ShardIndex", job_file: Path) -> None:
+    """Raise ConfigError for an evaluation without enough text."""
+    train = spec.train
+    if not train.eval_every:
+        return
+    if not index.validation:
+        raise ConfigError(
+            "the data has no validation split; `headway data prepare --validation 0.01` holds out a part",
+            f"{job_file}:train.eval_every",
+        )
+    length, size = train.sequence_length, train.microbatch_size
+    num_tokens = sum(shard.num_tokens for shard in index.validation)
+    num_rows = num_tokens // index.row_tokens if index.row_tokens else (num_tokens - 1) // length
+    if train.num_evaluated * size > num_rows:
+        most = num_rows // size
+        fix = f"set it to {most} or less" if most else "hold out more, or take fewer or shorter sequences"
+        raise ConfigError(
+            f"an evaluation of {train.num_evaluated} microbatches takes {train.num_evaluated * size} rows of {length} "
+            f"tokens, and the validation split has {num_rows}; {fix}",
+            f"{job_file}:train.eval_microbatches",
+        )

@@ -32,18 +32,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_TARGETS = 16
 """Names of `[adapter] targets` that are looked at: a block has fewer matrices, and none twice."""
 
-LATER: dict[str, tuple[tuple[object, ...], str]] = {
-    "train.eval_every": ((0,), "held-out evaluation"),
-}
-"""Features that this version does not have: the values that leave them off, and their names."""
-
 
 def check_job(spec: JobSpec, source: str) -> None:
     """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
-    for key, (off, name) in LATER.items():
-        if (value := _value(spec, key)) not in off:
-            leave = " or ".join(_toml(choice) for choice in off)
-            _refuse(source, key, f"{_toml(value)} asks for {name}, which this version does not have; set it to {leave}")
     for key, least in AT_LEAST.items():
         if (value := _value(spec, key)) < least:
             _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
@@ -199,6 +190,13 @@ def _check_train(spec: JobSpec, source: str) -> None:
             "train.reduction_groups",
             f"{train.reduction_groups} groups cannot be filled by {train.microbatches} microbatches; "
             f"set it to {train.microbatches} or less",
+        )
+    if train.eval_microbatches > train.microbatches:
+        _refuse(
+            source,
+            "train.eval_microbatches",
+            f"{train.eval_microbatches} held-out microbatches are computed beside {train.microbatches} microbatches, "
+            f"one beside each; set it to {train.microbatches} or less, or to 0 for as many",
         )
     if (number := train.microbatch_size * train.sequence_length) > MAX_TOKENS_PER_MICROBATCH:
         _refuse(

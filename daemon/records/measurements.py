@@ -31,6 +31,8 @@ class ProgressRecord:
     tokens_per_second: float
     recent: tuple[tuple[int, float], ...] = ()
     """(batch, loss) since the last record, at most 256; provisional until a boundary is written."""
+    evaluations: tuple[tuple[int, float], ...] = ()
+    """(batch, loss on held-out text) since the last record, at most 256, or else the last one before."""
     updated_at: float = 0.0
 
 

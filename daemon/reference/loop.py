@@ -5,7 +5,7 @@ a layer, draws a batch and steps an optimizer. It shares nothing that schedules,
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
@@ -46,6 +47,8 @@ class BatchResult:
     """Mean over the microbatches, nats per token."""
     tokens: int
     seconds: float
+    eval_loss: float | None = None
+    """Mean over the evaluation's held-out microbatches; None: the batch begins without one."""
 
 
 def reference(
@@ -94,22 +97,14 @@ def reference(
     for b in range(train.batches):
         started = perf_counter()
         version = weight_version(b, train.delay) % 2
+        eval_loss = _evaluated(job, models[version], tokens, device) if train.evaluates(b) else None
         parameters = [tensor for layer in sets[version].values() for tensor in layer.values()]
         losses: list[Tensor] = []
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
         for i in range(m):
             rows = tokens.microbatch(train, seed=job.job.seed, batch=b, microbatch=i)
-            hidden, documents = rows.inputs.to(device), None
-            if rows.positions is not None:
-                documents = document_rows(rows.positions.to(device), job.model, dtype)
-            for name, layer in models[version].items():
-                if name in cuts:
-                    hidden = cuts[name].carry(hidden, i)
-                if name != "head":
-                    hidden = layer(hidden) if documents is None or name == "embed" else layer(hidden, documents)
-            head = models[version]["head"]
-            divisor = None if rows.mean_tokens is None else rows.mean_tokens.to(device)
-            loss = microbatch_loss(head, hidden, rows.targets.to(device), chunk=train.loss_chunk, mean_tokens=divisor)
+            carry = {name: partial(cut.carry, microbatch=i) for name, cut in cuts.items()}
+            loss = _loss(job, models[version], rows, device, carry=carry)
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())
@@ -138,11 +133,47 @@ def reference(
 
         loss_sum = _fold(microbatch_losses)
         on_batch(
-            BatchResult(batch=b, loss=loss_sum / m, tokens=train.tokens_per_batch, seconds=perf_counter() - started)
+            BatchResult(
+                batch=b,
+                loss=loss_sum / m,
+                tokens=train.tokens_per_batch,
+                seconds=perf_counter() - started,
+                eval_loss=eval_loss,
+            )
         )
 
     final = sets[train.batches % 2] if dtype == torch.float32 else master
     return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
+
+
+def _loss(
+    job: "JobSpec",
+    model: dict[str, nn.Module],
+    rows: Microbatch,
+    device: torch.device,
+    *,
+    carry: Mapping[str, Callable[[Tensor], Tensor]],
+) -> Tensor:
+    """Return the loss [] of a microbatch. carry: what happens to the input of a layer on a coded link."""
+    hidden, documents = rows.inputs.to(device), None
+    if rows.positions is not None:
+        documents = document_rows(rows.positions.to(device), job.model, getattr(torch, job.train.dtype))
+    for name, layer in model.items():
+        if name in carry:
+            hidden = carry[name](hidden)
+        if name != "head":
+            hidden = layer(hidden) if documents is None or name == "embed" else layer(hidden, documents)
+    divisor = None if rows.mean_tokens is None else rows.mean_tokens.to(device)
+    targets, chunk = rows.targets.to(device), job.train.loss_chunk
+    return microbatch_loss(model["head"], hidden, targets, chunk=chunk, mean_tokens=divisor)
+
+
+@torch.no_grad()
+def _evaluated(job: "JobSpec", model: dict[str, nn.Module], tokens: TokenShards, device: torch.device) -> float:
+    """Return the mean loss of the held-out microbatches."""
+    number = job.train.num_evaluated
+    losses = [_loss(job, model, tokens.held_out(job.train, i), device, carry={}) for i in range(number)]
+    return _fold(torch.stack(losses).tolist()) / number
 
 
 class _CodedCut:

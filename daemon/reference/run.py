@@ -66,7 +66,12 @@ def run_reference(
 
         def on_batch(result: BatchResult) -> None:
             metrics.append(
-                batch=result.batch, loss=result.loss, tokens=result.tokens, seconds=result.seconds, generation=0
+                batch=result.batch,
+                loss=result.loss,
+                tokens=result.tokens,
+                seconds=result.seconds,
+                generation=0,
+                eval_loss=result.eval_loss,
             )
             if progress is not None:
                 progress.write(f"\rbatch {result.batch + 1}/{spec.train.batches}  loss {result.loss:.4f} ")

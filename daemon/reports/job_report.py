@@ -1,5 +1,6 @@
 """The report of a job: one value made from its records. Pure; `--json` prints it unchanged."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -61,6 +62,10 @@ class JobReport:
     batches: int
     loss: float | None
     """Loss of `batch`."""
+    eval_batch: int | None = None
+    """Last batch that began with an evaluation."""
+    eval_loss: float | None = None
+    """Its loss on held-out text, of the weights that it was computed on."""
     tokens_per_second: float | None
     seconds_left: float | None
     exact: bool | None
@@ -119,6 +124,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
     told = plan or job.next
     is_exact, exact_reason = _exactness(job)
     safety = report_safety(job, nodes, batch=batch)
+    evaluation = progress.evaluations[-1] if progress and progress.evaluations else None
     return JobReport(
         name=job.name,
         phase=phase.phase.value,
@@ -130,6 +136,8 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         batch=batch,
         batches=spec.train.batches,
         loss=progress.loss if progress and progress.batch == batch else None,
+        eval_batch=evaluation[0] if evaluation else None,
+        eval_loss=evaluation[1] if evaluation else None,
         tokens_per_second=rate,
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,
@@ -257,6 +265,16 @@ def queue_note(report: JobReport) -> str:
     return f"{report.queue_position} of {report.queue_length} in the queue"
 
 
+def evaluation_text(report: JobReport) -> str:
+    """Return the last evaluation, as loss and perplexity."""
+    assert report.eval_loss is not None
+    try:
+        perplexity = f"{math.exp(report.eval_loss):.4g}"
+    except OverflowError:
+        perplexity = "inf"
+    return f"held-out loss {report.eval_loss:.4f} (perplexity {perplexity}) at batch {report.eval_batch}"
+
+
 def report_line(report: JobReport, *, now: float) -> str:
     """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
@@ -264,6 +282,8 @@ def report_line(report: JobReport, *, now: float) -> str:
         parts.append(f"batch {report.batch + 1}/{report.batches}")
     if report.loss is not None:
         parts.append(f"loss {report.loss:.4f}")
+    if report.eval_loss is not None:
+        parts.append(evaluation_text(report))
     if report.tokens_per_second:
         parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.stages:

@@ -29,6 +29,7 @@ from headway.daemon.reports.job_report import (
     JobReport,
     StageReport,
     duration,
+    evaluation_text,
     planning_note,
     queue_note,
     report_in,
@@ -301,6 +302,8 @@ def _progress(report: JobReport, width: int) -> RenderableType:
         numbers.append(f"provisional from {report.provisional_from}")
     if report.loss is not None:
         numbers.append(f"loss {report.loss:.4f}")
+    if report.eval_loss is not None:
+        numbers.append(evaluation_text(report))
     if report.tokens_per_second:
         numbers.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.seconds_left:

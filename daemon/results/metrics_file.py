@@ -14,6 +14,9 @@ from headway.daemon.errors import ConfigError
 class MetricsFile:
     """Appends lines `{"batch", "loss", "tokens", "seconds", "generation"}`. A context manager.
 
+    A batch that begins with an evaluation also has `eval_loss`: nats per token of held-out text, on the weights that
+    the batch was computed on.
+
     Python writes a float as the shortest text that reads back to equal bits, so losses can be compared exactly.
     """
 
@@ -30,11 +33,22 @@ class MetricsFile:
         self._stream = path.open("ab")
         self._stream.truncate(length)
 
-    def append(self, *, batch: int, loss: float, tokens: int, seconds: float, generation: int) -> None:
+    def append(
+        self,
+        *,
+        batch: int,
+        loss: float,
+        tokens: int,
+        seconds: float,
+        generation: int,
+        eval_loss: float | None = None,
+    ) -> None:
         """Write a batch and flush. A batch that is already in the file is skipped."""
         if batch <= self.last_batch:
             return
         line = {"batch": batch, "loss": loss, "tokens": tokens, "seconds": seconds, "generation": generation}
+        if eval_loss is not None:
+            line["eval_loss"] = eval_loss
         self._stream.write(json.dumps(line).encode() + b"\n")
         self._stream.flush()
         self.last_batch = batch

@@ -189,4 +189,5 @@ def _entry(row: JournalRow) -> control_pb2.JournalEntry:
         seconds=row.seconds,
         generation=row.generation,
         microbatch_losses=row.microbatch_losses,
+        eval_loss=row.eval_loss,
     )

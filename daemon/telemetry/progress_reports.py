@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import structlog
 
@@ -72,6 +73,7 @@ class ProgressReports:
             loss=newest.loss,
             tokens_per_second=sum(entry.tokens for entry in entries) / seconds if seconds > 0 else 0.0,
             recent=tuple((entry.batch, entry.loss) for entry in entries),
+            evaluations=_evaluations(entries, view.progress),
             updated_at=time.time(),
         )
         plan_key = Keys.of(job, "plan")
@@ -87,6 +89,15 @@ class ProgressReports:
             log.warning("progress_not_written", job=job, error=str(error))
             return False
         return True
+
+
+def _evaluations(
+    entries: Sequence[control_pb2.JournalEntry], before: ProgressRecord | None
+) -> tuple[tuple[int, float], ...]:
+    """Return the evaluations among the entries, or the last one before them. A rollback takes back those after it."""
+    found = tuple((entry.batch, entry.eval_loss) for entry in entries if entry.HasField("eval_loss"))
+    earlier = [] if before is None else [each for each in before.evaluations if each[0] < entries[0].batch]
+    return found or tuple(earlier[-1:])
 
 
 def _is_news(job: JobView, generation: int, batch: int) -> bool:

@@ -20,6 +20,7 @@ def journal_entry(row: JournalRow) -> JournalEntry:
         seconds=row.seconds,
         generation=row.generation,
         microbatch_losses=row.microbatch_losses,
+        eval_loss=row.eval_loss,
     )
 
 

@@ -27,9 +27,11 @@ def num_targets(flags: Flags, train: TrainSpec) -> int:
     return int(_is_trained(flags, train).sum())
 
 
-def mean_tokens(num_of_batch: int, train: TrainSpec) -> float:
-    """Return the number by which each microbatch divides its sum of losses: the batch's targets over m."""
-    return max(num_of_batch, 1) / train.microbatches
+def mean_tokens(num_of_all: int, num_microbatches: int) -> float:
+    """Return the number by which each microbatch divides its sum of losses: the targets of all of them, over their
+    number.
+    """
+    return max(num_of_all, 1) / num_microbatches
 
 
 def positions(flags: Flags) -> npt.NDArray[np.int32]:

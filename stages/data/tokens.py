@@ -6,7 +6,7 @@ function of (seed, batch, microbatch, row) and nothing else.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
@@ -17,10 +17,11 @@ import numpy as np
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.row_flags import mean_tokens, num_targets, positions, trained_targets
 from headway.stages.data.shard_files import Tokens, fingerprint, mapped, verify_file
-from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, ShardIndex, read_index
+from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, Shard, ShardIndex, read_index
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec
 
+NO_VALIDATION: Final = "has no validation split; `headway data prepare --validation 0.01` makes one"
 _MOST_COUNTS: Final = 8
 """Batches whose number of targets is remembered."""
 
@@ -32,7 +33,8 @@ class TokenShards:
         self.index = index
         self._tokens = _Stream(maps)
         self._flags = _Stream(flags)
-        self._counts: dict[tuple[TrainSpec, int, int], int] = {}
+        self._counts: dict[tuple[object, ...], int] = {}
+        self._held_out: TokenShards | None = None
 
     @classmethod
     def open(
@@ -57,17 +59,23 @@ class TokenShards:
         index = read_index(path)
         if expected_sha256 and expected_sha256 != index.sha256:
             raise DataError(str(path), f"holds data {index.sha256[:12]}…, and {expected_sha256[:12]}… was asked for")
-        shards = index.validation if is_validation else index.shards
-        if is_validation and not shards:
-            raise DataError(str(path), "has no validation split")
-        maps = [mapped(path / shard.file, shard.num_tokens, TOKEN_TYPES[index.dtype]) for shard in shards]
-        flags = [mapped(path / shard.flags, shard.num_tokens, "<u1") for shard in shards if shard.flags]
+        if is_validation and not index.validation:
+            raise DataError(str(path), NO_VALIDATION)
+        found = cls._mapped(path, index, index.validation if is_validation else index.shards)
+        if index.validation and not is_validation:
+            found._held_out = cls._mapped(path, index, index.validation)
         if verified:
             if fingerprint(path) != verified:
                 raise DataError(str(path), "was written to since it was verified")
         elif verify:
             for each in index.files:
                 verify_file(path / each.file, each.sha256)
+        return found
+
+    @classmethod
+    def _mapped(cls, path: Path, index: ShardIndex, shards: Iterable[Shard]) -> Self:
+        maps = [mapped(path / shard.file, shard.num_tokens, TOKEN_TYPES[index.dtype]) for shard in shards]
+        flags = [mapped(path / shard.flags, shard.num_tokens, "<u1") for shard in shards if shard.flags]
         return cls(index, maps, flags)
 
     @property
@@ -86,9 +94,52 @@ class TokenShards:
         Each row's place depends on (seed, batch, microbatch, row) and the data alone. Raises DataError: the stream is
         shorter than a window and the token after it, rows are of another length, or the job needs flags.
         """
+        places = self._places(train, seed, batch, microbatch)
+        return self._rows(places, train, lambda: mean_tokens(self._num_targets(train, seed, batch), train.microbatches))
+
+    def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:
+        """Return a microbatch of an evaluation, in host memory: equal in each of them.
+
+        The rows of the validation split follow each other, in a stream as windows that do not overlap. Raises
+        DataError: there is no such split, or it has too few rows.
+        """
+        if self._held_out is None:
+            raise DataError(INDEX_NAME, NO_VALIDATION)
+        return self._held_out._evaluated(train, microbatch)
+
+    def _evaluated(self, train: TrainSpec, microbatch: int) -> Microbatch:
+        places = self._places_in_turn(train, microbatch)
+        return self._rows(places, train, lambda: mean_tokens(self._num_evaluated_targets(train), train.num_evaluated))
+
+    def _places_in_turn(self, train: TrainSpec, microbatch: int) -> list[int]:
+        """Return where the rows of an evaluation's microbatch begin."""
+        size, num_rows = train.microbatch_size, self.num_rows(train)
+        if (needed := train.num_evaluated * size) > num_rows:
+            raise DataError(
+                INDEX_NAME,
+                f"the validation split has {num_rows} rows of {train.sequence_length} tokens, and an evaluation takes "
+                f"{needed}: {train.num_evaluated} microbatches of {size}",
+            )
+        step = self.index.row_tokens or train.sequence_length
+        return [(microbatch * size + row) * step for row in range(size)]
+
+    def num_rows(self, train: TrainSpec) -> int:
+        """Return the number of rows that do not overlap: those of the data, or windows of a stream.
+
+        Raises DataError: rows of another length.
+        """
+        length, row_tokens = train.sequence_length, self.index.row_tokens
+        if row_tokens and row_tokens != length + 1:
+            raise DataError(INDEX_NAME, f"has rows for sequences of {row_tokens - 1} tokens, not of {length}")
+        return self.num_tokens // row_tokens if row_tokens else max(self.num_tokens - 1, 0) // length
+
+    def _num_evaluated_targets(self, train: TrainSpec) -> int:
+        """Return the number of unmasked targets of a whole evaluation."""
+        return self._counted((train,), train, (self._places_in_turn(train, i) for i in range(train.num_evaluated)))
+
+    def _rows(self, places: list[int], train: TrainSpec, mean_tokens_of_all: Callable[[], float]) -> Microbatch:
         import torch  # imported here: commands that read only an index do without it
 
-        places = self._places(train, seed, batch, microbatch)
         tokens = torch.from_numpy(self._tokens.windows(places, train.sequence_length + 1))
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if not train.has_mask:
@@ -98,15 +149,18 @@ class TokenShards:
             inputs,
             torch.from_numpy(trained_targets(targets.numpy(), flags, train)),
             positions=torch.from_numpy(positions(flags)) if train.separates_documents else None,
-            mean_tokens=torch.tensor(mean_tokens(self._num_targets(train, seed, batch), train), dtype=torch.float32),
+            mean_tokens=torch.tensor(mean_tokens_of_all(), dtype=torch.float32),
         )
 
     def _num_targets(self, train: TrainSpec, seed: int, batch: int) -> int:
         """Return the number of unmasked targets of a whole batch, also of microbatches that others draw."""
-        key = (train, seed, batch)
+        of_each = (self._places(train, seed, batch, i) for i in range(train.microbatches))
+        return self._counted((train, seed, batch), train, of_each)
+
+    def _counted(self, key: tuple[object, ...], train: TrainSpec, of_each: Iterable[list[int]]) -> int:
+        """Return the number of unmasked targets of some microbatches, counted once."""
         found = self._counts.get(key)
         if found is None:
-            of_each = (self._places(train, seed, batch, i) for i in range(train.microbatches))
             found = sum(num_targets(self._flags_at(places, train), train) for places in of_each)
             while len(self._counts) >= _MOST_COUNTS:
                 self._counts.pop(next(iter(self._counts)), None)

@@ -19,7 +19,7 @@ from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
 
-DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.NORM_TOTAL})
+DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION, FrameKind.NORM_TOTAL})
 UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
 REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.UPDATE_SHARE, FrameKind.LOSSES, FrameKind.STOP})
 """Kinds that only replicas of one stage exchange."""
@@ -88,13 +88,14 @@ class FrameContract:
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
         forms = {
             FrameKind.ACTIVATION: (*_coded(hidden, activations), *_beside(train)),
+            **({FrameKind.EVALUATION: (hidden, *_beside(train))} if train.eval_every else {}),
             FrameKind.GRADIENT: _coded(hidden, gradients),
             FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
         }
         return cls(
             forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
-            max_unacknowledged_frames=2 * train.microbatches + 4,
+            max_unacknowledged_frames=(4 if train.eval_every else 2) * train.microbatches + 4,
             codecs={FrameKind.ACTIVATION: activations, FrameKind.GRADIENT: gradients},
         )
 
@@ -124,8 +125,10 @@ class FrameContract:
                 FrameKind.REDUCED: (TensorForm(torch.float32, (lengths[speaker],)),),
             }
             if listener == 0 and layers[-1] == layer_names(model)[-1]:
-                num_held = sum(i % train.reduction_groups in groups for i in range(train.microbatches))
-                forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (num_held,)),)
+                held = [i for i in range(train.microbatches) if i % train.reduction_groups in groups]
+                num_held_out = sum(train.evaluates(0, i) for i in held)
+                most = len(held) + num_held_out
+                forms[FrameKind.LOSSES] = (TensorForm(torch.float32, (most,), may_be_shorter=num_held_out > 0),)
             if update_shares is not None and update_shares.num_elements[speaker]:
                 share = (update_shares.num_elements[speaker],)
                 forms[FrameKind.UPDATE_SHARE] = (TensorForm(update_shares.dtype, share),)

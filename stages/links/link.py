@@ -19,9 +19,10 @@ class FrameKind(IntEnum):
     NORM_TOTAL = 4  # downstream, and from the leading replica to the others: (float64 [] total of the squares,)
     SUMS = 7  # between replicas: (float32 [groups of the sender, slice of the receiver],)
     REDUCED = 8  # between replicas: (float32 [slice of the sender] of the mean gradient,)
-    LOSSES = 9  # to the leading replica of the last stage: (float32 [microbatches of the sender], in order,)
+    LOSSES = 9  # to the leading replica of the last stage: (float32 [own microbatches, held-out ones], in order,)
     STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
     UPDATE_SHARE = 11  # between replicas: (as iterated, [elements of the sender's share of the update],)
+    EVALUATION = 12  # downstream, ahead of the ACTIVATION of its number: a held-out microbatch, never coded
 
 
 @dataclass(frozen=True, slots=True)

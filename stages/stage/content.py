@@ -18,6 +18,10 @@ class MicrobatchSource(Protocol):
         """A microbatch of a job, in host memory."""
         ...
 
+    def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:
+        """A microbatch of an evaluation, in host memory."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContent:

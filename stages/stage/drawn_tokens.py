@@ -30,13 +30,24 @@ STEP_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A microbatch on its way to the device."""
+class _OnTheWay:
+    """Rows on their way to the device."""
 
     copy: DeviceCopy
     """Of what this stage reads."""
     passing: tuple[Tensor, ...]
     """Targets that only pass through this stage: they stay in host memory."""
+
+    def taken(self) -> Microbatch:
+        return Microbatch.of((*self.copy.take(), *self.passing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A microbatch, and the held-out one that is computed beside it."""
+
+    rows: _OnTheWay
+    held_out: _OnTheWay | None
 
 
 class DrawnTokens:
@@ -54,13 +65,13 @@ class DrawnTokens:
         self._is_wanted = True
         self._thread: threading.Thread | None = None
 
-    def take(self, batch: int, microbatch: int) -> Microbatch:
-        """Return a microbatch, the next one in order. Raises what the source raises.
+    def take(self, batch: int, microbatch: int) -> tuple[Microbatch, Microbatch | None]:
+        """Return a microbatch, the next one in order, and the held-out one of its number if the batch is evaluated.
 
-        The targets are on the device if this stage reads them.
+        The targets are on the device if this stage reads them. Raises what the source raises.
         """
         drawn = self._next(batch, microbatch)
-        return Microbatch.of((*drawn.copy.take(), *drawn.passing))
+        return drawn.rows.taken(), None if drawn.held_out is None else drawn.held_out.taken()
 
     def _next(self, batch: int, microbatch: int) -> _Drawn:
         if self._device.is_immediate:
@@ -88,12 +99,16 @@ class DrawnTokens:
                 log.warning("tokens.thread_left", waits_for="a read of the data", waited_s=CLOSING_S)
 
     def _draw(self, batch: int, microbatch: int) -> _Drawn:
-        drawn = self._source.microbatch(
-            self._context.train, seed=self._context.seed, batch=batch, microbatch=microbatch
-        )
+        train, seed = self._context.train, self._context.seed
+        rows = self._on_the_way(self._source.microbatch(train, seed=seed, batch=batch, microbatch=microbatch))
+        if not train.evaluates(batch, microbatch):
+            return _Drawn(rows, None)
+        return _Drawn(rows, self._on_the_way(self._source.held_out(train, microbatch)))
+
+    def _on_the_way(self, rows: Microbatch) -> _OnTheWay:
         if self._context.is_last:
-            return _Drawn(self._device.copy_in(drawn.tensors), ())
-        return _Drawn(self._device.copy_in(drawn.read_by_all), drawn.read_by_last)
+            return _OnTheWay(self._device.copy_in(rows.tensors), ())
+        return _OnTheWay(self._device.copy_in(rows.read_by_all), rows.read_by_last)
 
     def _draw_all(self, first_batch: int) -> None:
         """Draw until nobody wants more. An error is the last thing that is handed over."""

@@ -218,10 +218,12 @@ class Executor:
     def _forward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)
         version = weight_version(batch, self.state.schedule.delay)
-        rows = self._input(batch, microbatch)
+        rows, held_out = self._input(batch, microbatch)
+        link = self._downstream[microbatch]
+        if held_out is not None:
+            self._evaluate(batch, microbatch, held_out, version=version)
         output = self._graph.forward(key, rows, version=version)
         self.state.forwarded(batch, microbatch)
-        link = self._downstream[microbatch]
         if link is not None:
             link.send(
                 self.context.frame(FrameKind.ACTIVATION, batch, microbatch, *replace(rows, inputs=output).tensors)
@@ -230,10 +232,23 @@ class Executor:
             self._losses.add(batch, microbatch, output)
         return version
 
-    def _input(self, batch: int, microbatch: int) -> Microbatch:
+    def _evaluate(self, batch: int, microbatch: int, rows: Microbatch, *, version: int) -> None:
+        """Compute a held-out microbatch. It comes first: then the other's graph takes no memory yet."""
+        output, link = self._graph.evaluate(rows, version=version), self._downstream[microbatch]
+        if link is not None:
+            tensors = replace(rows, inputs=output).tensors
+            link.send(self.context.frame(FrameKind.EVALUATION, batch, microbatch, *tensors))
+        else:
+            self._losses.add(batch, self.context.train.microbatches + microbatch, output)
+
+    def _input(self, batch: int, microbatch: int) -> tuple[Microbatch, Microbatch | None]:
+        """Return a microbatch, and the held-out one of its number if the batch is evaluated."""
         if self._tokens is not None:
             return self._tokens.take(batch, microbatch)
-        return self._reception.inputs.pop((batch, microbatch)).taken(self.context.train.dtype)
+        key, dtype = (batch, microbatch), self.context.train.dtype
+        held_out = self._reception.evaluations.pop(key, None)
+        rows = self._reception.inputs.pop(key).taken(dtype)
+        return rows, None if held_out is None else held_out.taken(dtype)
 
     def _backward(self, batch: int, microbatch: int) -> int:
         key = (batch, microbatch)

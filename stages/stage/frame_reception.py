@@ -88,6 +88,8 @@ class FrameReception:
         self._rows = rows
         self.inputs: dict[tuple[int, int], ArrivedMicrobatch] = {}
         """(batch, microbatch) to what has arrived."""
+        self.evaluations: dict[tuple[int, int], ArrivedMicrobatch] = {}
+        """(batch, number of the held-out microbatch) to what has arrived."""
         self.output_gradients: dict[tuple[int, int], ArrivedGradient] = {}
         """(batch, microbatch) to the gradient that has arrived."""
         self.num_stale_frames = 0
@@ -95,7 +97,7 @@ class FrameReception:
     @property
     def is_empty(self) -> bool:
         """Return whether everything that arrived was used."""
-        return not (self.inputs or self.output_gradients)
+        return not (self.inputs or self.evaluations or self.output_gradients)
 
     def accept(self, item: Frame | LinkLost) -> None:
         """Something that a link has put into the inbox. Raises UnavailableError, ProtocolError."""
@@ -109,9 +111,15 @@ class FrameReception:
         batch, microbatch, state = frame.batch, frame.microbatch, self._state
         match frame.kind:
             case FrameKind.ACTIVATION:
-                self._require(frame, state.expects_input(batch, microbatch))
+                is_evaluated = self._context.train.evaluates(batch, microbatch)
+                has_come = (batch, microbatch) in self.evaluations
+                self._require(frame, state.expects_input(batch, microbatch) and has_come == is_evaluated)
                 self.inputs[batch, microbatch] = self._arrived_input(frame)
                 state.input_arrived(batch, microbatch)
+            case FrameKind.EVALUATION:
+                is_new = (batch, microbatch) not in self.evaluations and state.expects_input(batch, microbatch)
+                self._require(frame, is_new and self._context.train.evaluates(batch, microbatch))
+                self.evaluations[batch, microbatch] = self._arrived_input(frame)
             case FrameKind.GRADIENT:
                 self._require(frame, state.expects_gradient(batch, microbatch))
                 self.output_gradients[batch, microbatch] = ArrivedGradient(
@@ -183,6 +191,9 @@ class FrameReception:
         """A link between devices brings them on the device, and they come to the host late."""
         rows, batch = self._rows, frame.batch
         assert rows is not None
+        if len(frame.tensors[0]) != len(microbatches):
+            what = f"LOSSES of {len(frame.tensors[0])} microbatches instead of {len(microbatches)}"
+            raise ProtocolError(self._sender(frame), what)
         if self._device.is_on_host(frame.tensors[0]):
             rows.add(batch, microbatches, numbers_of(frame.tensors[0]))
         else:

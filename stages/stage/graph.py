@@ -132,6 +132,16 @@ class StageGraph:
         self._num_readers[version % 2] += 1
         return hidden
 
+    @torch.no_grad()
+    def evaluate(self, rows: Microbatch, *, version: int) -> Tensor:
+        """Compute a held-out microbatch on W_version and keep nothing. Returns as `forward`."""
+        self._check_live(version)
+        held = _InFlight(version, rows.targets, rows.mean_tokens, self._documents(rows), [], [], None)
+        hidden = rows.inputs
+        for layer in range(len(self._layers)):
+            hidden = self._layer_output(layer, hidden, held)
+        return hidden
+
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
         """Differentiate a microbatch by the weights that its forward read, and free its graph.
 

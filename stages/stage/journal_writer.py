@@ -9,8 +9,16 @@ from torch import Tensor
 
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import Batch
+from headway.stages.spec import TrainSpec
 from headway.stages.stage.context import StageContext
 from headway.stages.state.journal import Journal, JournalRow
+from headway.stages.sums import fold
+
+
+def places_in_row(train: TrainSpec, batch: int, microbatches: Sequence[int]) -> tuple[int, ...]:
+    """Return the places of a worker's losses of a batch: i of microbatch i, m + i of held-out microbatch i."""
+    held_out = (train.microbatches + i for i in microbatches if train.evaluates(batch, i))
+    return (*microbatches, *held_out)
 
 
 class BatchLosses:
@@ -18,21 +26,22 @@ class BatchLosses:
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[int, Tensor]] = {}
+        """Batch to place in its row to loss."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half computed."""
         return not self._losses
 
-    def add(self, batch: int, microbatch: int, loss: Tensor) -> None:
-        """Add a forward's loss []."""
-        self._losses.setdefault(batch, {})[microbatch] = loss
+    def add(self, batch: int, place: int, loss: Tensor) -> None:
+        """Add a forward's loss []. place: as in `places_in_row`."""
+        self._losses.setdefault(batch, {})[place] = loss
 
     def take(self, batch: int) -> tuple[Sequence[int], Tensor]:
-        """Return the microbatches of a batch, in order, and their losses, float32 [own microbatches]."""
+        """Return the places of a batch's losses, in order, and these, float32 [own microbatches and held-out ones]."""
         of_batch = self._losses.pop(batch)
-        microbatches = sorted(of_batch)
-        return microbatches, torch.stack([of_batch[i] for i in microbatches])
+        places = sorted(of_batch)
+        return places, torch.stack([of_batch[place] for place in places])
 
 
 class JournalWriter:
@@ -57,21 +66,24 @@ class JournalWriter:
         self._journal.truncate(self._context.boundary)
         self._batch_ended = perf_counter()
 
-    def add(self, batch: int, microbatches: Sequence[int], losses: Sequence[float]) -> None:
-        """Add losses of a batch, in order of these microbatches.
+    def add(self, batch: int, places: Sequence[int], losses: Sequence[float]) -> None:
+        """Add losses of a batch, in order of these places: see `places_in_row`.
 
-        Raises NonFiniteLossError for the first loss of the batch that is not finite, if the job requires it.
+        Raises NonFiniteLossError for the first loss of the batch that is not finite, if the job requires it. A loss on
+        held-out text may be anything.
         """
         known = self._known.setdefault(batch, {})
-        known.update(zip(microbatches, losses, strict=True))
-        of_next = self._known.get(self._next_batch, {})
-        if len(of_next) < self._context.train.microbatches:
+        known.update(zip(places, losses, strict=True))
+        of_next, train = self._known.get(self._next_batch, {}), self._context.train
+        if len(of_next) < len(places_in_row(train, self._next_batch, range(train.microbatches))):
             return
         del self._known[self._next_batch]
         self._append(self._next_batch, [of_next[i] for i in range(len(of_next))])
         self._next_batch += 1
 
-    def _append(self, batch: int, losses: Sequence[float]) -> None:
+    def _append(self, batch: int, all_losses: Sequence[float]) -> None:
+        losses = all_losses[: self._context.train.microbatches]
+        held_out = all_losses[len(losses) :]
         for microbatch, loss in enumerate(losses):
             if self._context.stops_at_non_finite and not math.isfinite(loss):
                 raise NonFiniteLossError(batch, microbatch, loss)
@@ -82,6 +94,7 @@ class JournalWriter:
             tokens=self._context.train.tokens_per_batch,
             seconds=now - self._batch_ended,
             generation=self._context.generation,
+            eval_loss=fold(list(held_out)) / len(held_out) if held_out else None,
         )
         self._batch_ended = now
         self._journal.append(row)

@@ -14,6 +14,7 @@ from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.replicas.group_reduction import GroupReduction
 from headway.stages.replicas.update_exchange import UpdateExchange
 from headway.stages.stage.context import StageContext
+from headway.stages.stage.journal_writer import places_in_row
 
 LEAD = 0
 """Position of the replica that leads its stage."""
@@ -124,12 +125,13 @@ class Siblings:
             self._reduction.add_reduced(frame.batch, sibling, tensor)
 
     def received_losses(self, frame: Frame) -> tuple[int, ...]:
-        """Take expected LOSSES. Returns their microbatches."""
+        """Take expected LOSSES. Returns their places in a row of the journal."""
         sibling, train = self._sender(frame), self._context.train
         assert sibling is not None
         self._next_losses[sibling] += 1
         groups = self._context.replica_groups[sibling]
-        return tuple(i for i in range(train.microbatches) if i % train.reduction_groups in groups)
+        held = [i for i in range(train.microbatches) if i % train.reduction_groups in groups]
+        return places_in_row(train, frame.batch, held)
 
     def received_share(self, frame: Frame, share: DeviceCopy) -> None:
         """Take an expected UPDATE_SHARE; call `has_shares` once it is on the device."""

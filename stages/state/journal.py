@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,8 @@ _DTYPES: dict[str, type[Any]] = {
     "seconds": np.float64,
     "tokens": np.int64,
 }
+_EVAL_LOSS = "eval_loss"
+"""A column beside them, float64 [n], NaN where there is no evaluation. It is left out where no row has one."""
 _MIN_CAPACITY = 64
 
 
@@ -35,6 +38,10 @@ class JournalRow:
     seconds: float
     """Wall clock seconds since the last batch, on the last stage."""
     generation: Generation
+    eval_loss: float | None = None
+    """Mean loss of the weights that the batch was computed on, over the evaluation's held-out microbatches, in nats per
+    token; None: no evaluation.
+    """
 
     @property
     def loss(self) -> float:
@@ -62,7 +69,7 @@ class Journal:
     @property
     def rows(self) -> Sequence[JournalRow]:
         """Return all rows, oldest first."""
-        columns = [self._columns[name][: self._length].tolist() for name in _DTYPES]
+        columns = [self._columns[name][: self._length].tolist() for name in (*_DTYPES, _EVAL_LOSS)]
         return tuple(
             JournalRow(
                 batch=Batch(batch),
@@ -70,8 +77,9 @@ class Journal:
                 tokens=tokens,
                 seconds=seconds,
                 generation=Generation(generation),
+                eval_loss=None if isnan(eval_loss) else eval_loss,
             )
-            for batch, generation, losses, seconds, tokens in zip(*columns, strict=True)
+            for batch, generation, losses, seconds, tokens, eval_loss in zip(*columns, strict=True)
         )
 
     @property
@@ -98,6 +106,7 @@ class Journal:
         values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
+        self._columns[_EVAL_LOSS][self._length] = nan if row.eval_loss is None else row.eval_loss
         self._length += 1
 
     def truncate(self, boundary: Boundary) -> None:
@@ -117,11 +126,13 @@ class Journal:
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
 
-        These are: `losses` float32 [n, m], `seconds` float64 [n], the others int64 [n]. They are no copies, but rows
-        that are appended later do not change them.
+        These are: `losses` float32 [n, m], `seconds` and `eval_loss` float64 [n], the others int64 [n]. `eval_loss` is
+        left out if no row has one. They are no copies, but rows that are appended later do not change them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
+        if np.isnan(self._columns[_EVAL_LOSS][:length]).all():
+            del tensors[_EVAL_LOSS]
         return tensors if length else tensors | {"losses": torch.empty(0, 0)}
 
     @classmethod
@@ -137,7 +148,8 @@ class Journal:
         if any(not column.ndim for column in given.values()):
             raise ValueError("the journal's columns are no columns")
         length = len(given["batch"])
-        for name, dtype in _DTYPES.items():
+        given[_EVAL_LOSS] = tensors[_EVAL_LOSS].numpy() if _EVAL_LOSS in tensors else np.full(length, nan)
+        for name, dtype in (_DTYPES | {_EVAL_LOSS: np.float64}).items():
             column = given[name]
             if column.shape[0] != length or column.dtype != dtype or column.ndim != (2 if name == "losses" else 1):
                 raise ValueError(f"the journal's column {name} does not fit the others")
@@ -167,5 +179,5 @@ def _empty(capacity: int, width: int) -> dict[str, "np.ndarray[Any, Any]"]:
     """Return columns with room for these rows and microbatches."""
     return {
         name: np.empty((capacity, width) if name == "losses" else capacity, dtype=dtype)
-        for name, dtype in _DTYPES.items()
+        for name, dtype in (_DTYPES | {_EVAL_LOSS: np.float64}).items()
     }

@@ -84,6 +84,8 @@ class Train:
     attention_backend: str
     wire: str
     wire_feedback: bool
+    eval_every: int
+    eval_microbatches: int
 
     @property
     def delay(self) -> int:

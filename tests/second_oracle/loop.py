@@ -13,7 +13,7 @@ from tests.second_oracle.gradient_sums import mean_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
 from tests.second_oracle.token_loss import differentiated_loss
-from tests.second_oracle.token_windows import Stream, microbatch
+from tests.second_oracle.token_windows import Rows, Stream, held_out_microbatch, microbatch
 from tests.second_oracle.update import Update
 from tests.second_oracle.wire import Wire
 
@@ -24,9 +24,11 @@ class Trained:
 
     losses: list[float]
     weights: Weights
+    evaluations: dict[int, float]
+    """Loss on held-out text by the batch that begins with it."""
 
 
-def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Trained:
+def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = (), held_out: Stream | None = None) -> Trained:
     """Losses of all batches, and W_B in float32. Sets the threads of this process.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds.
@@ -37,22 +39,40 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = ()) -> Traine
     base = initial_weights(job.model, seed=job.seed)
     versions = {0: initial_adapters(job.model, job.adapter, seed=job.seed) if job.adapter.rank else base}
     update = Update(job, versions[0])
-    losses = []
+    losses, evaluations = [], {}
     for b in range(settings.batches):
         version = versions[max(0, b - delay)]
+        if settings.eval_every and b % settings.eval_every == 0:
+            assert held_out is not None, "an evaluation needs a validation split"
+            evaluations[b] = evaluation(job, held_out, version, base)
         done = [gradient_of(job, stream, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
         losses.append(mean_loss([value for value, _ in done]))
         gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
         versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm))
         versions.pop(b - delay, None)
-    return Trained(losses=losses, weights=versions[settings.batches])
+    return Trained(losses=losses, weights=versions[settings.batches], evaluations=evaluations)
+
+
+def evaluation(job: Job, held_out: Stream, weights: Weights, base: Weights) -> float:
+    """Mean loss of the held-out microbatches, on links without a codec."""
+    wire = Wire("none", (), has_feedback=False, num_groups=1)
+    number = job.train.eval_microbatches or job.train.microbatches
+    rows = [held_out_microbatch(held_out, job.train, i=i, number=number) for i in range(number)]
+    return mean_loss([loss_and_gradient(job, each, wire, weights, base, i=0)[0] for each in rows])
 
 
 def gradient_of(
     job: Job, stream: Stream, wire: Wire, weights: Weights, base: Weights, *, b: int, i: int
 ) -> tuple[float, Weights]:
-    """Loss and gradient of one microbatch, on the weights in the job's dtype."""
+    """Loss and gradient of one microbatch of a batch."""
     rows = microbatch(stream, job.train, seed=job.seed, b=b, i=i)
+    return loss_and_gradient(job, rows, wire, weights, base, i=i)
+
+
+def loss_and_gradient(
+    job: Job, rows: Rows, wire: Wire, weights: Weights, base: Weights, *, i: int
+) -> tuple[float, Weights]:
+    """Loss and gradient of rows, on the weights in the job's dtype."""
     dtype = getattr(torch, job.train.dtype)
     leaves = {
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}

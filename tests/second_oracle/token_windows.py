@@ -35,12 +35,12 @@ class Rows:
     positions: Tensor | None
 
 
-def read_stream(folder: Path) -> Stream:
-    """The tokens of all shards, in the order in which `shards.json` lists them."""
+def read_stream(folder: Path, split: str = "shards") -> Stream:
+    """The tokens of all shards of a split, in the order in which `shards.json` lists them."""
     index = json.loads((folder / "shards.json").read_text(encoding="utf-8"))
     little_endian = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}[index["dtype"]]
-    shards = [np.fromfile(folder / shard["file"], dtype=little_endian) for shard in index["shards"]]
-    names = [shard.get("flags") for shard in index["shards"]]
+    shards = [np.fromfile(folder / shard["file"], dtype=little_endian) for shard in index[split]]
+    names = [shard.get("flags") for shard in index[split]]
     flags = np.concatenate([np.fromfile(folder / name, dtype="<u1") for name in names]) if all(names) else None
     return Stream(np.concatenate(shards), flags, index.get("row_tokens", 0))
 
@@ -48,14 +48,26 @@ def read_stream(folder: Path) -> Stream:
 def microbatch(stream: Stream, train: Train, *, seed: int, b: int, i: int) -> Rows:
     """Inputs and targets, both int64 [size, length], and what the sum of the losses is divided by."""
     starts = starts_of(stream, train, seed, b, i)
+    of_batch = [starts_of(stream, train, seed, b, k) for k in range(train.microbatches)]
+    return rows_of(stream, train, starts, of_batch)
+
+
+def held_out_microbatch(stream: Stream, train: Train, *, i: int, number: int) -> Rows:
+    """Inputs and targets of one of so many held-out microbatches: rows that follow each other."""
+    step, size = stream.row_tokens or train.sequence_length, train.microbatch_size
+    of_all = [[(k * size + row) * step for row in range(size)] for k in range(number)]
+    return rows_of(stream, train, of_all[i], of_all)
+
+
+def rows_of(stream: Stream, train: Train, starts: list[int], of_all: list[list[int]]) -> Rows:
+    """Rows that begin at these places. of_all: those of all microbatches whose targets count for the divisor."""
     windows = torch.from_numpy(cut(stream.tokens, starts, train.sequence_length))
     targets = windows[:, 1:].clone()
     if train.loss_mask != "data":
         return Rows(windows[:, :-1], targets, None, None)
     targets[~counts(stream, starts, train)] = IGNORED
-    of_batch = [counts(stream, starts_of(stream, train, seed, b, k), train) for k in range(train.microbatches)]
-    number = sum(int(each.sum()) for each in of_batch)
-    divisor = torch.tensor(max(number, 1) / train.microbatches, dtype=torch.float32)
+    number = sum(int(counts(stream, each, train).sum()) for each in of_all)
+    divisor = torch.tensor(max(number, 1) / len(of_all), dtype=torch.float32)
     return Rows(windows[:, :-1], targets, divisor, positions(stream, starts, train))
 
 

@@ -38,6 +38,7 @@ WIRE_KINDS = {
     FrameKind.LOSSES: FrameHeader.LOSSES,
     FrameKind.STOP: FrameHeader.STOP,
     FrameKind.UPDATE_SHARE: FrameHeader.UPDATE_SHARE,
+    FrameKind.EVALUATION: FrameHeader.EVALUATION,
 }
 _PADDING = memoryview(bytes(aligned(1)))
 

@@ -59,6 +59,8 @@ class Result:
     weights: Mapping[str, Tensor]
     """Weights by their names in the exported model."""
     generations: tuple[int, ...] = ()
+    eval_losses: tuple[float, ...] = ()
+    """Of the evaluations, in order."""
 
 
 def small_job(
@@ -115,7 +117,11 @@ class Oracle:
             )
             folder = self._folder / f"model-{len(self._known)}"
             write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
-            self._known[key] = Result(tuple(result.loss for result in results), read_weights(folder))
+            self._known[key] = Result(
+                tuple(result.loss for result in results),
+                read_weights(folder),
+                eval_losses=tuple(result.eval_loss for result in results if result.eval_loss is not None),
+            )
         return self._known[key]
 
 
@@ -180,6 +186,7 @@ async def come_to(session: ClusterSession, name: str, out: Path) -> Result:
         tuple(line["loss"] for line in lines),
         read_weights(out / "model"),
         tuple(line["generation"] for line in lines),
+        tuple(line["eval_loss"] for line in lines if "eval_loss" in line),
     )
 
 
@@ -191,6 +198,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def assert_same_bits(piped: Result, plain: Result) -> None:
     """Equal losses, equal names, and equal bits in every tensor."""
     assert piped.losses == plain.losses
+    assert piped.eval_losses == plain.eval_losses
     assert piped.weights.keys() == plain.weights.keys()
     different = [name for name, tensor in piped.weights.items() if not _equal_bits(tensor, plain.weights[name])]
     assert not different

@@ -1,10 +1,11 @@
 """Runs of one job file by the pipeline, by the plain loop and by the second oracle, and their bits."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.reference.loop import Weights, reference
+from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.stages.data.tokens import TokenShards
 from headway.stages.state.journal import Journal
 from tests.second_oracle.job import read_job
@@ -12,11 +13,13 @@ from tests.second_oracle.loop import train
 from tests.second_oracle.token_windows import read_stream
 from tests.unit.stages.stage.pipeline import Pipeline, initial_layers
 
-Bits = tuple[tuple[float, ...], tuple[tuple[str, bytes], ...]]
+Losses = list[tuple[float, float | None]]
+"""Of each batch, and of the evaluation that comes with it."""
+Bits = tuple[tuple[tuple[float, float | None], ...], tuple[tuple[str, bytes], ...]]
 """The losses of all batches, and each parameter of W_B by name."""
 
 
-def bits(losses: Sequence[float], weights: Weights) -> Bits:
+def bits(losses: Losses, weights: Weights) -> Bits:
     """What two runs must have in common, to the last bit."""
     named = {
         f"{layer}.{name}": tensor.numpy(force=True).tobytes()
@@ -28,17 +31,20 @@ def bits(losses: Sequence[float], weights: Weights) -> Bits:
 
 def by_second_oracle(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
     """The page, written as code a second time."""
-    done = train(read_job(text), read_stream(data), coded_cuts=coded_cuts)
-    return bits(done.losses, done.weights)
+    has_held_out = "validation" in json.loads((data / "shards.json").read_text())
+    held_out = read_stream(data, "validation") if has_held_out else None
+    done = train(read_job(text), read_stream(data), coded_cuts=coded_cuts, held_out=held_out)
+    return bits([(loss, done.evaluations.get(b)) for b, loss in enumerate(done.losses)], done.weights)
 
 
 def by_reference(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
     """`headway reference`."""
-    losses: list[float] = []
-    tokens = TokenShards.open(data)
-    weights = reference(
-        parse_job(text), tokens, on_batch=lambda result: losses.append(result.loss), coded_cuts=coded_cuts
-    )
+    losses: Losses = []
+
+    def told(result: BatchResult) -> None:
+        losses.append((result.loss, result.eval_loss))
+
+    weights = reference(parse_job(text), TokenShards.open(data), on_batch=told, coded_cuts=coded_cuts)
     return bits(losses, weights)
 
 
@@ -49,7 +55,7 @@ def by_pipeline(text: str, data: Path, *, num_stages: int) -> Bits:
     pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=TokenShards.open(data))
     assert set(pipeline.run()) == {job.train.batches}
     weights = {name: dict(layer.weights()) for name, layer in layers.items()}
-    return bits([row.loss for row in journal.rows], weights)
+    return bits([(row.loss, row.eval_loss) for row in journal.rows], weights)
 
 
 def first_difference(found: Bits, expected: Bits) -> str:

@@ -28,6 +28,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(1)
     with writing_shards(folder, vocab_size=64, has_flags=True, row_tokens=13, shard_tokens=60) as writer:
         writer.append(random.integers(0, 64, 13 * 20), random.integers(0, 4, 13 * 20))
+        writer.validation.append(random.integers(0, 64, 13 * 16), random.integers(0, 4, 13 * 16))
     return folder
 
 
@@ -35,9 +36,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three shards of a stream that can be learned, with flags, by hand: windows often cross their borders."""
     folder = tmp_path_factory.mktemp("shards")
-    stream = (np.random.default_rng(0).integers(0, 16, 400) * np.tile([1, 3], 200)).astype("<u2")
+    stream = (np.random.default_rng(0).integers(0, 16, 600) * np.tile([1, 3], 300)).astype("<u2")
     shards = []
-    for number, piece in enumerate(np.split(stream, [90, 250])):
+    for number, piece in enumerate(np.split(stream, [90, 250, 400])):
         (folder / f"{number}.bin").write_bytes(piece.tobytes())
         flags = np.random.default_rng(number).choice([0, 1, 2, 3], len(piece), p=[0.4, 0.4, 0.1, 0.1]).astype("<u1")
         (folder / f"{number}.flags").write_bytes(flags.tobytes())
@@ -51,12 +52,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             }
         )
     numbered = [f"{one['num_tokens']} {one['sha256']} {one['flags_sha256']}" for one in shards]
-    lines = "".join(f"{line}\n" for line in ["uint16", *numbered])
+    lines = "".join(f"{line}\n" for line in ["uint16", *numbered[:3], "validation", *numbered[3:]])
     index = {
         "format": 2,
         "dtype": "uint16",
         "vocab_size": 64,
-        "shards": shards,
+        "shards": shards[:3],
+        "validation": shards[3:],
         "sha256": hashlib.sha256(lines.encode()).hexdigest(),
     }
     (folder / "shards.json").write_text(json.dumps(index), encoding="utf-8")

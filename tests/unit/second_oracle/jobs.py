@@ -106,6 +106,9 @@ JOBS = {
         'dtype = "bfloat16"', f'matrices = {NARROW_LION}\nrest = {NARROW_SGD}\nerror_feedback_dtype = "bfloat16"'
     ),
     "loss in chunks": job_file("loss_chunk = 7"),
+    "evaluated": job_file("eval_every = 2\neval_microbatches = 2", batches=5),
+    "evaluated, masked, bfloat16": job_file('eval_every = 3\nloss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 5'),
+    "evaluated, int8": job_file('eval_every = 1\nwire = "int8"\nschedule = "1f1b"'),
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
     "rate with a floor": job_file(optim="lr_floor = 0.2", batches=8),

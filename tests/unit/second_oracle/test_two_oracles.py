@@ -37,8 +37,8 @@ def test_reference_has_the_bits_of_the_second_oracle(name: str, data: Path, know
 
 
 def test_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
-    """Rows of whole documents with a mask → equal losses and weights."""
-    text = job_file('loss_mask = "data"')
+    """Rows of whole documents with a mask → equal losses, on held-out rows too, and equal weights."""
+    text = job_file('loss_mask = "data"\neval_every = 2')
     expected = by_second_oracle(text, packed)
     found = by_reference(text, packed)
     assert found == expected, first_difference(found, expected)

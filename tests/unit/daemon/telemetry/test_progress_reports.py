@@ -118,3 +118,25 @@ async def test_what_is_no_news_is_dropped(records: dict[str, object]) -> None:
     reports = ProgressReports(view_of(**records), cast(EtcdClient, etcd))
     await said(reports, etcd, progress(3, 29))
     assert etcd.written == []
+
+
+def entry(batch: int, eval_loss: float | None = None) -> control_pb2.JournalEntry:
+    return control_pb2.JournalEntry(batch=batch, loss=2.0, tokens=8, seconds=0.5, eval_loss=eval_loss)
+
+
+@pytest.mark.parametrize(
+    ("entries", "evaluations"),
+    [
+        ([entry(10, 1.5), entry(11), entry(12, 1.25)], ((10, 1.5), (12, 1.25))),
+        ([entry(13), entry(14)], ((9, 3.0),)),
+        ([entry(8), entry(9)], ((6, 4.0),)),
+    ],
+    ids=["new ones", "none: the last before", "a rollback takes back"],
+)
+def test_the_newest_evaluations_are_kept(
+    entries: list[control_pb2.JournalEntry], evaluations: tuple[tuple[int, float], ...]
+) -> None:
+    """Of the entries, or the last one before them."""
+    before = ProgressRecord(generation=1, batch=9, loss=2.0, tokens_per_second=1.0, evaluations=((6, 4.0), (9, 3.0)))
+    assert progress_reports._evaluations(entries, before) == evaluations
+    assert progress_reports._evaluations([entry(3)], None) == ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.stages.data.shard_index import Shard, combined_sha256, read_index
+from headway.stages.data.shard_index import IS_TARGET, Shard, combined_sha256, read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
@@ -204,3 +204,41 @@ def test_an_index_that_fits_its_hash_is_still_foreign(
     file.write_text(json.dumps(index))
     with pytest.raises(DataError, match=reason):
         read_index(folder)
+
+
+# --- Evaluation -------------------------------------------------------------------------------------------------------
+
+
+def with_validation(folder: Path, num_tokens: int, *, row_tokens: int = 0) -> TokenShards:
+    """Tokens from 1000 on are held out; with rows, each also has flags."""
+    with writing_shards(folder, vocab_size=65536, row_tokens=row_tokens, has_flags=row_tokens > 0) as writer:
+        given = [(np.arange(10 * (row_tokens or 100)), writer), (np.arange(1000, 1000 + num_tokens), writer.validation)]
+        for tokens, split in given:
+            split.append(tokens, *([np.full(len(tokens), IS_TARGET)] if row_tokens else []))
+    return TokenShards.open(folder)
+
+
+def test_held_out_rows_follow_each_other(tmp_path: Path) -> None:
+    """Windows of a stream that do not overlap: 3 microbatches of 2 rows of 16 tokens from 97 tokens, and no more."""
+    train = TrainSpec(microbatches=4, microbatch_size=2, sequence_length=16, eval_every=1, eval_microbatches=3)
+    shards = with_validation(tmp_path / "data", 97)
+    rows = [shards.held_out(train, i) for i in range(3)]
+    assert [row.inputs[:, 0].tolist() for row in rows] == [[1000, 1016], [1032, 1048], [1064, 1080]]
+    assert all(torch.equal(row.targets, row.inputs + 1) for row in rows)
+    too_short = with_validation(tmp_path / "short", 96)
+    with pytest.raises(DataError, match="has 5 rows of 16 tokens, and an evaluation takes 6: 3 microbatches of 2"):
+        too_short.held_out(train, 0)
+
+
+def test_held_out_rows_of_packed_data_have_a_divisor_of_their_own(tmp_path: Path) -> None:
+    """17 tokens a row: every target of 4 rows counts, over 2 microbatches."""
+    train = TrainSpec(microbatch_size=2, sequence_length=16, eval_every=1, eval_microbatches=2, loss_mask="data")
+    rows = with_validation(tmp_path / "data", 17 * 4, row_tokens=17).held_out(train, 1)
+    assert rows.inputs[:, 0].tolist() == [1034, 1051]
+    assert rows.mean_tokens is not None
+    assert rows.mean_tokens.item() == 4 * 16 / 2
+
+
+def test_an_evaluation_of_data_without_a_split_says_how_to_make_one(make_shards: MakeShards) -> None:
+    with pytest.raises(DataError, match="headway data prepare --validation"):
+        TokenShards.open(make_shards(1000)).held_out(TrainSpec(eval_every=1), 0)

@@ -80,6 +80,12 @@ class CountingTokens:
     """Tokens that are a function of (seed, batch, microbatch), as those of the shards are, perhaps with flags."""
 
     def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
+        return self._rows(train, seed, batch, microbatch, train.microbatches)
+
+    def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:
+        return self._rows(train, 0, 10_000, microbatch, train.num_evaluated)
+
+    def _rows(self, train: TrainSpec, seed: int, batch: int, microbatch: int, num_microbatches: int) -> Microbatch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + batch * 1009 + microbatch)
         window = torch.randint(
             MODEL.vocab_size, (train.microbatch_size, train.sequence_length + 1), generator=generator
@@ -88,12 +94,12 @@ class CountingTokens:
         if not train.has_mask:
             return Microbatch(inputs, targets)
         flags = self.flags(train, batch, microbatch)
-        number = sum(num_targets(self.flags(train, batch, i), train) for i in range(train.microbatches))
+        number = sum(num_targets(self.flags(train, batch, i), train) for i in range(num_microbatches))
         return Microbatch(
             inputs,
             torch.from_numpy(trained_targets(targets.numpy(), flags, train)),
             torch.from_numpy(positions(flags)) if train.separates_documents else None,
-            torch.tensor(mean_tokens(number, train), dtype=torch.float32),
+            torch.tensor(mean_tokens(number, num_microbatches), dtype=torch.float32),
         )
 
     def flags(self, train: TrainSpec, batch: int, microbatch: int) -> Flags:

@@ -132,6 +132,9 @@ def test_every_frame_has_left_when_a_run_ends() -> None:
 class EndingTokens(CountingTokens):
     """A folder of which a shard disappears."""
 
+    def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:  # noqa: ARG002
+        raise AssertionError("no batch is evaluated")
+
     def microbatch(self, train: TrainSpec, *, seed: int, batch: int, microbatch: int) -> Microbatch:
         if (batch, microbatch) == (1, 2):
             raise DataError("shard-3", "this shard is missing")

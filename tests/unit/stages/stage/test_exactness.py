@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference.loop import Weights, reference
+from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary
 from headway.stages.schedule.schedule import Backward, Forward, ScheduleName, Update
@@ -30,17 +30,24 @@ from tests.unit.stages.stage.pipeline import (
 
 
 @cache
+def oracle_results(job: JobSpec) -> tuple[list[BatchResult], Weights]:
+    """The reference's batches and final weights; each job is computed once."""
+    results: list[BatchResult] = []
+    weights = reference(job, CountingTokens(), on_batch=results.append)  # type: ignore[arg-type]
+    return results, weights
+
+
 def oracle(job: JobSpec) -> tuple[list[float], Weights]:
-    """The reference's losses and final weights; each job is computed once."""
-    rows: list[float] = []
-    weights = reference(job, CountingTokens(), on_batch=lambda row: rows.append(row.loss))  # type: ignore[arg-type]
-    return rows, weights
+    """The reference's losses and final weights."""
+    results, weights = oracle_results(job)
+    return [result.loss for result in results], weights
 
 
 def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) -> None:
     """Every loss and every weight, to the bit."""
     losses, weights = oracle(job)
     assert [row.loss for row in journal.rows] == losses
+    assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in oracle_results(job)[0]]
     assert weights.keys() == layers.keys()
     for name, layer in layers.items():
         for parameter, tensor in weights[name].items():

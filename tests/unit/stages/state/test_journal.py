@@ -1,6 +1,9 @@
 """The journal in memory: rows come at its end, and old ones go when durable storage has them."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from headway.stages.ids import Batch, Boundary, Generation
 from headway.stages.state.journal import Journal, JournalRow
@@ -59,3 +62,23 @@ def test_a_cut_after_rows_have_gone() -> None:
     journal.truncate(Boundary(60))
     assert [found.batch for found in journal.rows] == list(range(50, 60))
     assert [found.batch for found in Journal.from_tensors(journal.tensors()).rows] == list(range(50, 60))
+
+
+def test_evaluations_are_a_column_only_where_there_are_some() -> None:
+    """A journal without them has the columns of an older one, and those are read; others keep them to the bit."""
+    plain = Journal(row(batch) for batch in range(3))
+    assert "eval_loss" not in plain.tensors()
+    assert Journal.from_tensors(plain.tensors()).rows == plain.rows
+    evaluated = Journal(replace(row(batch), eval_loss=0.1 * batch if batch % 2 else None) for batch in range(70))
+    assert Journal.from_tensors(evaluated.tensors()).rows == evaluated.rows
+    assert [found.eval_loss for found in evaluated.rows[:4]] == [None, 0.1, None, 0.1 * 3]
+    assert "eval_loss" not in evaluated.tensors(below=Boundary(1))
+    evaluated.drop_below(Batch(61))
+    assert [found.eval_loss for found in evaluated.rows[:2]] == [0.1 * 61, None]
+
+
+def test_an_evaluation_column_of_another_length_is_refused() -> None:
+    tensors = Journal([replace(row(0), eval_loss=1.0)]).tensors()
+    tensors["eval_loss"] = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="eval_loss does not fit the others"):
+        Journal.from_tensors(tensors)
