@@ -31,15 +31,21 @@ def block_widths(model: ModelSpec, train: TrainSpec) -> BlockWidths:
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
     of_norms = 2 if train.dtype == "bfloat16" else 3
-    return BlockWidths(
-        kept=2 * of_norms * hidden + _of_attention(model) + 4 * inner, kept_above=of_norms * hidden + 4 * inner
-    )
+    above = of_norms * hidden + 4 * inner
+    normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 else 0
+    return BlockWidths(kept=of_norms * hidden + normed + _of_attention(model) + above, kept_above=above)
 
 
 def _of_attention(model: ModelSpec) -> int:
-    """Return the widths of q, k, v and the mix, and of the inputs of the norms on q and k."""
-    query, key_value = model.num_attention_heads * model.head_width, model.num_key_value_heads * model.head_width
-    return 2 * query + 2 * key_value + (query + key_value if model.qk_norm else 0)
+    """Return the widths of q, k, v and the mix, and of what q and k were before their norms and turns."""
+    query = model.num_attention_heads * model.head_width
+    # Norms keep their inputs. v is a part of a fused projection's output, and keeps all of it.
+    before = _of_q_and_k(model) if model.qk_norm or model.fused_projections else 0
+    return query + _of_q_and_k(model) + model.num_key_value_heads * model.head_width + before
+
+
+def _of_q_and_k(model: ModelSpec) -> int:
+    return (model.num_attention_heads + model.num_key_value_heads) * model.head_width
 
 
 def _beside_adapters(model: ModelSpec) -> BlockWidths:

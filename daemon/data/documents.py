@@ -89,7 +89,8 @@ def text_of(record: Any, field: str, where: str) -> bytes:
     """Return a record's text as UTF-8. Raises ConfigError if the text is missing or not representable in UTF-8."""
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise ConfigError(f"has no text in the field {field!r}", where)
+        hint = "; conversations need --chat" if isinstance(record, dict) and "messages" in record else ""
+        raise ConfigError(f"has no text in the field {field!r}{hint}", where)
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -20,6 +20,8 @@ def model_opener(base: Path) -> OpenModel:
         from headway.daemon.origin.tensor_places import parsed_table
 
         url = folder.rstrip("/") if "://" in folder else _local(base, folder)
+        if "://" not in folder and not Path(url).exists():
+            raise ConfigError("there is no such folder; a model of the Hub is written hf://OWNER/NAME", url)
         with as_config_error():
             raw = OriginFolder(url).read_small(CONFIG_NAME, MAX_CONFIG_BYTES)
             config = parsed_table(raw, f"{url}/{CONFIG_NAME}")

@@ -88,7 +88,9 @@ def prepare(
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
     encoder = read_encoder(options.tokenizer, options.end_of_text)
     if options.chat and encoder.encode_chat is None:
-        raise ConfigError("has no chat template, and --chat needs one", options.tokenizer)
+        raise ConfigError(
+            "has no chat template; name the folder of a model that has one with --tokenizer", options.tokenizer
+        )
     if encoder.end_of_text is None and not options.chat:
         what = "names no end-of-text token, so documents run into each other; name it with --end-of-text"
         warn(f"{options.tokenizer}: {what}")

@@ -231,3 +231,10 @@ def test_layers_and_names_are_inverse() -> None:
         "transformer.h.0.x",
     ):
         assert layer_parameter(odd) is None
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "model"])
+def test_a_folder_that_is_not_there_is_no_model_of_the_hub(tmp_path: Path, name: str) -> None:
+    """Names of the Hub look like relative paths: the line says how they are written."""
+    with pytest.raises(ConfigError, match="there is no such folder; a model of the Hub is written hf://OWNER/NAME"):
+        model_opener(tmp_path)(name)

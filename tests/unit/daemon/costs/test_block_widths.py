@@ -1,0 +1,66 @@
+"""What the planner believes that a block keeps for its backward is what autograd keeps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.daemon.costs.block_widths import block_widths
+from headway.stages.model.decoder import build_layer
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, matrix_names
+
+SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 8,
+}  # fmt: skip
+TOKENS = 64
+MOST_BESIDE = 56
+"""Values per token that the widths leave out: sines, one number of each norm, attention's log-sums."""
+
+
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        *(({}, (name,)) for name in matrix_names(ModelSpec(**SHAPE))),
+        ({}, ("q_proj", "v_proj")),
+        ({}, ()),
+        ({"fused_projections": True}, ()),
+        ({"fused_projections": True}, ("gate_up_proj",)),
+        ({"head_dim": 24}, ()),
+        ({"qk_norm": True}, ()),
+        ({"qkv_bias": True, "output_bias": True}, ("q_proj",)),
+    ],
+    ids=str,
+)
+def test_a_block_beside_adapters_keeps_what_is_counted(options: dict[str, Any], targets: tuple[str, ...]) -> None:
+    """Every storage that autograd saves, without the parameters, over the tokens: little more than the widths."""
+    model = ModelSpec(**SHAPE, **options, adapter=AdapterSpec(rank=3, targets=targets))
+    counted = block_widths(model, TrainSpec(batches=1)).kept
+    assert 0 <= saved_values(model) / TOKENS - counted <= MOST_BESIDE
+
+
+@pytest.mark.parametrize("option", ["", "fused_projections", "qk_norm"])
+def test_a_trained_block_keeps_what_is_counted(option: str) -> None:
+    """Without adapters each matrix keeps its input, and each norm its normed input."""
+    options: dict[str, Any] = {option: True} if option else {}
+    model = ModelSpec(**SHAPE, **options)
+    assert 0 <= saved_values(model) / TOKENS - block_widths(model, TrainSpec(batches=1)).kept <= MOST_BESIDE
+
+
+def saved_values(model: ModelSpec) -> int:
+    """Number of float32 values that the forward of a block saves for its backward, each storage once."""
+    block = build_layer("block.0", model, attention_backend="flash").to_empty(device="cpu")
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
+    held: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        held.append(tensor)  # so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        block(torch.randn(1, TOKENS, model.hidden_size, requires_grad=True))
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() // 4 for tensor in held}
+    return sum(size for address, size in sizes.items() if address not in own)
