@@ -172,6 +172,11 @@ class TrainSpec:
         """Return E: the microbatches of one evaluation."""
         return self.eval_microbatches or self.microbatches
 
+    @property
+    def evaluated_share(self) -> float:
+        """Return the held-out microbatches for each microbatch of the training, the mean over all batches."""
+        return self.num_evaluated / (self.microbatches * self.eval_every) if self.eval_every else 0.0
+
     def evaluates(self, batch: int, microbatch: int = 0) -> bool:
         """Return whether a held-out microbatch of this number is computed beside a microbatch of a batch."""
         return self.eval_every > 0 and batch % self.eval_every == 0 and microbatch < self.num_evaluated

@@ -67,11 +67,17 @@ class Profiles:
 class KindSeconds:
     """The seconds of one layer of a kind on a device."""
 
-    microbatch_s: float
-    """Forward and backward."""
+    forward_s: float
+    """With the forwards of held-out microbatches, spread over all of them."""
+    backward_s: float
     update_s: float
     shareable_s: float = 0.0
     """Part of the update that replicas of a stage can share."""
+
+    @property
+    def microbatch_s(self) -> float:
+        """Return the seconds of forward and backward."""
+        return self.forward_s + self.backward_s
 
 
 class DeviceClock:
@@ -110,17 +116,19 @@ class DeviceClock:
         measured = self._profiles.by_device.get(key, {}).get(kind)
         cost = self._costs[kind]
         if measured is not None:
-            microbatch_s = measured.forward_s + measured.backward_s
+            forward_s, backward_s = measured.forward_s, measured.backward_s
         else:
-            microbatch_s = microbatch_seconds(cost, device, self._train) * self._microbatch.expected(
-                key, layer_of(kind)
-            )
+            ratio = self._microbatch.expected(key, layer_of(kind))
+            microbatch_s = microbatch_seconds(cost, device, self._train) * ratio
+            forward_s = microbatch_s * cost.forward_flops / (cost.forward_flops + cost.backward_flops)
+            backward_s = microbatch_s - forward_s
         if measured is not None and measured.update_s > 0:
             update_s = measured.update_s
         else:
             update_s = update_seconds(cost, device, self._train) * self._update.expected(key, layer_of(kind))
         shareable_s = update_s * shareable_part(cost, device, self._train)
-        return KindSeconds(microbatch_s=microbatch_s, update_s=update_s, shareable_s=shareable_s)
+        forward_s *= 1 + self._train.evaluated_share
+        return KindSeconds(forward_s=forward_s, backward_s=backward_s, update_s=update_s, shareable_s=shareable_s)
 
 
 def layer_of(kind: str) -> str:

@@ -99,7 +99,6 @@ class _Clock:
 
     def __init__(self, spec: JobSpec, profiles: Profiles, slots: Sequence[DeviceSlot]) -> None:
         self._spec = spec
-        self._profiles = profiles
         self._costs: Mapping[str, LayerCost] = {
             timed_kind(cost.name, recompute): cost
             for recompute in spec.train.recomputes
@@ -114,14 +113,9 @@ class _Clock:
         forward = backward = update = shareable = 0.0
         for layer in worker.layers:
             kind = timed_kind(layer, recompute)
-            cost = self._costs[kind]
             seconds = self._clock.seconds(slot.node, slot.device, kind)
-            share = cost.forward_flops / (cost.forward_flops + cost.backward_flops)
-            measured = self._profiles.by_device.get((slot.node, slot.device.index), {}).get(kind)
-            if measured is not None:
-                share = measured.forward_s / (measured.forward_s + measured.backward_s)
-            forward += share * seconds.microbatch_s
-            backward += (1 - share) * seconds.microbatch_s
+            forward += seconds.forward_s
+            backward += seconds.backward_s
             update += seconds.update_s
             shareable += seconds.shareable_s
         if not worker.shares_update:

@@ -1,5 +1,7 @@
 """What was measured counts; what was not is judged by what was."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
@@ -41,6 +43,16 @@ def test_a_measured_device_takes_what_was_measured() -> None:
     seconds = clock(profiles, "a").seconds("a", Device(kind="cpu", speed=5.0), "block")
     assert seconds.microbatch_s == pytest.approx(3 * ESTIMATE["block"])
     assert seconds.update_s == pytest.approx(3 * UPDATE["block"])
+
+
+@pytest.mark.parametrize("profiles", [Profiles(), Profiles.of({("a", 0): {"block": measured("block", 1.0)}})])
+def test_evaluations_take_their_forwards_alone(profiles: Profiles) -> None:
+    """6 held-out microbatches every second batch of 16: a forward, a third of all, takes 6 / 32 longer on average."""
+    train = replace(SPEC.train, eval_every=2, eval_microbatches=6)
+    seconds = DeviceClock(COSTS, train, profiles, {("a", 0): DEVICE}).seconds("a", DEVICE, "block")
+    assert seconds.forward_s == pytest.approx(ESTIMATE["block"] / 3 * (1 + 6 / 32))
+    assert seconds.backward_s == pytest.approx(ESTIMATE["block"] * 2 / 3)
+    assert seconds.update_s == pytest.approx(UPDATE["block"])
 
 
 def test_others_are_calibrated_by_the_median_of_the_measured() -> None:
