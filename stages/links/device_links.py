@@ -8,6 +8,9 @@ from headway.stages.links.link import Frame, FrameKind, Link
 HOST_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL, FrameKind.STOP})
 """Kinds whose tensors the host makes."""
 
+_ROWS_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION})
+"""Kinds with targets, which only the last stage has on its device."""
+
 
 class DepartingLink:
     """A `Link` that takes frames from host memory: each frame is copied out, and handed over when that is done.
@@ -39,13 +42,13 @@ class DepartingLink:
         """Return how many of the first tensors are on the device. Those that only pass are, if they came that way."""
         if frame.kind in HOST_KINDS:
             return 0
-        if frame.kind is not FrameKind.ACTIVATION:
+        if frame.kind not in _ROWS_KINDS:
             return len(frame.tensors)
         return sum(not self._device.is_on_host(tensor) for tensor in frame.tensors)
 
 
 class BoardingLink:
-    """A `Link` that takes activations from the device: targets that waited in host memory are copied in."""
+    """A `Link` that takes hidden states from the device: targets that waited in host memory are copied in."""
 
     def __init__(self, link: Link, device: StageDevice) -> None:
         self._link = link
@@ -58,7 +61,7 @@ class BoardingLink:
 
     def send(self, frame: Frame) -> None:
         """Send a frame, see `Link`."""
-        if frame.kind is FrameKind.ACTIVATION:
+        if frame.kind in _ROWS_KINDS:
             here = [tensor for tensor in frame.tensors if not self._device.is_on_host(tensor)]
             waiting = frame.tensors[len(here) :]
             if waiting:
