@@ -93,7 +93,7 @@ def after_shortage(
     plans have used. The same report twice changes nothing.
     """
     earlier = {(each.node, each.node_incarnation, each.device_index): each for each in before}
-    needed = shortage.needed_bytes
+    needed = shortage.believed(device.memory_bytes).needed_bytes
     factor = max(demand, ceil(100 * needed / predicted_bytes) / 100) if predicted_bytes else demand
     room = int((1 - LEFT_FREE) * (predicted_bytes * factor or needed))
     if place in earlier:

@@ -2,6 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+MOST_NEEDED: Final = 16
+"""Times its device's memory that a process may need by a report that is believed. A plan gives a stage less than the
+device has, and no estimate is so wrong; beyond it the report says nothing of any size.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +25,14 @@ class MemoryShortage:
     def needed_bytes(self) -> int:
         """Return the least memory with which this allocation would have succeeded; 0: not known."""
         return self.wanted_bytes + self.allocated_bytes if self.allocated_bytes else 0
+
+    def believed(self, memory_bytes: int) -> "MemoryShortage":
+        """Return what to believe of the report; impossible sizes are unknown. memory_bytes: the device's; 0: unknown.
+
+        What one device reports counts for all of its model, so a wrong size would keep a job from all of them.
+        """
+        is_impossible = memory_bytes and self.needed_bytes > MOST_NEEDED * memory_bytes
+        return MemoryShortage() if is_impossible else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Any content of etcd, from any writer, comes out as a record in its place or as o
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
@@ -170,7 +170,8 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
     elif isinstance(record, ProfileRecord):
         _check_profile(record)
     elif isinstance(record, PhaseRecord) and not all(map(is_possible, record.shortages)):
-        raise ValueError("its shortages are impossible")
+        # A shortage only advises plans. Without the phase the job would be set aside until someone repairs the record.
+        return replace(record, shortages=tuple(filter(is_possible, record.shortages)))
     return record
 
 

@@ -81,6 +81,17 @@ def test_a_prediction_that_was_too_low_is_raised_on_all_devices_of_the_model() -
     assert shortage.room_bytes < needed
 
 
+def test_an_absurd_report_of_one_node_leaves_the_others_as_they_were() -> None:
+    """A node of 1 GiB says that it needed 16 EiB: only its own stage gets smaller, and the job goes on."""
+    cluster = training("a", "b", memory_bytes=1 << 30)
+    before = plan(cluster)
+    cluster.run_out_of_memory("a", MemoryShortage(wanted_bytes=(1 << 64) - 1, allocated_bytes=MIB))
+    after = recovered(cluster)
+    assert predicted(after, "a") <= 0.9 * predicted(before, "a")
+    assert predicted(after, "b") >= predicted(before, "b")
+    assert [shortage.demand for shortage in cluster.phase("first").shortages] == [1.0]
+
+
 def test_another_leader_knows_where_memory_ran_out() -> None:
     """All of it is in etcd: after the leader and the other node are lost, the device still gets less."""
     cluster = training("a", "b", "c")

@@ -66,6 +66,16 @@ def test_memory_that_others_have_taken_counts_for_that_device_alone() -> None:
     assert found.room_bytes == 9 * GIB
 
 
+@pytest.mark.parametrize("wanted_bytes", [16 * 80 * GIB, (1 << 64) - 1])
+def test_a_report_of_impossible_sizes_counts_for_that_device_alone(wanted_bytes: int) -> None:
+    """A card of 80 GiB says that its stage needed 16 times as much and more: other cards keep their predictions."""
+    card = Device(kind="cuda", model="H100", memory_bytes=80 * GIB)
+    lie = MemoryShortage(wanted_bytes=wanted_bytes, allocated_bytes=GIB)
+    (found,) = after_shortage((), lie, place=("a", "a-1", 0), device=card, predicted_bytes=10 * GIB, demand=1.0)
+    assert found.room_bytes == 9 * GIB
+    assert MemoryLessons.of((found,), {}).demand(card) == 1.0
+
+
 def test_the_same_report_twice_changes_nothing() -> None:
     """The coordinator sees a worker's record with every decision until the next plan is in force."""
     place, shortage = ("a", "a-1", 0), MemoryShortage(wanted_bytes=2 * GIB, allocated_bytes=10 * GIB)

@@ -1,6 +1,7 @@
 """The fold of etcd's keys: any order, twice, late, unreadable."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
+from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -166,6 +168,18 @@ def test_phase_times_are_those_of_changes() -> None:
     assert view.jobs["j"].entered_at == 1.0
     put(view, Keys.of("j", "phase"), PhaseRecord(phase=Phase.RUNNING), 3, now=3.0)
     assert view.jobs["j"].entered_at == 3.0
+
+
+def test_a_phase_with_an_impossible_shortage_counts_without_it() -> None:
+    """What memory taught only advises plans: the phase, and the possible shortage beside it, are read."""
+    view = ClusterView()
+    good = DeviceShortage(node="a", node_incarnation="a-1", device_index=0, room_bytes=9)
+    bad = (replace(good, node="b", demand=0.5), replace(good, node="c", room_bytes=-1), replace(good, demand=-1.0))
+    put(view, Keys.of("j", "spec"), SpecRecord(spec=small_spec("j")), 1)
+    put(view, Keys.of("j", "phase"), PhaseRecord(phase=Phase.RUNNING, shortages=(*bad, good)), 2)
+    [job] = view.jobs_in_order()
+    assert job.phase == PhaseRecord(phase=Phase.RUNNING, shortages=(good,))
+    assert not view.unreadable
 
 
 def test_job_that_is_removed_is_gone() -> None:
