@@ -147,6 +147,10 @@ class TrainSpec:
     """Which targets count: all, or those that the data's flags name. Resolved when the job is submitted."""
     documents: Literal["auto", "joined", "separate"] = "auto"
     """Whether attention and positions end with each document. Resolved when the job is submitted."""
+    data_order: Literal["sample", "epochs"] = "sample"
+    """sample: rows are drawn anew each time; epochs: each row once an epoch."""
+    epochs: int = 0
+    """Times that every row is seen; 0: `batches` says how long the job is. Resolved into `batches` at submission."""
     eval_every: int = 0
     """Batches between held-out evaluations, the first of which is batch 0's; 0 turns them off."""
     eval_microbatches: int = 0

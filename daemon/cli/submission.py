@@ -121,6 +121,8 @@ def submit(
             return
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
+        if resolved.train.epochs:
+            say(f"{resolved.train.epochs} epochs of its data are {resolved.train.batches} batches")
         if filled_in := what_was_filled_in(spec, resolved):
             sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         if warning:

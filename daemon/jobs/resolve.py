@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices
+from headway.daemon.jobs.epochs import with_epochs_of
 from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
@@ -49,7 +50,7 @@ def resolve_job(
         raise ConfigError(what, f"{job_file}:adapter.rank")
     source, index = _read_data(spec, job_file, cache_dir)
     data = DataSpec(source=source, sha256=index.sha256)
-    train = with_flags_of(spec.train, index, str(job_file))
+    train = with_epochs_of(with_flags_of(spec.train, index, str(job_file)), index, str(job_file), named=named)
     return for_devices(replace(spec, data=data, train=train), devices, source=str(job_file), named=named)
 
 
@@ -108,8 +109,7 @@ def _check_held_out(spec: JobSpec, index: "ShardIndex", job_file: Path) -> None:
             f"{job_file}:train.eval_every",
         )
     length, size = train.sequence_length, train.microbatch_size
-    num_tokens = sum(shard.num_tokens for shard in index.validation)
-    num_rows = num_tokens // index.row_tokens if index.row_tokens else (num_tokens - 1) // length
+    num_rows = index.num_rows(length, of=index.validation)
     if train.num_evaluated * size > num_rows:
         most = num_rows // size
         fix = f"set it to {most} or less" if most else "hold out more, or take fewer or shorter sequences"

@@ -74,6 +74,11 @@ class ShardIndex:
         """Return the number of tokens to train on."""
         return sum(shard.num_tokens for shard in self.shards)
 
+    def num_rows(self, sequence_length: int, *, of: "Iterable[Shard] | None" = None) -> int:
+        """Return the rows that do not overlap of a split, by default of what is trained on."""
+        num_tokens = sum(shard.num_tokens for shard in (self.shards if of is None else of))
+        return rows_in(num_tokens, row_tokens=self.row_tokens, sequence_length=sequence_length)
+
     @property
     def has_flags(self) -> bool:
         """Return whether each token has flags."""
@@ -87,6 +92,11 @@ class ShardIndex:
             yield DataFile(file=shard.file, num_bytes=shard.num_tokens * width, sha256=shard.sha256)
             if shard.flags:
                 yield DataFile(file=shard.flags, num_bytes=shard.num_tokens, sha256=shard.flags_sha256)
+
+
+def rows_in(num_tokens: int, *, row_tokens: int, sequence_length: int) -> int:
+    """Return the number of packed rows, or of a stream's windows that do not overlap, with the token after the last."""
+    return num_tokens // row_tokens if row_tokens else max(num_tokens - 1, 0) // sequence_length
 
 
 def combined_sha256(

@@ -1,8 +1,9 @@
 """Draws a job's microbatches from token shards: a folder of memory-mapped files that `shards.json` describes.
 
 The shards, in order, are one long stream of tokens, or rows of a fixed length. A sequence is a window of the stream
-that starts anywhere, so windows cross the seams between shards and documents, or it is a whole row. Which one is a
-function of (seed, batch, microbatch, row) and nothing else.
+that starts anywhere, so windows cross the seams between shards and documents, or it is a whole row. In epochs it is a
+row, or a window of a stream that is cut into windows. Which one is a function of (seed, batch, microbatch, row) and
+nothing else.
 """
 
 from bisect import bisect_right
@@ -16,8 +17,9 @@ import numpy as np
 
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.row_flags import mean_tokens, num_targets, positions, trained_targets
+from headway.stages.data.row_order import row_at
 from headway.stages.data.shard_files import Tokens, fingerprint, mapped, verify_file
-from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, Shard, ShardIndex, read_index
+from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, Shard, ShardIndex, read_index, rows_in
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec
 
@@ -131,7 +133,7 @@ class TokenShards:
         length, row_tokens = train.sequence_length, self.index.row_tokens
         if row_tokens and row_tokens != length + 1:
             raise DataError(INDEX_NAME, f"has rows for sequences of {row_tokens - 1} tokens, not of {length}")
-        return self.num_tokens // row_tokens if row_tokens else max(self.num_tokens - 1, 0) // length
+        return rows_in(self.num_tokens, row_tokens=row_tokens, sequence_length=length)
 
     def _num_evaluated_targets(self, train: TrainSpec) -> int:
         """Return the number of unmasked targets of a whole evaluation."""
@@ -169,9 +171,13 @@ class TokenShards:
 
     def _places(self, train: TrainSpec, seed: int, batch: int, microbatch: int) -> list[int]:
         """Return where the rows of a microbatch begin in the stream."""
-        length, row_tokens = train.sequence_length, self.index.row_tokens
-        if row_tokens and row_tokens != length + 1:
-            raise DataError(INDEX_NAME, f"has rows for sequences of {row_tokens - 1} tokens, not of {length}")
+        length, row_tokens, num_rows = train.sequence_length, self.index.row_tokens, self.num_rows(train)
+        if train.data_order == "epochs":
+            if not num_rows:
+                raise DataError(INDEX_NAME, f"{self.num_tokens} tokens are too few for a row of {length}")
+            first = (batch * train.microbatches + microbatch) * train.microbatch_size
+            numbers = range(first, first + train.microbatch_size)
+            return [row_at(number, num_rows=num_rows, seed=seed) * (row_tokens or length) for number in numbers]
         num_starts = self.num_tokens // row_tokens if row_tokens else self.num_tokens - length
         if num_starts < 1:
             raise DataError(

@@ -84,6 +84,7 @@ class Train:
     attention_backend: str
     wire: str
     wire_feedback: bool
+    data_order: str
     eval_every: int
     eval_microbatches: int
 

@@ -87,6 +87,8 @@ def positions(stream: Stream, starts: list[int], train: Train) -> Tensor | None:
 
 def starts_of(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
     """Where each row begins: anywhere in a stream, or at the beginning of a packed row."""
+    if train.data_order == "epochs":
+        return starts_in_epochs(stream, train, seed, b, i)
     found = []
     for row in range(train.microbatch_size):
         number = int.from_bytes(blake2b(f"{seed}/{b}/{i}/{row}".encode(), digest_size=16).digest(), "little")
@@ -94,6 +96,27 @@ def starts_of(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[i
             found.append(number % (len(stream.tokens) // stream.row_tokens) * stream.row_tokens)
         else:
             found.append(number % (len(stream.tokens) - train.sequence_length))
+    return found
+
+
+def starts_in_epochs(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
+    """Where the rows begin that a permutation of each epoch chooses."""
+    step = stream.row_tokens or train.sequence_length
+    number_of_rows = (len(stream.tokens) - (0 if stream.row_tokens else 1)) // step
+    half = max(1, -(-(number_of_rows - 1).bit_length() // 2))
+    found = []
+    for row in range(train.microbatch_size):
+        n = (b * train.microbatches + i) * train.microbatch_size + row
+        e, place = n // number_of_rows, n % number_of_rows
+        while True:
+            x, y = place // 2**half, place % 2**half
+            for t in range(6):
+                digest = blake2b(f"{seed}/{e}/{t}/{y}".encode(), digest_size=8).digest()
+                x, y = y, x ^ (int.from_bytes(digest, "little") % 2**half)
+            place = x * 2**half + y
+            if place < number_of_rows:
+                break
+        found.append(place * step)
     return found
 
 

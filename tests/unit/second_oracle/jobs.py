@@ -106,6 +106,8 @@ JOBS = {
         'dtype = "bfloat16"', f'matrices = {NARROW_LION}\nrest = {NARROW_SGD}\nerror_feedback_dtype = "bfloat16"'
     ),
     "loss in chunks": job_file("loss_chunk = 7"),
+    "epochs": job_file('data_order = "epochs"', batches=9),
+    "epochs, masked": job_file('data_order = "epochs"\nloss_mask = "data"', batches=9),
     "evaluated": job_file("eval_every = 2\neval_microbatches = 2", batches=5),
     "evaluated, masked, bfloat16": job_file('eval_every = 3\nloss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 5'),
     "evaluated, int8": job_file('eval_every = 1\nwire = "int8"\nschedule = "1f1b"'),

@@ -44,6 +44,14 @@ def test_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
     assert found == expected, first_difference(found, expected)
 
 
+def test_epochs_of_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:
+    """Twenty rows, several epochs, another order in each → equal losses and weights."""
+    text = job_file('data_order = "epochs"', batches=12)
+    expected = by_second_oracle(text, packed)
+    found = by_reference(text, packed)
+    assert found == expected, first_difference(found, expected)
+
+
 def test_every_setting_makes_a_difference(data: Path, known: dict[str, Bits]) -> None:
     """No two of the jobs have the same losses, so none of their settings goes unread; recompute changes no bit."""
     for name in JOBS.keys() - known.keys():  # the whole module in one process: nothing is left

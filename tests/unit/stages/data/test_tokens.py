@@ -242,3 +242,27 @@ def test_held_out_rows_of_packed_data_have_a_divisor_of_their_own(tmp_path: Path
 def test_an_evaluation_of_data_without_a_split_says_how_to_make_one(make_shards: MakeShards) -> None:
     with pytest.raises(DataError, match="headway data prepare --validation"):
         TokenShards.open(make_shards(1000)).held_out(TrainSpec(eval_every=1), 0)
+
+
+# --- Epochs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row_tokens", [0, 17])
+def test_an_epoch_sees_each_row_once(tmp_path: Path, row_tokens: int) -> None:
+    """Rows, or windows of a stream that do not overlap, over microbatches of two; the next epoch has another order."""
+    train = TrainSpec(microbatches=3, microbatch_size=2, sequence_length=16, data_order="epochs")
+    with writing_shards(tmp_path / "data", vocab_size=65536, row_tokens=row_tokens) as writer:
+        writer.append(np.arange(17 * 12 if row_tokens else 16 * 12 + 1))
+    shards = TokenShards.open(tmp_path / "data")
+    epochs = [
+        [
+            place
+            for batch in (2 * epoch, 2 * epoch + 1)
+            for i in range(3)
+            for place in shards.microbatch(train, seed=5, batch=batch, microbatch=i).inputs[:, 0].tolist()
+        ]
+        for epoch in (0, 1)
+    ]
+    every = list(range(0, (row_tokens or 16) * 12, row_tokens or 16))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == every
+    assert epochs[0] != epochs[1] != every

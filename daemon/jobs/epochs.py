@@ -1,0 +1,32 @@
+"""How many batches so many epochs of a job's data take. Pure."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headway.daemon.errors import ConfigError
+from headway.stages.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from headway.stages.data.shard_index import ShardIndex
+
+
+def with_epochs_of(
+    train: TrainSpec, index: "ShardIndex", source: str, *, named: Collection[str] | None = None
+) -> TrainSpec:
+    """Return the settings with as many batches as see each row so many times; the last batch begins a further epoch.
+
+    named: the keys of the job's file. Raises ConfigError: it names both, or the data has no row.
+    """
+    if not train.epochs:
+        return train
+    num_rows = index.num_rows(train.sequence_length)
+    if not num_rows:
+        what = f"{index.num_tokens} tokens of data are too few for a row of {train.sequence_length}"
+        raise ConfigError(what, f"{source}:train.sequence_length")
+    rows_per_batch = train.microbatches * train.microbatch_size
+    batches = -(-train.epochs * num_rows // rows_per_batch)
+    if named is not None and "train.batches" in named and train.batches != batches:
+        what = f"{train.epochs} epochs of {num_rows} rows take {batches} batches, not {train.batches}"
+        raise ConfigError(f"{what}; leave one of the two out", f"{source}:train.batches")
+    return replace(train, batches=batches)
