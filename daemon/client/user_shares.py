@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import TERMINAL_PHASES, SharesRecord
+from headway.daemon.records.records import TERMINAL_PHASES
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import (
     LEAST_HALF_LIFE_S,

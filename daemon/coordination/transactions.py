@@ -5,9 +5,10 @@ from typing import Final
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.records.cluster_records import PlacementRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlacementRecord, PlanRecord
+from headway.daemon.records.records import EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.origin import Origin

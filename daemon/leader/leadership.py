@@ -36,9 +36,10 @@ from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.plan_runner import AT_ONCE_S, PlanRunner
 from headway.daemon.leader.transaction_parts import parts
 from headway.daemon.planning.planner_pool import PlannerPool
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, PhaseRecord
+from headway.daemon.records.records import PhaseRecord
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.view.cluster_view import ClusterView

@@ -1,9 +1,10 @@
 """Finds the leases that keep a daemon's records in etcd, so that a daemon with proof of its death can revoke them."""
 
 from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import UnreadableRecordError, decode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.records.records import NodeRecord
 
 Record = NodeRecord | LeaderRecord
 

@@ -37,7 +37,8 @@ from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching
 from headway.daemon.records.ailments import job_ailment
-from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.records.cluster_records import LeaderRecord
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import BlockedWays, pair_of
-from headway.daemon.records.records import NodeFailureRecord, PlanRecord, StagePlan, WorkerRecord
+from headway.daemon.records.cluster_records import NodeFailureRecord
+from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord
 from headway.daemon.situation.failure_budget import Death, was_killed
 
 

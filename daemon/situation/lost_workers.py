@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from headway.daemon.records.records import FailureCount, NodeFailureRecord, Phase, WorkerState
+from headway.daemon.records.cluster_records import NodeFailureRecord
+from headway.daemon.records.records import FailureCount, Phase, WorkerState
 from headway.daemon.situation.failure_budget import Death, broken_rule, counted
 from headway.daemon.situation.late_workers import late_workers
 from headway.daemon.situation.lost_worker import LostWorker

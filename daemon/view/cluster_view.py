@@ -13,6 +13,7 @@ from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays, bloc
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.promises import Promises
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
     GoodputRecord,
@@ -27,18 +28,14 @@ from headway.daemon.records.records import (
     DesiredRecord,
     DeviceKey,
     EventRecord,
-    LeaderRecord,
-    NodeFailureRecord,
     NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
-    SharesRecord,
     SpecRecord,
     StateFile,
     StateRecord,
     StopRecord,
-    UsageRecord,
     WorkerRecord,
     WorkerState,
 )

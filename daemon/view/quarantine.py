@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from headway.daemon.records.records import NodeFailureRecord
+from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.view.listing import listed
 
 QUARANTINE_S: Final = 600

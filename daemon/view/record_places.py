@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
@@ -24,16 +25,12 @@ from headway.daemon.records.records import (
     CheckpointRecord,
     DesiredRecord,
     EventRecord,
-    LeaderRecord,
-    NodeFailureRecord,
     NodeRecord,
     PhaseRecord,
     PlanRecord,
-    SharesRecord,
     SpecRecord,
     StateRecord,
     StopRecord,
-    UsageRecord,
     WorkerRecord,
 )
 from headway.daemon.records.shortages import is_possible

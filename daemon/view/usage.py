@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headway.daemon.records.records import SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 
 WRITTEN_EVERY_S: Final = 60.0
 MAX_USERS: Final = 1000

@@ -14,6 +14,7 @@ from headway.daemon.coordination.coordinator import decide
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
 from headway.daemon.leader.transaction_parts import parts
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.lineage import Lineage
@@ -23,7 +24,6 @@ from headway.daemon.records.records import (
     Desired,
     DesiredRecord,
     Device,
-    LeaderRecord,
     NodeRecord,
     PhaseRecord,
     SpecRecord,

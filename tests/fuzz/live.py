@@ -25,9 +25,10 @@ from headway.daemon.client.job_requests import submit
 from headway.daemon.errors import StoreError
 from headway.daemon.jobs.job import PlacementSpec, QueueSpec
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import TERMINAL_PHASES, SharesRecord, SpecRecord, UsageRecord
+from headway.daemon.records.records import TERMINAL_PHASES, SpecRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from headway.stages.links.grpc.endpoint import METHOD, SERVICE

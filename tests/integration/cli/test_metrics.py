@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
-from headway.daemon.records.records import NodeFailureRecord
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.serving.metrics import MetricSource, serve_metrics
 from headway.daemon.storage.state_store import StateStore

@@ -9,9 +9,10 @@ from pathlib import Path
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.records.records import NodeRecord
 
 LEASE_TTL_S = 10
 DEADLINE_S = 60.0

@@ -13,9 +13,10 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.node.peer_liveness import is_refused
 from headway.daemon.node.registration import Registration
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Device, LeaderRecord, NodeRecord
+from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 
 RECORD = NodeRecord(

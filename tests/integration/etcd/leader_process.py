@@ -8,7 +8,7 @@ from headway.daemon.coordination.commands import Decision
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.leader.leadership import Leadership
-from headway.daemon.records.records import LeaderRecord
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch

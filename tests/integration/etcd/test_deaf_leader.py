@@ -9,9 +9,10 @@ from headway.daemon.coordination.commands import Decision, Transaction
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Change, Compare
 from headway.daemon.leader.leadership import Leadership
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import DesiredRecord, LeaderRecord
+from headway.daemon.records.records import DesiredRecord
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch

@@ -12,9 +12,10 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put, to_text
 from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.registration import Registration
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_cluster_watch import watching

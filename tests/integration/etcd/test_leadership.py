@@ -17,9 +17,10 @@ from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.leader.leadership import Decide, Leadership
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
+from headway.daemon.records.records import DesiredRecord, NodeRecord
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProgressRecord
@@ -12,7 +13,6 @@ from headway.daemon.records.records import (
     DesiredRecord,
     Device,
     EventRecord,
-    LeaderRecord,
     NodeRecord,
     Phase,
     PhaseRecord,

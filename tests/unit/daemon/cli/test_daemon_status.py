@@ -9,9 +9,10 @@ import pytest
 
 from headway.daemon.client.daemon_status import DaemonStatus
 from headway.daemon.errors import ConfigError
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, NodeFailureRecord, Phase, PhaseRecord
+from headway.daemon.records.records import Phase, PhaseRecord
 from headway.daemon.reports.node_list import node_lines, plain_sites
 from headway.daemon.serving.status_report import status_reply
 from tests.unit.daemon.cli.fake_cluster import cluster_view

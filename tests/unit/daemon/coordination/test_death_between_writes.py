@@ -4,9 +4,10 @@ from itertools import permutations
 
 import pytest
 
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, SharesRecord, UsageRecord
+from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import WRITTEN_EVERY_S
 from tests.fakes.mortal_etcd import MortalStore, WriterDiedError

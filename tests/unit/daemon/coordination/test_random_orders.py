@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import CheckpointRecord, Desired, Phase, SharesRecord
+from headway.daemon.records.records import CheckpointRecord, Desired, Phase
 from headway.daemon.situation import plan_cache
 from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec

@@ -6,9 +6,10 @@ import pytest
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import EventRecord, Phase, PlanRecord, SharesRecord
+from headway.daemon.records.records import EventRecord, Phase, PlanRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 ENDLESS = 10**6

@@ -5,9 +5,10 @@ from collections import defaultdict
 
 import pytest
 
+from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord, SharesRecord
+from headway.daemon.records.records import Phase, PhaseRecord
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 pytestmark = pytest.mark.timeout(600)  # thousands of decisions, on a loaded machine

@@ -5,9 +5,10 @@ import pytest
 from headway.daemon.client.user_shares import report_shares
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, SharesRecord, UsageRecord
+from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import WRITTEN_EVERY_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec

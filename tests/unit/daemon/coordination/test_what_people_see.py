@@ -3,9 +3,10 @@
 import pytest
 
 from headway.daemon.coordination.queue_order import queue
+from headway.daemon.records.cluster_records import UsageRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, UsageRecord
+from headway.daemon.records.records import Phase
 from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.view.cluster_view import ClusterView, JobView

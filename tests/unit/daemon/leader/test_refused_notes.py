@@ -11,8 +11,8 @@ from headway.daemon.errors import ConflictError, LeaseLostError, StoreError, Sto
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Leadership
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord
 from headway.daemon.view.cluster_view import ClusterView
 
 KEY, NOTE = Keys.of("j", "desired"), Keys.failure("a", 0)

@@ -10,9 +10,10 @@ import pytest
 from headway.daemon.etcd.client import KeyValue
 from headway.daemon.node.leases import leases_of
 from headway.daemon.node.peer_liveness import PeerLiveness
+from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import LeaderRecord, NodeRecord
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError

@@ -12,6 +12,7 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode, encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import (
@@ -23,16 +24,7 @@ from headway.daemon.records.measurements import (
     ReachFact,
     ReachRecord,
 )
-from headway.daemon.records.records import (
-    Device,
-    NodeRecord,
-    PhaseRecord,
-    PlanRecord,
-    SharesRecord,
-    SpecRecord,
-    UsageRecord,
-    WorkerPort,
-)
+from headway.daemon.records.records import Device, NodeRecord, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
 from headway.daemon.reports.set_aside import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView

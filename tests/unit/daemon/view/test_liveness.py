@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import DesiredRecord, LeaderRecord, NodeFailureRecord, NodeRecord
+from headway.daemon.records.records import DesiredRecord, NodeRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.daemon.records.records import SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.view.usage import MAX_USERS, WRITTEN_EVERY_S, UsageMeter, per_share, weight
 
 HALF_LIFE_S = SharesRecord().half_life_s

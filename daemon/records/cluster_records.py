@@ -1,0 +1,65 @@
+"""The records in etcd that belong to the cluster as a whole: who leads, failures of nodes, and users' shares."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRecord:
+    """`leader`, leased: the daemon that coordinates."""
+
+    node: str
+    incarnation: str
+    quarantine_after: int = 3
+    """Failures of a node after which its plans leave the node out; 0: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailureRecord:
+    """`failures/<node>/<number>`, under a lease of QUARANTINE_S: a failure of a node. Enough of them exclude the node.
+
+    etcd counts the time, so that no node's clock matters.
+    """
+
+    at: float
+    text: str
+    job: str = ""
+    """Job in which it failed; empty: the record is older than this field."""
+    is_jobs_error: bool = False
+    """True if the error may be the job's, because a worker reported it: for other jobs, all such of one job
+    count once.
+    """
+    incarnation: str = ""
+    """Incarnation of the lost daemon; empty: the daemon is alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRecord:
+    """`placement`: the last plan that was given devices.
+
+    Every transaction that gives devices to a job compares and writes this key. So two decisions from one stale view
+    cannot both give a device away.
+    """
+
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRecord:
+    """`shares`: an administrator's division of the cluster between users."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights by user; the default is 1."""
+    slice_s: float = 600.0
+    """Minimum time in seconds that a started job runs before another may stop it."""
+    half_life_s: float = 7200.0
+    """Age at which past use counts half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """`usage`: each user's recent use, written by the leader once a minute while jobs have devices."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Device-seconds by user; older ones have decayed."""
+    at: float = 0.0
