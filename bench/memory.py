@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from rigs.counted_pipeline import CountedPipeline
+from rigs.counted_pipeline import CountedPipeline, unlimited_node
 from rigs.live_bytes import LiveBytes
 from rigs.measure import machine, progress, versions
 from torch import Tensor
@@ -29,7 +29,6 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpe
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import make_plan
-from headway.daemon.records.records import Device, NodeRecord
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.model.determinism import configure
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
@@ -76,7 +75,7 @@ class Case:
 
     def plan(self) -> ClusterPlan:
         """Return its plan on equal machines."""
-        nodes = [_node(f"n{index}") for index in range(sum(self.replicas))]
+        nodes = [unlimited_node(f"n{index}") for index in range(sum(self.replicas))]
         found = make_plan(self.spec, nodes)
         if not isinstance(found, ClusterPlan):
             raise RuntimeError(f"{self.name}: {found.reason}")
@@ -277,20 +276,6 @@ def summary(rows: list[Row]) -> str:
 
 def _worker(plan: ClusterPlan, position: int) -> str:
     return worker_name(plan.stages, position)
-
-
-def _node(name: str) -> NodeRecord:
-    """Return a machine whose memory is not limited."""
-    return NodeRecord(
-        name=name,
-        incarnation=f"{name}-1",
-        address="",
-        host="",
-        site="here",
-        devices=(Device(kind="cpu"),),
-        memory_bytes=0,
-        arithmetic_class="one",
-    )
 
 
 if __name__ == "__main__":

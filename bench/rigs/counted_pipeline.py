@@ -14,7 +14,7 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.update_shares import update_shares
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.records.records import PlanRecord
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
@@ -198,6 +198,20 @@ class CountedPipeline:
             if other != position
         }
         return StageLinks(upstream=to_stage(here - 1), downstream=to_stage(here + 1), siblings=siblings)
+
+
+def unlimited_node(name: str) -> NodeRecord:
+    """Return a machine whose memory is not limited."""
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-1",
+        address="",
+        host="",
+        site="here",
+        devices=(Device(kind="cpu"),),
+        memory_bytes=0,
+        arithmetic_class="one",
+    )
 
 
 def _arrived(frame: Frame) -> Frame:
