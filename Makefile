@@ -62,10 +62,11 @@ machines: setup
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
-# Benches import bench/rigs and bench/lines, so they run with their own folder on the path. All run, whatever one of them misses.
+# Benches import bench/rigs and bench/lines, so they run with bench/ on the path. All run, whatever one of them misses.
 bench: export PYTHONSAFEPATH :=
+bench: export PYTHONPATH := $(CURDIR)/bench
 bench: setup
-	missed=; for file in $(wildcard bench/*.py bench/data/*.py); do \
+	missed=; for file in $(wildcard bench/*.py bench/data/*.py bench/tuning/*.py); do \
 	    $(BIN)/python $$file || missed="$$missed $$file"; done; \
 	    if [ -n "$$missed" ]; then echo "a bar was missed, or a bench failed:$$missed" >&2; exit 1; fi
 

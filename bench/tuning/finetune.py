@@ -1,12 +1,14 @@
-"""What one step of delay costs when a trained model is tuned further: all of it or adapters, AdamW or Muon.
+"""What one step of delay costs when a trained model is tuned further: all of it, by AdamW or Muon.
 
 AdamW pretrains a byte-level decoder on the sources of the Python standard library. Then the model learns Python's
 English reference (`pydoc_data.topics`, no part of the pretraining), by the single-process loop: the recurrence of a
 pipeline, without one. Each row first chooses its rate among RATES, synchronously with seed 0. Then each seed trains
-synchronously, with a delay of one, and with a delay of one and Error Feedback. A seed of its own orders the data and
-begins the adapters. The loss is that of the last weights on held-out text, and a gap is that of equal seeds, with the
+synchronously, with a delay of one, and with a delay of one and Error Feedback. The seed orders
+the data. The loss is that of the last weights on held-out text, and a gap is that of equal seeds, with the
 90 % interval of Student's t. Tokens/s are the loop's. Peak memory is that of a plan of one stage, storage by storage.
-`--quick`: a tiny model within two minutes, to see the bench run.
+`--quick`: a tiny model, to see the bench run.
+
+    PYTHONPATH=bench python bench/tuning/finetune.py
 """
 
 import argparse
@@ -264,7 +266,7 @@ def show(results: dict[str, Result], num_updates: int) -> None:
 def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, within two minutes")
+    parser.add_argument("--quick", action="store_true", help="a tiny model")
     base = QUICK if parser.parse_args().quick else FULL
     with tempfile.TemporaryDirectory() as folder:
         code = TokenShards.open(write_code(Path(folder) / "code"))
