@@ -92,6 +92,25 @@ def test_an_absurd_report_of_one_node_leaves_the_others_as_they_were() -> None:
     assert [shortage.demand for shortage in cluster.phase("first").shortages] == [1.0]
 
 
+def test_memory_that_runs_out_for_ever_leaves_another_job_alone() -> None:
+    """The first job's every plan runs out, until nothing is left to try: it waits, and the second keeps its plan."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b", "c", "d"):
+        cluster.add_node(name)
+    for name in ("first", "second"):
+        cluster.submit(small_spec(name, batches=4000, num_blocks=4, max_nodes=2))
+        cluster.calm(max_rounds=30)
+    other = plan(cluster, "second")
+    for _ in range(40):
+        cluster.run_out_of_memory(plan(cluster).stages[0].node, UNKNOWN)
+        cluster.calm(max_rounds=20)
+        if cluster.phase("first").phase is not Phase.RUNNING:
+            break
+    assert (cluster.phase("first").phase, charged(cluster)) == (Phase.RECOVERING, 0)
+    assert cluster.phase("first").reason == "waits for devices of job second"
+    assert (cluster.phase("second").phase, plan(cluster, "second")) == (Phase.RUNNING, other)
+
+
 def test_another_leader_knows_where_memory_ran_out() -> None:
     """All of it is in etcd: after the leader and the other node are lost, the device still gets less."""
     cluster = training("a", "b", "c")
