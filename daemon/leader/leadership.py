@@ -261,14 +261,17 @@ class Leadership:
         except ConflictError as error:
             log.info("decision_overtaken", keys=error.target)
             await self._wait_for_change(seen)
-        except (StoreUnreachableError, LeaseLostError, RecoveryError) as error:
+        except (StoreUnreachableError, LeaseLostError) as error:
+            log.error("decision_failed", reason=str(error))
+            await asyncio.sleep(RETRY_PAUSE_S)
+        except RecoveryError as error:  # the checkpoint folder is full, read-only or gone: the job says so
             log.error("decision_failed", reason=str(error))
             if isinstance(error, NoAccessError) and self._may_stand_back():
                 self._stood_back_at = self._clock()
                 raise LeaseLostError(
                     Keys.LEADER, f"leaving the lead to a node that may have access: {error}"
                 ) from error
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(self._troubles.not_carried_out(command.job, str(error)))
         except Exception as error:  # etcd refuses this transaction, or we have a bug: either concerns this job alone
             is_refused = isinstance(error, StoreError)
             reason = f"etcd refuses the decision: {error}" if is_refused else in_one_line(error)

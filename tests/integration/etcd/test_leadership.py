@@ -16,6 +16,7 @@ from headway.daemon.coordination.commands import Command, Decision, Transaction,
 from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Decide, Leadership
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import decode, encode
@@ -48,6 +49,8 @@ class Candidate:
         self.cluster = ClusterWatch(client)
         self.wrote_late: list[str] = []
         record = LeaderRecord(node=name, incarnation="1")
+        self.told: list[tuple[str, str]] = []
+        """Troubles of jobs that it told, with an empty reason at the end of each."""
         self.leadership = Leadership(
             client,
             self.cluster,
@@ -57,6 +60,7 @@ class Candidate:
             write_manifest=write_manifest,
             manifest_timeout_s=2.0,
             wrote_late=self.wrote_late.append,
+            troubles=JobTroubles(tell=lambda job, reason: self.told.append((job, reason))),
         )
         self.watching = asyncio.create_task(self.cluster.run())
         self.standing = asyncio.create_task(self.leadership.run())
@@ -284,7 +288,7 @@ async def test_a_deposed_leader_writes_nothing(etcd: Etcd, client: EtcdClient) -
 
 
 async def test_the_manifest_is_written_before_the_record_that_names_it(etcd: Etcd, client: EtcdClient) -> None:
-    """Writing the manifest fails once: no record until the second attempt has succeeded."""
+    """Writing the manifest fails once: the job says why, and has no record until the second attempt has succeeded."""
     key = Keys.of("j", "desired")
     attempts: list[bool] = []
 
@@ -305,6 +309,7 @@ async def test_the_manifest_is_written_before_the_record_that_names_it(etcd: Etc
     async with candidate(etcd, "one", decide=decide, write_manifest=write_manifest) as one, asyncio.timeout(DEADLINE_S):
         while not one.cluster.view.revision_of(key):
             await one.cluster.changed(one.cluster.version)
+        assert one.told[0] == ("j", "a decision was not carried out: folder: disk full")
     assert attempts == [True, True]
 
 
