@@ -103,6 +103,10 @@ class SleepingGraph(StageGraph):
         self._versions[key] = version
         return self._output
 
+    def evaluate(self, rows: Microbatch, *, version: int) -> Tensor:  # noqa: ARG002
+        sleep(self._sleeps.forward_s)
+        return self._output
+
     def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:  # noqa: ARG002
         began = perf_counter()
         del self._versions[key]

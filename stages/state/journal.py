@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +22,9 @@ _DTYPES: dict[str, type[Any]] = {
     "tokens": np.int64,
 }
 _EVAL_LOSS = "eval_loss"
-"""A column beside them, float64 [n], NaN where there is no evaluation. It is left out where no row has one."""
+"""A column beside them, float64 [n], NOT_EVALUATED where there is none. It is left out where no row has one."""
+NOT_EVALUATED = -1.0
+"""No loss is below 0, and one of weights that have diverged may be NaN."""
 _MIN_CAPACITY = 64
 
 
@@ -77,7 +78,7 @@ class Journal:
                 tokens=tokens,
                 seconds=seconds,
                 generation=Generation(generation),
-                eval_loss=None if isnan(eval_loss) else eval_loss,
+                eval_loss=None if eval_loss == NOT_EVALUATED else eval_loss,
             )
             for batch, generation, losses, seconds, tokens, eval_loss in zip(*columns, strict=True)
         )
@@ -106,7 +107,7 @@ class Journal:
         values = (row.batch, row.generation, row.microbatch_losses, row.seconds, row.tokens)
         for name, value in zip(_DTYPES, values, strict=True):
             self._columns[name][self._length] = value
-        self._columns[_EVAL_LOSS][self._length] = nan if row.eval_loss is None else row.eval_loss
+        self._columns[_EVAL_LOSS][self._length] = NOT_EVALUATED if row.eval_loss is None else row.eval_loss
         self._length += 1
 
     def truncate(self, boundary: Boundary) -> None:
@@ -131,7 +132,7 @@ class Journal:
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
-        if np.isnan(self._columns[_EVAL_LOSS][:length]).all():
+        if (self._columns[_EVAL_LOSS][:length] == NOT_EVALUATED).all():
             del tensors[_EVAL_LOSS]
         return tensors if length else tensors | {"losses": torch.empty(0, 0)}
 
@@ -148,7 +149,7 @@ class Journal:
         if any(not column.ndim for column in given.values()):
             raise ValueError("the journal's columns are no columns")
         length = len(given["batch"])
-        given[_EVAL_LOSS] = tensors[_EVAL_LOSS].numpy() if _EVAL_LOSS in tensors else np.full(length, nan)
+        given[_EVAL_LOSS] = tensors[_EVAL_LOSS].numpy() if _EVAL_LOSS in tensors else np.full(length, NOT_EVALUATED)
         for name, dtype in (_DTYPES | {_EVAL_LOSS: np.float64}).items():
             column = given[name]
             if column.shape[0] != length or column.dtype != dtype or column.ndim != (2 if name == "losses" else 1):

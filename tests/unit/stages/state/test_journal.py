@@ -1,5 +1,6 @@
 """The journal in memory: rows come at its end, and old ones go when durable storage has them."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,13 @@ def test_evaluations_are_a_column_only_where_there_are_some() -> None:
     assert "eval_loss" not in evaluated.tensors(below=Boundary(1))
     evaluated.drop_below(Batch(61))
     assert [found.eval_loss for found in evaluated.rows[:2]] == [0.1 * 61, None]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0])
+def test_any_loss_on_held_out_text_is_kept(loss: float) -> None:
+    """Also that of weights that have diverged: it is no missing evaluation."""
+    kept = Journal.from_tensors(Journal([replace(row(0), eval_loss=loss), row(1)]).tensors()).rows
+    assert [found.eval_loss for found in kept] == pytest.approx([loss, None], nan_ok=True)
 
 
 def test_an_evaluation_column_of_another_length_is_refused() -> None:
