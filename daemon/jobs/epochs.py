@@ -16,17 +16,21 @@ def with_epochs_of(
 ) -> TrainSpec:
     """Return the settings with as many batches as see each row so many times; the last batch begins a further epoch.
 
-    named: the keys of the job's file. Raises ConfigError: it names both, or the data has no row.
+    named: the keys of the job's file. Raises ConfigError: it names what contradicts that, or the data has no row.
     """
     if not train.epochs:
         return train
+    named = named or ()
+    if "train.data_order" in named and train.data_order != "epochs":
+        what = 'rows drawn anew each time make no epochs; leave it out, or set it to "epochs"'
+        raise ConfigError(what, f"{source}:train.data_order")
     num_rows = index.num_rows(train.sequence_length)
     if not num_rows:
         what = f"{index.num_tokens} tokens of data are too few for a row of {train.sequence_length}"
         raise ConfigError(what, f"{source}:train.sequence_length")
     rows_per_batch = train.microbatches * train.microbatch_size
     batches = -(-train.epochs * num_rows // rows_per_batch)
-    if named is not None and "train.batches" in named and train.batches != batches:
+    if "train.batches" in named and train.batches != batches:
         what = f"{train.epochs} epochs of {num_rows} rows take {batches} batches, not {train.batches}"
         raise ConfigError(f"{what}; leave one of the two out", f"{source}:train.batches")
-    return replace(train, batches=batches)
+    return replace(train, batches=batches, data_order="epochs")

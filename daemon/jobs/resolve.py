@@ -13,6 +13,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.epochs import with_epochs_of
 from headway.daemon.jobs.flags_choice import with_flags_of
+from headway.daemon.jobs.held_out import with_held_out_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
 
@@ -50,7 +51,9 @@ def resolve_job(
         raise ConfigError(what, f"{job_file}:adapter.rank")
     source, index = _read_data(spec, job_file, cache_dir)
     data = DataSpec(source=source, sha256=index.sha256)
-    train = with_epochs_of(with_flags_of(spec.train, index, str(job_file)), index, str(job_file), named=named)
+    train = with_flags_of(spec.train, index, str(job_file))
+    train = with_epochs_of(train, index, str(job_file), named=named)
+    train = with_held_out_of(train, index, str(job_file))
     return for_devices(replace(spec, data=data, train=train), devices, source=str(job_file), named=named)
 
 
@@ -94,27 +97,4 @@ def _read_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> "tuple[str, Sh
             "shorten them or prepare more data",
             f"{job_file}:train.sequence_length",
         )
-    _check_held_out(spec, index, job_file)
     return source, index
-
-
-def _check_held_out(spec: JobSpec, index: "ShardIndex", job_file: Path) -> None:
-    """Raise ConfigError for an evaluation without enough text."""
-    train = spec.train
-    if not train.eval_every:
-        return
-    if not index.validation:
-        raise ConfigError(
-            "the data has no validation split; `headway data prepare --validation 0.01` holds out a part",
-            f"{job_file}:train.eval_every",
-        )
-    length, size = train.sequence_length, train.microbatch_size
-    num_rows = index.num_rows(length, of=index.validation)
-    if train.num_evaluated * size > num_rows:
-        most = num_rows // size
-        fix = f"set it to {most} or less" if most else "hold out more, or take fewer or shorter sequences"
-        raise ConfigError(
-            f"an evaluation of {train.num_evaluated} microbatches takes {train.num_evaluated * size} rows of {length} "
-            f"tokens, and the validation split has {num_rows}; {fix}",
-            f"{job_file}:train.eval_microbatches",
-        )

@@ -191,8 +191,6 @@ def _check_train(spec: JobSpec, source: str) -> None:
             f"{train.reduction_groups} groups cannot be filled by {train.microbatches} microbatches; "
             f"set it to {train.microbatches} or less",
         )
-    if train.epochs and train.data_order != "epochs":
-        _refuse(source, "train.epochs", 'rows drawn anew each time make no epochs; set train.data_order to "epochs"')
     if train.eval_microbatches > train.microbatches:
         _refuse(
             source,

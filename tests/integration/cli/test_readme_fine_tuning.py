@@ -30,7 +30,8 @@ hf() {{ test "$3 $4" = "--local-dir Qwen3-8B"; }}
 SMALLER = {
     "--pack 2048": "--pack 64",
     "sequence_length = 2048": "sequence_length = 64",
-    "batches = 500": "batches = 2",
+    "--validation 0.02": "--validation 0.2",
+    "epochs = 2": "batches = 2",
 }
 
 
@@ -61,6 +62,7 @@ def test_every_line_of_the_example_runs(program: Any) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert "held-out loss" in done.stdout
     files = {path.name for path in (program.folder / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files
     opened = transformers.AutoModelForCausalLM.from_pretrained(program.folder / "merged")

@@ -22,7 +22,6 @@ source = "data"
 microbatches = 4
 microbatch_size = 2
 sequence_length = 16
-data_order = "epochs"
 epochs = 3
 """
 
@@ -54,7 +53,7 @@ def test_epochs_become_batches(tmp_path: Path) -> None:
             "train.batches: 3 epochs of 21 rows take 8 batches, not 9; leave one of the",
         ),
         (JOB, 16, "16 tokens of data are too few"),
-        (JOB.replace('"epochs"\nep', '"sample"\nep'), 337, "train.epochs: rows drawn anew each time make no epochs"),
+        (JOB + 'data_order = "sample"', 337, "train.data_order: rows drawn anew each time make no epochs"),
     ],
 )
 def test_what_makes_no_epochs_is_refused(tmp_path: Path, text: str, num_tokens: int, reason: str) -> None:

@@ -27,8 +27,8 @@ eval_microbatches = {number}
 """
 
 
-def resolved(folder: Path, number: int, num_held_out: int) -> None:
-    """Resolve a job on 1000 tokens and so many held-out ones."""
+def resolved(folder: Path, number: int, num_held_out: int) -> int:
+    """Resolve a job on 1000 tokens and so many held-out ones. Returns its held-out microbatches."""
     with writing_shards(folder / "data", vocab_size=256) as writer:
         writer.append(np.arange(1000) % 256)
         if num_held_out:
@@ -36,14 +36,15 @@ def resolved(folder: Path, number: int, num_held_out: int) -> None:
     file = folder / "job.toml"
     file.write_text(JOB.format(number=number))
     given, named = read_job_file(file)
-    resolve_job(given, job_file=file, devices=[Device(kind="cpu")], cache_dir=folder, named=named)
+    job = resolve_job(given, job_file=file, devices=[Device(kind="cpu")], cache_dir=folder, named=named)
+    return job.train.eval_microbatches
 
 
 @pytest.mark.parametrize(
     ("number", "num_held_out", "reason"),
     [
         (2, 0, "train.eval_every: the data has no validation split; `headway data prepare --validation 0.01` holds"),
-        (0, 128, "evaluation of 4 microbatches takes 8 rows of 16 tokens, and the validation split has 7; set it to 3"),
+        (4, 128, "evaluation of 4 microbatches takes 8 rows of 16 tokens, and the validation split has 7; set it to 3"),
         (1, 20, "the validation split has 1; hold out more, or take fewer or shorter sequences"),
     ],
 )
@@ -54,6 +55,7 @@ def test_too_little_held_out_text_is_refused(tmp_path: Path, number: int, num_he
     assert reason in str(refused.value)
 
 
-def test_just_enough_held_out_text_is_taken(tmp_path: Path) -> None:
-    """Eight windows of 16 tokens, and the token after the last."""
-    resolved(tmp_path, 0, 129)
+@pytest.mark.parametrize(("num_held_out", "number"), [(129, 4), (128, 3), (33, 1), (1000, 4)])
+def test_an_evaluation_takes_what_there_is(tmp_path: Path, num_held_out: int, number: int) -> None:
+    """A job that names no number: windows of 16 tokens, two a microbatch, and as many as the batch's at most."""
+    assert resolved(tmp_path, 0, num_held_out) == number
