@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 import structlog
 
@@ -10,6 +11,9 @@ from headway.daemon.coordination.commands import BrokenJob
 from headway.daemon.runtime.restart_policy import Health
 
 log = structlog.get_logger()
+
+NOT_DUE_S: Final = 60.0
+"""Seconds after a pause without another attempt: then a decision is not due any more, and its failure is no trouble."""
 
 
 class JobTroubles:
@@ -25,7 +29,8 @@ class JobTroubles:
         self._tell = tell
         self._clock = clock
         self._broken: dict[str, str] = {}
-        self._unwritten: dict[str, Health] = {}
+        self._unwritten: dict[str, dict[str, Health]] = {}
+        """Job to kind of decision to what becomes of it."""
 
     def not_decided(self, broken: Iterable[BrokenJob]) -> None:
         """Note the jobs that the last decision left out. Each new error is logged once with its traceback."""
@@ -39,23 +44,30 @@ class JobTroubles:
                 self._broken[name] = job.reason
                 self._say(name)
 
-    def not_carried_out(self, job: str, reason: str) -> float:
+    def not_carried_out(self, job: str, reason: str, *, kind: str = "") -> float:
         """Record that a decision about a job cannot be carried out. Return the seconds until the next attempt."""
-        now = self._clock()
-        health = self._unwritten.get(job, Health()).failed(reason, began_at=now, now=now, chance=random.random())
-        self._unwritten[job] = health
+        now, of_job = self._clock(), self._unwritten.setdefault(job, {})
+        of_job[kind] = of_job.get(kind, Health()).failed(reason, began_at=now, now=now, chance=random.random())
         self._say(job)
-        return health.resumes_at - now
+        return of_job[kind].resumes_at - now
 
-    def carried_out(self, job: str) -> None:
-        """Note that a decision about a job was written."""
-        if self._unwritten.pop(job, None) is not None:
-            self._say(job)
+    def carried_out(self, job: str, *, kind: str = "") -> None:
+        """Note that a decision about a job was written. Another kind still fails, unless nobody has tried it lately."""
+        now, of_job = self._clock(), self._unwritten.get(job)
+        if of_job is None:
+            return
+        left = {other: each for other, each in of_job.items() if other != kind and now < each.resumes_at + NOT_DUE_S}
+        if left:
+            self._unwritten[job] = left
+        else:
+            del self._unwritten[job]
+        self._say(job)
 
     def keep_only(self, jobs: Collection[str]) -> None:
         """Forget jobs that are gone: nothing more is tried or reported about them."""
         for name in self._unwritten.keys() - jobs:
-            self.carried_out(name)
+            del self._unwritten[name]
+            self._say(name)
 
     def clear(self) -> None:
         """Forget everything, because another daemon leads."""
@@ -66,7 +78,7 @@ class JobTroubles:
             self._tell(name, "")
 
     def _say(self, job: str) -> None:
-        unwritten = self._unwritten.get(job)
+        unwritten = max(self._unwritten.get(job, {}).values(), key=lambda each: each.num_in_a_row, default=None)
         reason = self._broken.get(job, "")
         if reason:
             reason = f"the coordinator cannot decide about this job: {reason}"

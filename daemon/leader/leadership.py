@@ -237,7 +237,7 @@ class Leadership:
 
     async def _execute(self, command: Command) -> None:
         """Carry out one command. Return when the view shows it, so that the next decision about the job sees it."""
-        seen = self._cluster.version
+        seen, kind = self._cluster.version, type(command).__name__
         log = self._log.bind(job=command.job)
         try:
             if isinstance(command, WriteManifest):
@@ -254,7 +254,7 @@ class Leadership:
                 command = command.then
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
-            self._troubles.carried_out(command.job)
+            self._troubles.carried_out(command.job, kind=kind)
             # Until the view shows our write, another decision would compare old revisions and be refused.
             await self._cluster.caught_up(revision, timeout_s=CATCH_UP_S)
         # A compared key changed after the decision; the change itself is about to arrive.
@@ -271,12 +271,12 @@ class Leadership:
                 raise LeaseLostError(
                     Keys.LEADER, f"leaving the lead to a node that may have access: {error}"
                 ) from error
-            await asyncio.sleep(self._troubles.not_carried_out(command.job, str(error)))
+            await asyncio.sleep(self._troubles.not_carried_out(command.job, str(error), kind=kind))
         except Exception as error:  # etcd refuses this transaction, or we have a bug: either concerns this job alone
             is_refused = isinstance(error, StoreError)
             reason = f"etcd refuses the decision: {error}" if is_refused else in_one_line(error)
             log.error("decision_failed", reason=reason, **({} if is_refused else {"exc_info": error}))
-            await asyncio.sleep(self._troubles.not_carried_out(command.job, reason))
+            await asyncio.sleep(self._troubles.not_carried_out(command.job, reason, kind=kind))
 
     def _may_stand_back(self) -> bool:
         """Return whether to leave the lead to another node, because this node lacks credentials for the command."""

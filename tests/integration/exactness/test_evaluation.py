@@ -15,7 +15,7 @@ from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import FaultHarness, at_operation
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 
 def with_held_out_text(spec: JobSpec, folder: Path) -> JobSpec:

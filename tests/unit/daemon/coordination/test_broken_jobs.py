@@ -115,3 +115,21 @@ def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(starting, Transaction)
     assert decode(failing.puts[Keys.of("first", "phase")], PhaseRecord).phase is Phase.FAILED
     assert Keys.of("second", "next") in starting.puts
+
+
+def test_one_kind_of_decision_does_not_hide_that_another_fails() -> None:
+    """A manifest fails while transactions succeed: the job says so all the time, and the pause grows. When nobody tries
+    it any more, the trouble is over."""
+    told: list[str] = []
+    now = [0.0]
+    troubles = JobTroubles(tell=lambda _, reason: told.append(reason), clock=lambda: now[0])
+    pauses = []
+    for _ in range(3):
+        pauses.append(troubles.not_carried_out("first", "disk full", kind="WriteManifest"))
+        now[0] += pauses[-1]
+        troubles.carried_out("first", kind="Transaction")
+    assert all("disk full" in reason for reason in told)
+    assert pauses[0] < pauses[-1]
+    now[0] += 1000.0
+    troubles.carried_out("first", kind="Transaction")
+    assert told[-1] == ""
