@@ -1,12 +1,12 @@
-"""What one step of delay costs when a trained model is tuned further: all of it, by AdamW or Muon.
+"""What one step of delay costs when a trained model is tuned further: all of it or adapters, by AdamW or Muon.
 
 AdamW pretrains a byte-level decoder on the sources of the Python standard library. Then the model learns Python's
 English reference (`pydoc_data.topics`, no part of the pretraining), by the single-process loop: the recurrence of a
 pipeline, without one. Each row first chooses its rate among RATES, synchronously with seed 0. Then each seed trains
-synchronously, with a delay of one, and with a delay of one and Error Feedback. The seed orders
-the data. The loss is that of the last weights on held-out text, and a gap is that of equal seeds, with the
-90 % interval of Student's t. Tokens/s are the loop's. Peak memory is that of a plan of one stage, storage by storage.
-`--quick`: a tiny model, to see the bench run.
+synchronously, with a delay of one, and with a delay of one and Error Feedback. The seed orders the data, and draws the
+adapters. The loss is that of the last weights on held-out text, and a gap is that of equal seeds, with the 90 %
+interval of Student's t. Tokens/s are the loop's. Peak memory is that of a plan of one stage, storage by storage.
+`--quick`: a tiny model, to see the bench run. `--only LoRA`: the rows with that in their names.
 
     PYTHONPATH=bench python bench/tuning/finetune.py
 """
@@ -39,14 +39,15 @@ from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.stdlib_corpus import END_OF_FILE, stdlib_sources
 from headway.stages.data.tokens import TokenShards
+from headway.stages.model.adapters import merged
 from headway.stages.model.decoder import build_layer, token_loss
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
 
 NUM_HELD_OUT = 32  # microbatches
 NUM_SEEDS = 3
 STUDENT_T = 2.920
 """Of two degrees of freedom: the interval of three seeds that holds 90 %."""
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 Setting = tuple[str, Literal["gpipe", "2bw"], float]
 SETTINGS: tuple[Setting, ...] = (("sync", "gpipe", 0.0), ("delay 1", "2bw", 0.0), ("delay 1 + EF", "2bw", 1.0))
 """Name, schedule and α."""
@@ -68,15 +69,29 @@ PRETRAINING = 4
 """Batches of pretraining for one of tuning."""
 
 
+NO_ADAPTER = AdapterSpec()
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One way to tune."""
 
     label: str
     optimizer: Optimizer
+    adapter: AdapterSpec = NO_ADAPTER
+
+    def model(self, base: ModelSpec) -> ModelSpec:
+        """Return the model, with the row's adapters."""
+        return replace(base, adapter=self.adapter)
 
 
-ROWS = (Row("full, AdamW", "adamw"), Row("full, Muon", "muon"))
+LORA = AdapterSpec(rank=8, alpha=16.0)
+ROWS = (
+    Row("full, AdamW", "adamw"),
+    Row("full, Muon", "muon"),
+    Row("LoRA, AdamW", "adamw", LORA),
+    Row("LoRA, Muon", "muon", LORA),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +202,7 @@ def tune(tuning: Tuning, row: Row, rate: float, setting: Setting, seed: int) -> 
     base = tuning.base
     job = replace(
         base,
+        model=row.model(base.model),
         job=replace(base.job, seed=seed),
         train=replace(base.train, schedule=schedule),
         optim=replace(optim(row.optimizer, rate), error_feedback=alpha),
@@ -198,8 +214,11 @@ def tune(tuning: Tuning, row: Row, rate: float, setting: Setting, seed: int) -> 
         on_batch=lambda result: seconds.append(result.seconds),
         initial=lambda layer: {name: tensor.clone() for name, tensor in tuning.pretrained[layer].items()},
     )
+    if job.model.has_adapter:
+        adapter = row.adapter
+        weights = {name: merged(tuning.pretrained[name], weights[name], adapter) for name in tuning.pretrained}
     trained = Trained(
-        held_out_loss(job, weights, tuning.held_out), job.train.tokens_per_batch / statistics.median(seconds)
+        held_out_loss(base, weights, tuning.held_out), job.train.tokens_per_batch / statistics.median(seconds)
     )
     progress(f"{row.label} {rate:g}, {name}, seed {seed}: {trained.loss:.4f}")
     return trained
@@ -226,7 +245,9 @@ def measure(tuning: Tuning, row: Row) -> Result:
         delay=gap(sync, delayed),
         delay_error_feedback=gap(sync, corrected),
         tokens_per_s=round(statistics.median(run.tokens_per_s for run in (*sync, *delayed, *corrected))),
-        peak_bytes=peak_bytes(replace(tuning.base, optim=optim(row.optimizer, rate))),
+        peak_bytes=peak_bytes(
+            replace(tuning.base, model=row.model(tuning.base.model), optim=optim(row.optimizer, rate))
+        ),
     )
 
 
@@ -267,14 +288,20 @@ def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model")
-    base = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("--only", default="", help="rows whose name has this part")
+    parser.add_argument("--updates", type=int, default=0, help="another number of updates; pretraining stays as it is")
+    options = parser.parse_args()
+    base = QUICK if options.quick else FULL
     with tempfile.TemporaryDirectory() as folder:
         code = TokenShards.open(write_code(Path(folder) / "code"))
         prose = write_prose(Path(folder) / "prose")
         held_out = TokenShards.open(prose, is_validation=True)
         tuning = Tuning(base=base, tokens=TokenShards.open(prose), held_out=held_out, pretrained=pretrain(base, code))
         before = held_out_loss(base, tuning.pretrained, held_out)
-        results = {row.label: measure(tuning, row) for row in ROWS}
+        if options.updates:
+            base = replace(base, train=replace(base.train, batches=options.updates))
+            tuning = replace(tuning, base=base)
+        results = {row.label: measure(tuning, row) for row in ROWS if options.only in row.label}
     show(results, base.train.batches)
     print(f"before tuning: {before:.3f}")
     body = {
