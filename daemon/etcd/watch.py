@@ -21,6 +21,14 @@ SILENT_S = 3.0
 """Seconds without an answer to that question after which the server counts as gone."""
 
 
+FORBIDDEN = "permission denied"
+"""Part of the reason with which etcd cancels a watch of keys that the user may not read."""
+
+
+class _ForbiddenError(StoreUnreachableError):
+    """etcd cancelled a watch of keys that it says the user may not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyEvent:
     """One change of one key."""
@@ -87,13 +95,22 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
 async def _stream_with_login(
     connection: EtcdConnection, prefix: str, from_revision: int
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
-    """Do `_stream`, with a new login if the present one has been forgotten."""
+    """Do `_stream`, with a new login if the present one has been forgotten.
+
+    A server that is starting may also forbid the watch, because it does not know its roles yet. It answers a login when
+    it does.
+    """
+    has_begun = False
     try:
         async for reply in _stream(connection, prefix, from_revision):
+            has_begun = True
             yield reply
         return
     except grpc.aio.AioRpcError as error:
         if not connection.access.user or not is_login_refused(error):
+            raise
+    except _ForbiddenError:
+        if not connection.access.user or has_begun:
             raise
     await connection.log_in()
     async for reply in _stream(connection, prefix, from_revision):
@@ -117,7 +134,8 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
             if reply.compact_revision:
                 raise CompactedError(target, f"revision {from_revision} was compacted away")
             if reply.canceled:
-                raise StoreUnreachableError(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
+                kind = _ForbiddenError if FORBIDDEN in reply.cancel_reason else StoreUnreachableError
+                raise kind(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
             yield reply
             reply = await _next(call, target)
     except TimeoutError as error:
