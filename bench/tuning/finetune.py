@@ -233,9 +233,9 @@ def best_rate(tuning: Tuning, row: Row) -> float:
     return found
 
 
-def measure(tuning: Tuning, row: Row) -> Result:
-    """All runs of a row."""
-    rate = best_rate(tuning, row)
+def measure(tuning: Tuning, row: Row, rate: float) -> Result:
+    """All runs of a row. rate: 0: the best of RATES."""
+    rate = rate or best_rate(tuning, row)
     sync, delayed, corrected = (
         [tune(tuning, row, rate, setting, seed) for seed in range(NUM_SEEDS)] for setting in SETTINGS
     )
@@ -289,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model")
     parser.add_argument("--only", default="", help="rows whose name has this part")
+    parser.add_argument("--rate", type=float, default=0.0, help="a rate for all rows, instead of the best of RATES")
     parser.add_argument("--updates", type=int, default=0, help="another number of updates; pretraining stays as it is")
     options = parser.parse_args()
     base = QUICK if options.quick else FULL
@@ -301,7 +302,7 @@ def main() -> None:
         if options.updates:
             base = replace(base, train=replace(base.train, batches=options.updates))
             tuning = replace(tuning, base=base)
-        results = {row.label: measure(tuning, row) for row in ROWS if options.only in row.label}
+        results = {row.label: measure(tuning, row, options.rate) for row in ROWS if options.only in row.label}
     show(results, base.train.batches)
     print(f"before tuning: {before:.3f}")
     body = {
