@@ -90,6 +90,7 @@ def plan(
     if memory and not nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
     spec, named = read_job_file(job, open_model=model_opener(job.parent))
+    spec, has_data = _with_data(spec, job, named)
     if picture is not None:
         check_drawing()
     links: LinkAssumptions | None = None
@@ -110,7 +111,8 @@ def plan(
         sys.stderr.write(
             "headway: no cluster runs here, so the plan is for this machine alone; --nodes N plans for more\n"
         )
-    told, run = preview(spec, records, named=named, links=links, is_simulated=picture is not None or trace is not None)
+    is_simulated = picture is not None or trace is not None
+    told, run = preview(spec, records, named=named, links=links, is_simulated=is_simulated, has_data=has_data)
     if run is not None:
         _write(told, run, picture, trace)
     if as_json:
@@ -121,6 +123,26 @@ def plan(
     for what, path in (("timeline", picture), ("trace", trace)):
         if path is not None:
             say(f"{what:8}  {path}")
+
+
+def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[JobSpec, bool]":
+    """Return the job with what its data decides, and whether that is known: the data need not be on this machine.
+
+    The built-in data decides something only for a few jobs, so it is not made for the others.
+
+    Raises ConfigError for what `submit` would refuse.
+    """
+    from headway.daemon.client.tokenizer_match import check_tokenizer
+    from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
+
+    check_adapter(spec, job)
+    train = spec.train
+    is_built_in = spec.data.source == BUILT_IN_SOURCE
+    if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
+        return spec, False
+    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named)
+    check_tokenizer(spec, job)
+    return spec, True
 
 
 def _is_any_cluster(etcd: str | None, cluster: Path | None) -> bool:

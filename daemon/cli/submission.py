@@ -70,6 +70,7 @@ def submit(
     from headway.daemon.client.tokenizer_match import check_tokenizer
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
+    from headway.daemon.jobs.epochs import epochs_text
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
     from headway.daemon.origin.origin_config import model_opener, whole_path
@@ -122,7 +123,7 @@ def submit(
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         if resolved.train.epochs:
-            say(f"{resolved.train.epochs} epochs of its data are {resolved.train.batches} batches")
+            say(f"{epochs_text(resolved.train.epochs)} of its data are {resolved.train.batches} batches")
         if filled_in := what_was_filled_in(spec, resolved):
             sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         if warning:

@@ -1,4 +1,4 @@
-"""How many batches so many epochs of a job's data take. Pure."""
+"""How many batches so many epochs of a job's data take, and which epoch a batch belongs to. Pure."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -34,3 +34,16 @@ def with_epochs_of(
         what = f"{train.epochs} epochs of {num_rows} rows take {batches} batches, not {train.batches}"
         raise ConfigError(f"{what}; leave one of the two out", f"{source}:train.batches")
     return replace(train, batches=batches, data_order="epochs")
+
+
+def epochs_text(epochs: int) -> str:
+    """Return `1 epoch` or `3 epochs`."""
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def epoch_of(train: TrainSpec, batch: int) -> int | None:
+    """Return the epoch of a batch, from 1; None: the job does not count epochs. Exact to one batch: rows are not known.
+
+    Epochs are equally long, so their share of the batches tells which one it is.
+    """
+    return min(train.epochs, 1 + batch * train.epochs // train.batches) if train.epochs else None

@@ -16,6 +16,7 @@ from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.jobs.held_out import with_held_out_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.stages.attention_kernels import KernelDevice
+from headway.stages.data.shard_index import INDEX_NAME
 
 if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
@@ -46,15 +47,35 @@ def resolve_job(
     other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has; an
     adapter beside random weights.
     """
+    check_adapter(spec, job_file)
+    known = with_data(spec, job_file=job_file, cache_dir=cache_dir, named=named)
+    return for_devices(known, devices, source=str(job_file), named=named)
+
+
+def check_adapter(spec: JobSpec, job_file: Path) -> None:
+    """Raise ConfigError for an adapter beside random weights."""
     if spec.model.has_adapter and not spec.origin.url:
         what = "the weights beside the adapter would be random; name a model's folder with [model] from, or --model"
         raise ConfigError(what, f"{job_file}:adapter.rank")
+
+
+def with_data(spec: JobSpec, *, job_file: Path, cache_dir: Path, named: Collection[str] | None = None) -> JobSpec:
+    """Return the job with everything fixed that its data decides. Arguments and errors are those of `resolve_job`."""
     source, index = _read_data(spec, job_file, cache_dir)
     data = DataSpec(source=source, sha256=index.sha256)
     train = with_flags_of(spec.train, index, str(job_file))
     train = with_epochs_of(train, index, str(job_file), named=named)
     train = with_held_out_of(train, index, str(job_file))
-    return for_devices(replace(spec, data=data, train=train), devices, source=str(job_file), named=named)
+    return replace(spec, data=data, train=train)
+
+
+def has_data_here(spec: JobSpec, job_file: Path) -> bool:
+    """Return whether the job's data can be read on this machine. The built-in data always can."""
+    source = spec.data.source
+    try:
+        return source == BUILT_IN_SOURCE or (job_file.parent / Path(source).expanduser() / INDEX_NAME).exists()
+    except (OSError, RuntimeError):  # RuntimeError: ~NAME of an unknown user
+        return False
 
 
 def data_folder(source: str, cache_dir: Path) -> Path:

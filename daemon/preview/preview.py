@@ -13,6 +13,7 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
+from headway.daemon.jobs.epochs import epochs_text
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
@@ -132,6 +133,10 @@ class PlanPreview:
     """Devices that the plan does not need on the nodes that it uses: `paris:1`."""
     filled_in: str = ""
     """Keys that the job leaves to the cards, with their values."""
+    epochs: int = 0
+    """Number of epochs that the job names; 0: its file says `batches`."""
+    batches: int | None = None
+    """Number of batches of the job; None: its epochs are not counted, because the data is not here."""
     exact: bool
     exact_reason: str
     explanation: tuple[str, ...]
@@ -163,7 +168,18 @@ class PlanPreview:
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
         kinds = link_sentences(self.link_kinds)
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
-        return [*lines, "", *left_out, self.bottleneck, *reductions, *self.about_distance, *kinds, *spares, exact]
+        return [
+            *lines,
+            "",
+            *left_out,
+            *self._epochs,
+            self.bottleneck,
+            *reductions,
+            *self.about_distance,
+            *kinds,
+            *spares,
+            exact,
+        ]
 
     @property
     def arithmetic(self) -> list[str]:
@@ -175,6 +191,15 @@ class PlanPreview:
             joined = [(*name, *row) for name, row in zip(names, rows, strict=True)]
             tables.append(table(("stage", "node", "device", *titles), joined))
         return ["memory on devices, GiB:", *tables[0], "", *legend(told), "", "seconds:", *tables[1]]
+
+    @property
+    def _epochs(self) -> list[str]:
+        if not self.epochs:
+            return []
+        if self.batches is None:
+            return [f"The data is not here, so it is not known how many batches {epochs_text(self.epochs)} take."]
+        seconds = self.batches * self.predicted_batch_seconds
+        return [f"{epochs_text(self.epochs)} of the data are {self.batches} batches, {seconds:.3g} s as predicted."]
 
     def _simulated(self, simulation: SimulationPreview) -> list[str]:
         over = simulation.batch_seconds / self.predicted_batch_seconds - 1
@@ -218,10 +243,11 @@ def preview(
     links: LinkAssumptions | None = None,
     profiles: Profiles | None = None,
     is_simulated: bool = False,
+    has_data: bool = True,
 ) -> tuple[PlanPreview, Forecast | None]:
     """Return the plan of a job that has all nodes to itself, and its simulation if requested.
 
-    named: as for `resolve_job`.
+    named: as for `resolve_job`. has_data: the job has what its data decides, such as its number of batches.
 
     Raises ConfigError with the planner's reason for refusing.
     """
@@ -246,6 +272,8 @@ def preview(
         spares=plan.spares,
         spare_devices=_spare_devices(plan, slots),
         filled_in=what_was_filled_in(given, spec),
+        epochs=spec.train.epochs,
+        batches=None if spec.train.epochs and not has_data else spec.train.batches,
         exact=plan.is_exact,
         exact_reason=plan.exact_reason,
         explanation=explanation,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
+from headway.daemon.jobs.epochs import epoch_of
 from headway.daemon.records.ailments import job_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
 from headway.daemon.reports.arithmetic_settings import arithmetic_settings
@@ -60,6 +61,10 @@ class JobReport:
     batch: int | None
     """Last batch whose loss is known."""
     batches: int
+    epoch: int | None = None
+    """Epoch of `batch`, from 1, exact to one batch; None: the job does not count epochs, or no loss is known."""
+    epochs: int = 0
+    """Number of epochs that the job has; 0: its file says `batches`."""
     loss: float | None
     """Loss of `batch`."""
     eval_batch: int | None = None
@@ -135,6 +140,8 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         timeline=plan.timeline if plan else None,
         batch=batch,
         batches=spec.train.batches,
+        epoch=None if batch is None else epoch_of(spec.train, batch),
+        epochs=spec.train.epochs,
         loss=progress.loss if progress and progress.batch == batch else None,
         eval_batch=evaluation[0] if evaluation else None,
         eval_loss=evaluation[1] if evaluation else None,
@@ -265,6 +272,13 @@ def queue_note(report: JobReport) -> str:
     return f"{report.queue_position} of {report.queue_length} in the queue"
 
 
+def progress_text(report: JobReport) -> str:
+    """Return `batch 7/20`, and in epochs `batch 7/20 (epoch 1 of 3)`."""
+    done = 0 if report.batch is None else report.batch + 1
+    epoch = f" (epoch {report.epoch} of {report.epochs})" if report.epoch is not None else ""
+    return f"batch {done}/{report.batches}{epoch}"
+
+
 def evaluation_text(report: JobReport) -> str:
     """Return the last evaluation, as loss and perplexity."""
     assert report.eval_loss is not None
@@ -279,7 +293,7 @@ def report_line(report: JobReport, *, now: float) -> str:
     """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
     if report.batch is not None:
-        parts.append(f"batch {report.batch + 1}/{report.batches}")
+        parts.append(progress_text(report))
     if report.loss is not None:
         parts.append(f"loss {report.loss:.4f}")
     if report.eval_loss is not None:

@@ -32,6 +32,7 @@ from headway.daemon.reports.job_report import (
     duration,
     evaluation_text,
     planning_note,
+    progress_text,
     queue_note,
     report_in,
     report_line,
@@ -298,7 +299,7 @@ def _head(report: JobReport) -> Text:
 
 def _progress(report: JobReport, width: int) -> RenderableType:
     done = 0 if report.batch is None else report.batch + 1
-    numbers = [f"batch {done}/{report.batches}"]
+    numbers = [progress_text(report)]
     if report.provisional_from is not None and report.provisional_from < done:
         numbers.append(f"provisional from {report.provisional_from}")
     if report.loss is not None:

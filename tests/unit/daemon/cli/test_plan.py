@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from headway.stages.data.shard_writer import writing_shards
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 JOB, NODES = str(DOCS / "examples" / "large.toml"), str(DOCS / "examples" / "nodes.toml")
@@ -168,3 +171,21 @@ def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_a_plan_says_how_long_the_epochs_are(headway: Headway, tmp_path: Path) -> None:
+    """21 rows of data and eight a batch: three epochs are eight batches; without the data the plan says so."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        "[job]\nname = 'j'\n[data]\nsource = 'data'\n[train]\nepochs = 3\nmicrobatches = 4\nmicrobatch_size = 2\n"
+        "sequence_length = 16\n"
+    )
+    code, out, err = headway("plan", str(job), "--nodes", "2")
+    assert (code, err) == (0, "")
+    assert "The data is not here, so it is not known how many batches 3 epochs take." in out
+    with writing_shards(tmp_path / "data", vocab_size=256) as writer:
+        writer.append(np.arange(16 * 21 + 1) % 256)
+    _, out, _ = headway("plan", str(job), "--nodes", "2")
+    assert "3 epochs of the data are 8 batches, " in out
+    told = json.loads(headway("plan", str(job), "--nodes", "2", "--json")[1])
+    assert (told["epochs"], told["batches"]) == (3, 8)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.epochs import epoch_of
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.records.records import Device
 from headway.stages.data.shard_writer import writing_shards
+from headway.stages.spec import TrainSpec
 
 JOB = """
 [job]
@@ -61,3 +63,10 @@ def test_what_makes_no_epochs_is_refused(tmp_path: Path, text: str, num_tokens: 
     with pytest.raises(ConfigError) as refused:
         batches_of(tmp_path, text, num_tokens=num_tokens)
     assert reason in str(refused.value)
+
+
+def test_a_batch_knows_its_epoch() -> None:
+    """Eight batches of three epochs: the last is of the third, though one of its rows begins a fourth."""
+    train = TrainSpec(epochs=3, batches=8)
+    assert [epoch_of(train, batch) for batch in range(8)] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert epoch_of(TrainSpec(batches=8), 3) is None
