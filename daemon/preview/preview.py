@@ -168,18 +168,8 @@ class PlanPreview:
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
         kinds = link_sentences(self.link_kinds)
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
-        return [
-            *lines,
-            "",
-            *left_out,
-            *self._epochs,
-            self.bottleneck,
-            *reductions,
-            *self.about_distance,
-            *kinds,
-            *spares,
-            exact,
-        ]
+        facts = [*left_out, *self._epochs, self.bottleneck, *reductions, *self.about_distance]
+        return [*lines, "", *facts, *kinds, *spares, exact]
 
     @property
     def arithmetic(self) -> list[str]:

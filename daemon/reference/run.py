@@ -9,6 +9,7 @@ import torch
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.data.data_tokenizer import tokenizer_of
+from headway.daemon.data.tokenizer_match import check_tokenizer
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
@@ -50,6 +51,7 @@ def run_reference(
     devices = find_devices(chosen, 0)
     given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
     spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named)
+    check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
     shards = data_folder(spec.data.source, cache_dir)
