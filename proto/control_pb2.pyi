@@ -581,7 +581,7 @@ class Peer(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., worker: _Optional[int] = ..., groups: _Optional[_Iterable[int]] = ..., collective: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job", "neighbours_load_s", "patience_s")
+    __slots__ = ("job_name", "generation", "timeline", "boundary", "stage", "sources", "upstream", "downstream", "siblings", "tied", "source_timeline", "snapshot_dir", "snapshot_live", "furthest", "source_job", "neighbours_load_s", "patience_s")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -591,6 +591,7 @@ class Start(_message.Message):
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
+    TIED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_DIR_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LIVE_FIELD_NUMBER: _ClassVar[int]
@@ -607,6 +608,7 @@ class Start(_message.Message):
     upstream: _containers.RepeatedCompositeFieldContainer[Peer]
     downstream: _containers.RepeatedCompositeFieldContainer[Peer]
     siblings: _containers.RepeatedCompositeFieldContainer[Peer]
+    tied: _containers.RepeatedCompositeFieldContainer[Peer]
     source_timeline: int
     snapshot_dir: str
     snapshot_live: bool
@@ -614,7 +616,7 @@ class Start(_message.Message):
     source_job: str
     neighbours_load_s: float
     patience_s: float
-    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ..., neighbours_load_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, job_name: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[LayerSource, _Mapping]]] = ..., upstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., downstream: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., siblings: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., source_timeline: _Optional[int] = ..., snapshot_dir: _Optional[str] = ..., snapshot_live: _Optional[bool] = ..., furthest: _Optional[int] = ..., source_job: _Optional[str] = ..., neighbours_load_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
 
 class ChooseStop(_message.Message):
     __slots__ = ("job_name", "generation")

@@ -136,6 +136,7 @@ class FrameHeader(_message.Message):
         STOP: _ClassVar[FrameHeader.Kind]
         UPDATE_SHARE: _ClassVar[FrameHeader.Kind]
         EVALUATION: _ClassVar[FrameHeader.Kind]
+        TIED_SUMS: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -149,6 +150,7 @@ class FrameHeader(_message.Message):
     STOP: FrameHeader.Kind
     UPDATE_SHARE: FrameHeader.Kind
     EVALUATION: FrameHeader.Kind
+    TIED_SUMS: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

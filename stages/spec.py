@@ -8,6 +8,9 @@ Recompute = Literal["none", "attention", "block"]
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 """All of them: the later ones take more time and less memory."""
 
+TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
+"""By layer, the parameter that is the tied matrix in a model with `tie_word_embeddings`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -97,6 +100,11 @@ class ModelSpec:
     def base(self) -> "ModelSpec":
         """Return the model without its adapter."""
         return replace(self, adapter=AdapterSpec()) if self.has_adapter else self
+
+    @property
+    def trains_tie(self) -> bool:
+        """Return whether `embed` and `head` train one matrix: each has a copy, and both do the same update."""
+        return self.tie_word_embeddings and not self.has_adapter
 
     @property
     def head_width(self) -> int:

@@ -28,7 +28,7 @@ from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.documents import document_rows
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
-from headway.stages.spec import weight_version
+from headway.stages.spec import TIED, weight_version
 from headway.stages.state.optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def reference(
                 raise NonFiniteLossError(b, i, value)
 
         with torch.no_grad():
+            if job.model.trains_tie:
+                _tie(group_sums)
             summed = group_sums[0]
             for group in group_sums[1:]:
                 _accumulate(summed, group)
@@ -121,7 +123,7 @@ def reference(
             numbered = iter(summed)
             gradient = {name: {parameter: next(numbered) for parameter in master[name]} for name in job.layers}
             if train.clip_norm > 0:
-                _clip(gradient, train.clip_norm)
+                _clip(gradient, train.clip_norm, is_tied=job.model.trains_tie)
             for name, optimizer in optimizers.items():
                 if dtype == torch.float32:
                     current, target = sets[b % 2][name], sets[(b + 1) % 2][name]
@@ -214,11 +216,20 @@ def _accumulate(sums: list[Tensor], gradients: Iterable[Tensor]) -> None:
         sums.extend(gradient.contiguous() for gradient in in_fp32)
 
 
-def _clip(gradient: Weights, clip_norm: float) -> None:
-    """Scale the whole model's gradient down to a norm of at most clip_norm."""
+def _tie(group_sums: list[list[Tensor]]) -> None:
+    """Give both copies of a tied matrix the sum of both, group by group: they are the first and the last parameter."""
+    for sums in group_sums:
+        sums[0] = sums[0] + sums[-1]
+        sums[-1] = sums[0].clone()
+
+
+def _clip(gradient: Weights, clip_norm: float, *, is_tied: bool) -> None:
+    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the embedding."""
     squares = []
-    for layer in reversed(gradient.values()):
-        of_parameters = [layer[name].double().square().sum() for name in sorted(layer)]
+    for name, layer in reversed(gradient.items()):
+        is_copy = is_tied and name == "head"
+        counted = sorted(parameter for parameter in layer if not (is_copy and parameter == TIED["head"]))
+        of_parameters = [layer[parameter].double().square().sum() for parameter in counted]
         squares.append(_fold(torch.stack(of_parameters).tolist()) if of_parameters else 0.0)
     coefficient = min(1.0, clip_norm / (math.sqrt(_fold(squares)) + 1e-6))
     for layer in gradient.values():

@@ -19,8 +19,8 @@ from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
 
-DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION, FrameKind.NORM_TOTAL})
-UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES})
+DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION, FrameKind.NORM_TOTAL, FrameKind.TIED_SUMS})
+UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.TIED_SUMS})
 REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.UPDATE_SHARE, FrameKind.LOSSES, FrameKind.STOP})
 """Kinds that only replicas of one stage exchange."""
 SIBLING_KINDS = REPLICA_KINDS | {FrameKind.NORM_TOTAL}
@@ -76,12 +76,14 @@ class FrameContract:
         train: TrainSpec,
         *,
         has_norms: bool = True,
+        has_ties: bool = False,
         activations: Codec = Codec.NONE,
         gradients: Codec = Codec.NONE,
     ) -> "FrameContract":
         """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
 
-        has_norms: only the leading replicas of two stages exchange the norm. activations, gradients: their codecs,
+        has_norms: only the leading replicas of two stages exchange the norm. has_ties: these are the first and the last
+        stage of a tied embedding. activations, gradients: their codecs,
         which are equal on one link.
         """
         tokens = (train.microbatch_size, train.sequence_length)
@@ -93,10 +95,23 @@ class FrameContract:
             FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
         }
+        ties = cls.between_ends(model, train)
         return cls(
-            forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
-            max_unacknowledged_frames=(4 if train.eval_every else 2) * train.microbatches + 4,
+            forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS}
+            | (ties.forms if has_ties else {}),
+            max_unacknowledged_frames=(4 if train.eval_every else 2) * train.microbatches
+            + (ties.max_unacknowledged_frames if has_ties else 0)
+            + 4,
             codecs={FrameKind.ACTIVATION: activations, FrameKind.GRADIENT: gradients},
+        )
+
+    @classmethod
+    def between_ends(cls, model: ModelSpec, train: TrainSpec) -> "FrameContract":
+        """Return the contract between the first and the last stage of a tied embedding, if they are no neighbours."""
+        tied = TensorForm(torch.float32, (model.vocab_size, model.hidden_size))
+        return cls(
+            forms={FrameKind.TIED_SUMS: (tied,)},
+            max_unacknowledged_frames=train.reduction_groups * (2 + train.delay),
         )
 
     @classmethod

@@ -23,13 +23,14 @@ class FrameKind(IntEnum):
     STOP = 10  # from the leading replica of the first stage to the others: (int64 [] boundary,)
     UPDATE_SHARE = 11  # between replicas: (as iterated, [elements of the sender's share of the update],)
     EVALUATION = 12  # downstream, ahead of the ACTIVATION of its number: a held-out microbatch, never coded
+    TIED_SUMS = 13  # between first and last stage: (float32 [vocabulary, hidden] of one group, for a tied embedding,)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message of one generation.
 
-    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
+    The norm kinds and STOP have microbatch 0. That of TIED_SUMS is the group, whose first microbatch it is. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
     first one, which identifies the sender.
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headway.stages.model.adapters import DOWN
 from headway.stages.model.decoder import build_layer, trained_shapes
-from headway.stages.spec import ModelSpec
+from headway.stages.spec import TIED, ModelSpec
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
@@ -31,7 +31,10 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
             return torch.ones(shape)
         if name.endswith(".bias"):
             return torch.zeros(shape)
-        return _normal(shape, deviation=spec.initializer_range, key=f"{seed}/{layer}/{name}")
+        # Both copies of a tied matrix are drawn as the embedding's.
+        is_tied = spec.tie_word_embeddings and TIED.get(layer) == name
+        key = f"{seed}/embed/{TIED['embed']}" if is_tied else f"{seed}/{layer}/{name}"
+        return _normal(shape, deviation=spec.initializer_range, key=key)
 
     return {name: initial(name, parameter.shape) for name, parameter in module.named_parameters()}
 

@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from headway.stages.spec import TIED, ModelSpec
 from headway.stages.sums import fold
 
 EPSILON = 1e-6
@@ -20,6 +21,13 @@ EPSILON = 1e-6
 def parameter_squares(gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of squares of each of a layer's gradients, float64 [parameters], in name order."""
     return torch.stack([gradients[name].to(torch.float64, copy=True).square_().sum() for name in sorted(gradients)])
+
+
+def counted_once(layer: str, gradients: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, Tensor]:
+    """Return the gradients of a layer that count: a tied matrix counts at the embedding."""
+    if layer != "head" or not model.trains_tie:
+        return gradients
+    return {name: gradient for name, gradient in gradients.items() if name != TIED["head"]}
 
 
 def layer_squares(of_parameters: Sequence[float], num_parameters: Sequence[int]) -> list[float]:

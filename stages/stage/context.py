@@ -59,10 +59,19 @@ class StageContext:
         return self.stage_index == self.num_stages - 1
 
     @property
+    def has_tied_end(self) -> bool:
+        """Return whether another stage trains the same embedding: this one is the first or the last, that the other."""
+        return self.model.trains_tie and self.is_first != self.is_last
+
+    @property
     def contract(self) -> FrameContract:
-        """Return the contract of the frames from neighbouring stages."""
+        """Return the contract of the frames from neighbouring stages, and from the other end of a tied embedding."""
         return FrameContract.of(
-            self.model, self.train, activations=self.upstream_codec, gradients=self.downstream_codec
+            self.model,
+            self.train,
+            has_ties=self.has_tied_end,
+            activations=self.upstream_codec,
+            gradients=self.downstream_codec,
         )
 
     @property

@@ -92,7 +92,9 @@ class Executor:
         self._norm = NormRelay(
             context, layers, state=self.state, links=links, siblings=self._siblings, events=self.events
         )
-        self._gradients = BatchGradients(self.state, self._siblings, self._norm)
+        self._gradients = BatchGradients(
+            context, state=self.state, links=links, siblings=self._siblings, norm=self._norm
+        )
         self._reception = FrameReception(
             context,
             links,
@@ -261,7 +263,7 @@ class Executor:
             assert input_gradient is not None
             link.send(self.context.frame(FrameKind.GRADIENT, batch, microbatch, input_gradient))
         used = [tensor for tensor in (output_gradient, input_gradient) if tensor is not None]
-        self._gradients.sums.add(microbatch, gradients, others=used)
+        self._gradients.add(microbatch, gradients, others=used)
         if self.state.backwarded(batch, microbatch):
             if self._is_last:
                 self._tell_losses(batch)
@@ -316,5 +318,6 @@ def _check_fit(context: StageContext, content: StageContent, links: StageLinks) 
     assert context.is_last == (not links.downstream)
     assert (content.journal is not None) == (context.is_last and context.is_lead)
     assert context.has_replicas == bool(links.siblings)
+    assert context.has_tied_end == bool(links.tied)
     assert tuple(layer.name for layer in content.layers) == context.layers
     assert all(layer.boundary == context.boundary for layer in content.layers), "a layer is at another boundary"

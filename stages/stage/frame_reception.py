@@ -132,6 +132,11 @@ class FrameReception:
             case FrameKind.NORM_TOTAL:
                 self._require(frame, self._norm.expects_total(batch))
                 self._norm.total_arrived(batch, *numbers_of(frame.tensors[0]))
+            case FrameKind.TIED_SUMS:
+                self._require(frame, self._gradients.expects_tied(frame))
+                copy = self._device.copy_in(frame.tensors)
+                self._gradients.tied_arrived(frame, copy)
+                self._events.when_arrived(copy, self._gradients.join_ties)
             case _:
                 self._accept_from_sibling(frame)
 
@@ -145,6 +150,8 @@ class FrameReception:
                 link = self._links.upstream.get(state.forwards.lowest_next % num_groups)
             case Awaited.GRADIENT:
                 link = self._links.downstream.get(state.backwards.lowest_next % num_groups)
+            case Awaited.REDUCTION if (other_end := self._gradients.awaited_tie(state.version)) is not None:
+                return other_end
             case Awaited.REDUCTION if siblings is not None:
                 return siblings.awaited(state.version) or "this stage"
             case Awaited.SHARES if siblings is not None:
@@ -216,6 +223,9 @@ class FrameReception:
     def _sender(self, frame: Frame) -> str:
         if frame.kind in REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
             return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
+        if frame.kind is FrameKind.TIED_SUMS:
+            other_end = self._links.tied.get(frame.microbatch)
+            return other_end.peer if other_end is not None else "an unknown peer"
         links = self._links.upstream if frame.kind in DOWNSTREAM_KINDS else self._links.downstream
         link = links.get(frame.microbatch % self._schedule.num_groups)
         return link.peer if link is not None else "an unknown peer"

@@ -14,7 +14,13 @@ from headway.stages.errors import ProtocolError
 from headway.stages.links.link import FrameKind
 from headway.stages.schedule.schedule import ScheduleState
 from headway.stages.spec import layer_names
-from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
+from headway.stages.stage.clipping import (
+    SquaresRelay,
+    clip_coefficient,
+    counted_once,
+    layer_squares,
+    parameter_squares,
+)
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks
@@ -64,7 +70,10 @@ class NormRelay:
         """The stage's gradient of a batch is known. Its squares come to the host once, for all layers."""
         if not (self._schedule.has_clip and self._schedule.is_lead):
             return
-        by_layer = split_by_layer(self._layers, gradients)[::-1]
+        by_layer = [
+            counted_once(layer.name, of_layer, self._context.model)
+            for layer, of_layer in zip(self._layers, split_by_layer(self._layers, gradients), strict=True)
+        ][::-1]
         num_parameters = [len(of_layer) for of_layer in by_layer]
 
         def known(copied: tuple[Tensor, ...]) -> None:

@@ -21,6 +21,9 @@ class StageLinks:
     siblings: Mapping[int, Link] = field(default_factory=dict)
     """Links by position among the stage's replicas, without this one; empty when it is alone on its stage."""
 
+    tied: Mapping[int, Link] = field(default_factory=dict)
+    """Links to the other end of a tied embedding, by the reduction groups that this worker holds; empty elsewhere."""
+
     @property
     def upstream_lead(self) -> Link | None:
         """Return the link to the lead of the stage before, if both lead."""

@@ -39,6 +39,7 @@ WIRE_KINDS = {
     FrameKind.STOP: FrameHeader.STOP,
     FrameKind.UPDATE_SHARE: FrameHeader.UPDATE_SHARE,
     FrameKind.EVALUATION: FrameHeader.EVALUATION,
+    FrameKind.TIED_SUMS: FrameHeader.TIED_SUMS,
 }
 _PADDING = memoryview(bytes(aligned(1)))
 

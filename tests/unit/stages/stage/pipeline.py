@@ -71,9 +71,9 @@ NARROW = OptimSpec(
 ADAMW = OptimSpec(matrices=GroupSpec(name="adamw"), error_feedback=0.0, lr_schedule="wsd", warmup_batches=1)
 
 
-def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7) -> JobSpec:
+def make_job(train: TrainSpec = TRAIN, optim: OptimSpec = EF, *, seed: int = 7, model: ModelSpec = MODEL) -> JobSpec:
     """A job of the tiny model."""
-    return JobSpec(job=JobSection(name="tiny", seed=seed), model=MODEL, train=train, optim=optim)
+    return JobSpec(job=JobSection(name="tiny", seed=seed), model=model, train=train, optim=optim)
 
 
 class CountingTokens:
@@ -336,7 +336,10 @@ class Pipeline:
             return {group: link for link, groups in links for group in groups if group in place.groups}
 
         siblings = [(worker, other) for worker, other in enumerate(self.places) if other.stage == place.stage]
+        last = self.places[-1].stage
+        other_end = {0: last, last: 0}.get(place.stage, -1) if self.job.model.trains_tie and last else -1
         return StageLinks(
+            tied=to_stage(other_end),
             upstream=to_stage(place.stage - 1),
             downstream=to_stage(place.stage + 1),
             siblings={
