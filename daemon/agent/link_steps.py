@@ -18,7 +18,7 @@ def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -
     if assignment.run_key in assignment.worker.failures:
         return
     records = assignment.job.workers_of(assignment.plan)
-    for other in neighbours(assignment.plan.stages, assignment.position):
+    for other in _neighbours(assignment):
         if other in records and records[other].state is not WorkerState.READY:
             continue
         target = _other_end(view, assignment, other)
@@ -30,14 +30,16 @@ def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> 
     """Return the worker's neighbours and their processes once all are proven, so that the record is written
     only once.
     """
-    found = {
-        other: _other_end(view, assignment, other) for other in neighbours(assignment.plan.stages, assignment.position)
-    }
+    found = {other: _other_end(view, assignment, other) for other in _neighbours(assignment)}
     workers = tuple(target.worker for target in found.values() if target is not None)
     proven = [link[2:] for link in node.proven if link[:2] == (assignment.run_key, assignment.position)]
     if len(workers) < len(found) or not all(link in proven for link in zip(found, workers, strict=True)):
         return (), ()
     return tuple(found), workers
+
+
+def _neighbours(assignment: Assignment) -> tuple[int, ...]:
+    return neighbours(assignment.plan.stages, assignment.position, trains_tie=assignment.job.trains_tie)
 
 
 def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target | None:
@@ -71,11 +73,12 @@ def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | Non
     plan, position = assignment.plan, assignment.position
     records = assignment.job.workers_of(plan)
 
-    around = linked(plan.stages, position)
-    if any(other not in records for positions in around for other in positions):
+    around = linked(plan.stages, position, trains_tie=assignment.job.trains_tie)
+    if any(other not in records for other in _neighbours(assignment)):
         return None
-    upstream, downstream, beside = (
-        tuple(
+
+    def of(positions: tuple[int, ...]) -> tuple[Neighbour, ...]:
+        return tuple(
             Neighbour(
                 other,
                 records[other].address,
@@ -84,9 +87,8 @@ def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | Non
             )
             for other in positions
         )
-        for positions in around
-    )
-    return Neighbours(upstream, downstream, beside)
+
+    return Neighbours(of(around.upstream), of(around.downstream), of(around.siblings), of(around.tied))
 
 
 def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> bool:

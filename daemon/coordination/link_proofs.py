@@ -8,7 +8,8 @@ from headway.daemon.situation.plan_health import PlanHealth
 
 def blocked_links(health: PlanHealth) -> BlockedWays:
     """Return the ways between neighbours of a plan on which one does not reach the other."""
-    return health.view.blocked and health.view.blocked.between(linked_pairs(health.stages))
+    pairs = linked_pairs(health.stages, trains_tie=health.job.trains_tie)
+    return health.view.blocked and health.view.blocked.between(pairs)
 
 
 def unproven(health: PlanHealth) -> tuple[tuple[int, int], ...]:
@@ -17,7 +18,7 @@ def unproven(health: PlanHealth) -> tuple[tuple[int, int], ...]:
     return tuple(
         (position, other)
         for position, worker in sorted(workers.items())
-        for other in neighbours(health.stages, position)
+        for other in neighbours(health.stages, position, trains_tie=health.job.trains_tie)
         if not _has_reached(worker, other, workers.get(other))
     )
 

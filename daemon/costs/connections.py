@@ -137,3 +137,17 @@ class ReductionEstimate:
     batch_seconds: float
     is_hidden: bool
     """True if the reduction runs while the next batch computes, and ends before that batch does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieEstimate:
+    """The exchange between the first and the last stage of a tied embedding at the end of a batch."""
+
+    first: str
+    """Node of the first stage's leading worker."""
+    last: str
+    num_bytes: int
+    """Bytes each way, of all reduction groups."""
+    batch_seconds: float
+    is_hidden: bool
+    """True if it runs while the next batch computes, and ends before that batch does."""

@@ -258,6 +258,16 @@ def long_orders(
                     yield seated if can_talk is None else rearranged(seated, can_talk)
 
 
+def with_ends_together(order: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...]:
+    """Return an order of several sites that begins and ends in its first site; empty if that has one seat only.
+
+    The ends of a tied embedding then exchange their sums inside the site, for one more crossing of hidden states.
+    """
+    number = next((index for index, slot in enumerate(order) if slot.site != order[0].site), 0)
+    half = number // 2
+    return (*order[half:], *order[:half]) if half else ()
+
+
 def _fastest_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
     """Return the seats from fast to slow."""
     return group

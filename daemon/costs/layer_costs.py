@@ -127,6 +127,12 @@ def hidden_bytes(spec: JobSpec) -> int:
     return num_hidden(spec) * element_bytes(spec.train)
 
 
+def tied_bytes(spec: JobSpec) -> int:
+    """Return the bytes of one reduction group's sum of the tied matrix, which each end sends per batch; 0: no ties."""
+    model = spec.model
+    return FP32_BYTES * model.vocab_size * model.hidden_size if model.trains_tie else 0
+
+
 def document_bytes(spec: JobSpec) -> int:
     """Return the bytes that a stage with blocks keeps of a microbatch's documents: masks, cosines and sines."""
     model, train = spec.model, spec.train

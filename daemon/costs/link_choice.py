@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Final, Literal
 
-from headway.daemon.costs.layer_costs import element_bytes, layer_costs, num_hidden
+from headway.daemon.costs.layer_costs import element_bytes, layer_costs, num_hidden, tied_bytes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord, PlanRecord
 from headway.stages.links.codec import coded_bytes
@@ -100,13 +100,21 @@ def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
     """Return the largest frame that two workers of a plan exchange, by position; both ends get one answer.
 
-    These are hidden states, or, between replicas, the sums of their groups for a slice of the gradient.
+    These are hidden states, or, between replicas, the sums of their groups for a slice of the gradient. The ends of a
+    tied embedding exchange the gradient of the whole matrix.
     """
     stage, beside = plan.stage_index(one), plan.stage_index(other)
     if stage != beside:
-        return _frame_bytes(spec, plan, max(stage, beside))
+        return _between_stages(spec, plan, min(stage, beside), max(stage, beside))
     num_groups = max(len(plan.stages[position].groups) for position in (one, other))
     return num_groups * _sums_bytes(spec, plan.stages[one].layers) // len(plan.replicas[stage])
+
+
+def _between_stages(spec: JobSpec, plan: PlanRecord, upper: int, lower: int) -> int:
+    """Return the largest frame between workers of two stages."""
+    hidden = _frame_bytes(spec, plan, lower) if lower == upper + 1 else 0
+    are_tied = spec.model.trains_tie and upper == 0 and lower == plan.num_stages - 1
+    return max(hidden, tied_bytes(spec) if are_tied else 0)
 
 
 def _frame_bytes(spec: JobSpec, plan: PlanRecord, stage: int) -> int:
@@ -122,7 +130,9 @@ def _sums_bytes(spec: JobSpec, layers: Iterable[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLink:
-    """One link of a plan, for people: between workers of neighbouring stages, or between replicas."""
+    """One link of a plan, for people: between workers of neighbouring stages or of a tied embedding's ends, or
+    between replicas.
+    """
 
     upper: str
     """Node of the worker that comes first in the plan; `node:device` if a node has several."""
@@ -174,8 +184,12 @@ def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
     `largest_frame_bytes`.
     """
     stages, replicas = plan.stages, plan.replicas
-    for below_index, (above, below) in enumerate(pairwise(replicas), 1):
-        hidden = _frame_bytes(spec, plan, below_index)
+    joined = list(pairwise(range(len(replicas))))
+    if spec.model.trains_tie and len(replicas) > 2:
+        joined.append((0, len(replicas) - 1))
+    for above_index, below_index in joined:
+        above, below = replicas[above_index], replicas[below_index]
+        hidden = _between_stages(spec, plan, above_index, below_index)
         for upper in above:
             held = frozenset(stages[upper].groups)
             for lower in below:

@@ -21,6 +21,7 @@ from headway.daemon.costs.layer_costs import (
     layer_costs,
     num_hidden,
     position_bytes,
+    tied_bytes,
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import (
@@ -56,6 +57,8 @@ class StageCosts:
     def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], profiles: Profiles, links: Links) -> None:
         self.spec = spec
         self.links = links
+        self.tied_bytes = tied_bytes(spec)
+        """Bytes of a group's sum of the tied matrix, which the first and the last stage exchange; 0: there is none."""
         self.recomputes = spec.train.recomputes
         """What a stage may compute again, the fastest first."""
         self._layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
@@ -126,6 +129,7 @@ class StageCosts:
         """Bytes that an update takes above the most that a backward does."""
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
         self._host_bytes = self._sum(lambda kind: copies * self._by_kind[kind].state_bytes)
+        self._num_ends = self._sum(lambda kind: float(kind in ("embed", "head")))
         pinned = self._sum(lambda kind: self._by_kind[kind].state_bytes) if self.spec.fault.snapshot_every else 0.0
         self._host_bytes_of_card: Floats = self._host_bytes + pinned
         self.sums_bytes = self._sum(lambda kind: FP32_BYTES * self._by_kind[kind].num_parameters)
@@ -329,6 +333,20 @@ class StageCosts:
         carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
 
+    def tie_seconds(self, firsts: Sequence[DeviceSlot], lasts: Sequence[DeviceSlot]) -> float:
+        """Return the seconds in which the first and the last stage exchange a batch's sums of a tied embedding.
+
+        That is the mean share of the side with fewer workers, on the slowest link.
+        """
+        if not self.tied_bytes:
+            return 0.0
+        carried = self.num_groups * self.tied_bytes / min(len(firsts), len(lasts))
+        return carried / self.links.slowest_bytes_per_s(firsts, lasts)
+
+    def can_tie(self, firsts: Sequence[DeviceSlot], lasts: Sequence[DeviceSlot]) -> bool:
+        """Return whether these devices may hold the first and the last stage: with a tied embedding they have links."""
+        return not self.tied_bytes or self.links.all_talk(firsts, lasts)
+
     def widest_boundary_s(self, order: Sequence[DeviceSlot]) -> float:
         """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
         its own.
@@ -383,7 +401,23 @@ class StageCosts:
             needed = needed + self.shared_bytes
         sets = self.gradient_sets(num_groups, num_replicas)
         needed = needed + self.group_bytes * sets + self.activation_bytes * held
+        needed = needed + self.tie_bytes(num_groups, num_replicas)
         return needed + self.reduction_excess(num_groups, num_replicas, held)
+
+    def tie_bytes(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+        """Return what a tied embedding takes beside the gradient sets that are counted anyway. [num slices]
+
+        The sums of all groups stay until the other end's are here. With delay the next batch's are made meanwhile. If
+        both ends are in one stage, both copies' sums and their sum are there for a moment.
+        """
+        own = np.asarray(num_groups, dtype=np.float64)
+        is_in_turn = num_replicas == 1 and self._is_without_replicas
+        kept = own - np.minimum(own, OPEN_SUMS_IN_TURN) if is_in_turn else np.zeros_like(own)
+        at_one_end = kept + (1 + self.spec.train.delay) * own + 1
+        in_one_stage = 2 * kept + 2
+        sets = np.where(self._num_ends == 1, at_one_end, np.where(self._num_ends == 2, in_one_stage, 0.0))
+        found: Floats = self.tied_bytes * sets
+        return found
 
     def reduction_excess(self, num_groups: int | Counts, num_replicas: int, held: int | Counts) -> Floats:
         """Return the bytes by which a replica needs more when a batch ends than in a backward. [num slices]

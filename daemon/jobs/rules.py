@@ -86,12 +86,6 @@ def _check_texts(spec: JobSpec, source: str) -> None:
 def _check_model(spec: JobSpec, source: str) -> None:
     model = spec.model
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
-    if model.tie_word_embeddings:
-        _refuse(
-            source,
-            "model.tie_word_embeddings",
-            "true is refused: `embed` and `head` may lie on different nodes; set it to false",
-        )
     if not model.head_dim and model.hidden_size % heads:
         _refuse(
             source,

@@ -55,7 +55,7 @@ def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | No
 
     def read(layer: str) -> dict[str, Tensor]:
         with as_config_error():
-            ranges = ranges_of(folder, layer, places)
+            ranges = ranges_of(folder, layer, places, is_tied=spec.model.tie_word_embeddings)
             given = {
                 name.removeprefix(f"{INITIAL}/"): tensor_of(
                     b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape
@@ -70,7 +70,7 @@ def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | No
 def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec) -> None:
     """Refuse a folder whose tensors are not exactly those of the model."""
     expected = {
-        checkpoint_name(layer, name): tuple(shape)
+        checkpoint_name(layer, name, is_tied=model.tie_word_embeddings): tuple(shape)
         for layer in layer_names(model)
         for name, shape in parameter_shapes(layer, model).items()
     }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate
+from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
 from headway.daemon.costs.distance import Distance
 from headway.daemon.planning.pipeline_shape import group_names, worker_name
 from headway.daemon.records.records import StagePlan
@@ -54,6 +54,8 @@ class ClusterPlan:
     """True if this plan or an earlier one has a coded cut, as in PlanRecord."""
     reductions: tuple[ReductionEstimate, ...] = ()
     """Reductions, one for each stage that has several workers."""
+    tie: TieEstimate | None = None
+    """The exchange between the ends of a tied embedding."""
     spares: tuple[str, ...] = ()
     """Nodes that could work but do not, because the plan would not be faster with them."""
     distance: Distance | None = None
@@ -72,6 +74,7 @@ class ClusterPlan:
             *(self._about_worker(position) for position in range(len(self.stages))),
             *map(_about_connection, self.connections),
             *map(_about_reduction, self.reductions),
+            *([_about_tie(self.tie)] if self.tie else []),
             *self.about_distance,
             *([f"Spare: {', '.join(self.spares)}."] if self.spares else []),
             f"Exact: {'yes' if self.is_exact else 'no'}, because {self.exact_reason}.",
@@ -86,6 +89,12 @@ class ClusterPlan:
         slowest = self.estimates[self.bottleneck].batch_seconds
         of_all = f"{self.predicted_batch_seconds:.3g} s a batch"
         link = max(self.connections, key=lambda each: each.batch_seconds, default=None)
+        of_tie = self.tie.batch_seconds if self.tie is not None else 0.0
+        if self.tie is not None and of_tie > max(slowest, link.batch_seconds if link is not None else 0.0):
+            return (
+                f"The sums of the tied embedding between {self.tie.first} and {self.tie.last} set the pace: "
+                f"{of_tie:.3g} s of {of_all}."
+            )
         if link is not None and link.batch_seconds > slowest:
             return f"The link {link.upper} → {link.lower} sets the pace: {link.batch_seconds:.3g} s of {of_all}."
         reduction = max(self.reductions, key=lambda each: each.batch_seconds, default=None)
@@ -146,6 +155,13 @@ def _about_reduction(reduction: ReductionEstimate) -> str:
         f"Replicas of stage {reduction.stage_index}: {size(reduction.bytes_per_worker)} a batch each way and worker to "
         f"add their gradients, {reduction.batch_seconds:.3g} s"
         f"{', while the next batch computes' if reduction.is_hidden else ''}."
+    )
+
+
+def _about_tie(tie: TieEstimate) -> str:
+    return (
+        f"The embedding is tied: {tie.first} and {tie.last} send each other {size(tie.num_bytes)} a batch to add its "
+        f"gradients, {tie.batch_seconds:.3g} s{', while the next batch computes' if tie.is_hidden else ''}."
     )
 
 

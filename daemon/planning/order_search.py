@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.costs.device_order import DeviceSlot, Kinds, long_orders, natural, orders
+from headway.daemon.costs.device_order import DeviceSlot, Kinds, long_orders, natural, orders, with_ends_together
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.any_order import AnyOrder
 from headway.daemon.planning.pace_search import PaceSearch
@@ -118,7 +118,13 @@ class OrderSearch:
                 yield found
 
     def _long_orders(self, length: int, *, is_short: bool) -> Iterator[tuple[DeviceSlot, ...]]:
-        return long_orders(self._slots, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk)
+        found = long_orders(
+            self._slots, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk
+        )
+        for order in found:
+            yield order
+            if self._costs.tied_bytes and (ring := with_ends_together(order)):
+                yield ring
 
     @property
     def _previous(self) -> tuple[StagePlan, ...]:
@@ -134,8 +140,11 @@ class OrderSearch:
         """Return a batch's seconds, with the cost of distance that too few microbatches, or too little memory, leave
         unhidden.
 
-        within_memory=False is several times quicker, and leaves out the effect of too little memory.
+        within_memory=False is several times quicker, and leaves out the effect of too little memory. inf: the ends of a
+        tied embedding cannot talk.
         """
+        if not self._costs.can_tie(cut.runs[0], cut.runs[-1]):
+            return inf
         placed = place(self._costs, cut)
         times = PredictedTime(self._costs, placed)
         depths = (
@@ -187,7 +196,7 @@ class OrderSearch:
         for _, other in search.of_each_length(min(at_most, seconds)):
             if (taken := self._seconds(other)) < seconds * (1 - TIE):
                 seconds, cut = taken, other
-        return seconds, cut
+        return (seconds, cut) if seconds < inf else None
 
     # --- Many devices -------------------------------------------------------------------------------------------------
 
@@ -215,7 +224,7 @@ class OrderSearch:
                     continue
                 cut = found[1]
                 seconds = self._seconds(cut, within_memory=len(self._slots) <= SEATS_WITHIN_MEMORY)
-                if seconds <= (at_most if best is None else best[0] * (1 - TIE)):
+                if seconds < inf and seconds <= (at_most if best is None else best[0] * (1 - TIE)):
                     best = seconds, cut
                     if seconds <= enough:
                         return best
@@ -262,8 +271,11 @@ class OrderSearch:
                 if not self._has_wanted_nodes(order):
                     continue
                 cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])
-                if cut is not None and (found is None or cut[0] < found[0] * (1 - TIE)):
-                    found = cut
+                if cut is None or not self._costs.can_tie(cut[1].runs[0], cut[1].runs[-1]):
+                    continue
+                seconds = max(cut[0], self._costs.tie_seconds(cut[1].runs[0], cut[1].runs[-1]))
+                if found is None or seconds < found[0] * (1 - TIE):
+                    found = seconds, cut[1]
             if found is not None:
                 return found[1]
         return None

@@ -44,6 +44,7 @@ def assemble(
         distance=distance,
         schedule=costs.spec.train.schedule,
         reductions=times.reductions(),
+        tie=times.tie(),
         spares=tuple(sorted({slot.node for slot in slots} - used, key=natural)),
         is_exact=len(classes) == 1 and not rounding,
         exact_reason=_exact_reason(costs.spec.train, order, classes, rounding, num_cuts=len(codecs)),

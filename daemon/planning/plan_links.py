@@ -1,16 +1,28 @@
 """Lists the workers of a plan that have a link with each other. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
 from headway.daemon.records.records import StagePlan, replicas_of
 
 
-def linked(stages: Sequence[StagePlan], position: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the positions of a worker's neighbours: of the stage before, of the stage after, and its siblings.
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The positions of all workers that have a link with a worker."""
 
-    Workers of neighbouring stages have a link if they share a reduction group; all replicas of a stage have one.
-    """
+    upstream: tuple[int, ...]
+    """Of the stage before, those that share a reduction group."""
+    downstream: tuple[int, ...]
+    """Of the stage after, likewise."""
+    siblings: tuple[int, ...]
+    """All other replicas of its stage."""
+    tied: tuple[int, ...]
+    """At the other end of a tied embedding, those that share a group; empty if the ends are neighbours or one stage."""
+
+
+def linked(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> Linked:
+    """Return the links of a worker. trains_tie: whether the first and the last stage train one matrix."""
     replicas = replicas_of(stages)
     stage = next(index for index, workers in enumerate(replicas) if position in workers)
 
@@ -19,20 +31,24 @@ def linked(stages: Sequence[StagePlan], position: int) -> tuple[tuple[int, ...],
         return tuple(other for other in workers if _share_a_group(stages[position], stages[other]))
 
     siblings = tuple(other for other in replicas[stage] if other != position)
-    return of_stage(stage - 1), of_stage(stage + 1), siblings
+    last = len(replicas) - 1
+    has_far_end = trains_tie and last > 1 and stage in (0, last)
+    tied = of_stage(last - stage) if has_far_end else ()
+    return Linked(of_stage(stage - 1), of_stage(stage + 1), siblings, tied)
 
 
-def neighbours(stages: Sequence[StagePlan], position: int) -> tuple[int, ...]:
+def neighbours(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> tuple[int, ...]:
     """Return all workers that have a link with a worker, by position."""
-    return tuple(sorted({other for found in linked(stages, position) for other in found}))
+    found = linked(stages, position, trains_tie=trains_tie)
+    return tuple(sorted({*found.upstream, *found.downstream, *found.siblings, *found.tied}))
 
 
-def linked_pairs(stages: Sequence[StagePlan]) -> frozenset[Pair]:
+def linked_pairs(stages: Sequence[StagePlan], *, trains_tie: bool) -> frozenset[Pair]:
     """Return the pairs of nodes between which a plan has links."""
     return frozenset(
         pair_of(stages[position].node, stages[other].node)
         for position in range(len(stages))
-        for other in neighbours(stages, position)
+        for other in neighbours(stages, position, trains_tie=trains_tie)
     )
 
 

@@ -131,12 +131,18 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
 
     It is valid if every device that it uses may still be used, by an unchanged process, and its neighbours can talk.
     """
-    if _situation(asked) != _situation(now) or not linked_pairs(plan.stages).isdisjoint(now.blocked.pairs):
+    if _situation(asked) != _situation(now) or not _can_talk(plan, now):
         return False
     before = {_key(slot): _unmeasured(slot) for slot in asked.slots}
     free = {_key(slot): _unmeasured(slot) for slot in now.slots}
     places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.stages]
     return all(place in free and free[place] == before.get(place) for place in places)
+
+
+def _can_talk(plan: ClusterPlan, question: PlanQuestion) -> bool:
+    """Return whether no link of a plan is blocked."""
+    pairs = linked_pairs(plan.stages, trains_tie=question.spec.model.trains_tie)
+    return pairs.isdisjoint(question.blocked.pairs)
 
 
 def _situation(question: PlanQuestion) -> tuple[object, ...]:

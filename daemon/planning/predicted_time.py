@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from headway.daemon.costs.connections import ConnectionEstimate, LinkAssumptions, Links, ReductionEstimate
+from headway.daemon.costs.connections import (
+    ConnectionEstimate,
+    LinkAssumptions,
+    Links,
+    ReductionEstimate,
+    TieEstimate,
+)
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.distance import Distance, lateness_s, microbatches_on_the_way
 from headway.daemon.costs.profiles import Profiles
@@ -65,7 +71,10 @@ class PredictedTime:
         self.round_trips_s = [
             costs.links.longest_round_trip_s(upper.slots, lower.slots) for upper, lower in pairwise(stages)
         ]
-        slowest = max([*self.stage_seconds, *self.boundary_seconds])
+        self.tie_seconds = costs.tie_seconds(stages[0].slots, stages[-1].slots) if len(stages) > 1 else 0.0
+        """Seconds in which the ends of a tied embedding exchange a batch's sums: beside the next batch with delay."""
+        train = costs.spec.train
+        slowest = max([*self.stage_seconds, *self.boundary_seconds, self.tie_seconds * train.delay])
         self.pace_s = (
             max(
                 self.num_microbatches(worker.groups) * self._per_microbatch(index, worker)
@@ -97,11 +106,10 @@ class PredictedTime:
             )
         ]
         """Per pair of neighbouring stages: a microbatch's frames there and back, both of them late."""
-        train = costs.spec.train
         self.batch_seconds = slowest * fill_factor(len(stages), train.microbatches, train.delay)
         # Without delay the pipeline drains in every batch, so each round trip is paid once a batch.
         if not train.delay:
-            self.batch_seconds += sum(self.round_trips_s)
+            self.batch_seconds += sum(self.round_trips_s) + self.tie_seconds
 
     def depth(self, stage: int) -> int:
         """Return a stage's depth, as `replica_depth` takes it: its need, and the schedule's slack for times
@@ -180,6 +188,18 @@ class PredictedTime:
             for upper in above.workers
             for lower in below.workers
             if (number := self.num_microbatches(set(upper.groups) & set(lower.groups)))
+        )
+
+    def tie(self) -> TieEstimate | None:
+        """Return the exchange between the ends of a tied embedding; None: there is none."""
+        if not self.tie_seconds:
+            return None
+        return TieEstimate(
+            first=self._stages[0].workers[0].slot.node,
+            last=self._stages[-1].workers[0].slot.node,
+            num_bytes=self._costs.num_groups * self._costs.tied_bytes,
+            batch_seconds=self.tie_seconds,
+            is_hidden=bool(self._costs.spec.train.delay) and self.tie_seconds <= self.batch_seconds,
         )
 
     def reductions(self) -> tuple[ReductionEstimate, ...]:

@@ -161,7 +161,9 @@ class PlanPreview:
             lines += ["", *table(_LINK_TITLES, [_link_row(link) for link in self.links])]
         if self.simulation is not None:
             lines += ["", *self._simulated(self.simulation)]
-        reductions = [line for line in self.explanation if line.startswith("Replicas of stage")]
+        reductions = [
+            line for line in self.explanation if line.startswith(("Replicas of stage", "The embedding is tied"))
+        ]
         every = (*self.spares, *self.spare_devices)
         shown = every if len(every) <= MOST_SPARES else (*every[:MOST_SPARES], f"and {len(every) - MOST_SPARES} more")
         spares = [f"Spare: {', '.join(shown)}."] if shown else []

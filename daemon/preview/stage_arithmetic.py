@@ -125,7 +125,7 @@ _PARTS: Final = {
     "weights": "fp32 masters",
     "versions": "two versions of the weights in the job's dtype",
     "optimizer": "momentum, second moments, and Error Feedback's last update",
-    "gradients": "fp32: a sum for each reduction group, a set that waits, one backward's, and replicas' buffers",
+    "gradients": "fp32: sums of the reduction groups, a set that waits, one backward's, buffers of replicas and ties",
     "activations": "what layers keep for the backward, times the depth",
     "loss": "fp32: the log-softmax, times the depth, and the gradients of a microbatch's logits, or of a chunk's",
     "recomputed": "the graph of one block while its backward runs",
@@ -145,6 +145,7 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     is_loss = kind_of_layer(passing.name) == "head"
     first = costs.names.index(layers[0].name)
     number = costs.slice_number((first, first + len(layers)), estimate.stage.recompute)
+    ties = costs.tie_bytes(len(groups), num_replicas)
     excess = costs.reduction_excess(len(groups), num_replicas, depth)
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
     has_blocks = any(kind_of_layer(cost.name) == "block" for cost in layers)
@@ -153,7 +154,7 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
         "weights": sum(cost.master_bytes for cost in layers),
         "versions": sum(cost.version_bytes for cost in layers),
         "optimizer": sum(cost.optimizer_bytes for cost in layers),
-        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number]),
+        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number] + ties[number]),
         "activations": depth * (documents + sum(cost.activation_bytes - cost.loss_bytes for cost in layers)),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,

@@ -14,7 +14,7 @@ def link_waits(view: ClusterView, job: JobView) -> list[str]:
     found = _unreached(job, job.next) if job.next is not None else []
     plan = job.plan
     if plan is not None and job.phase.phase in AT_WORK:
-        ways = view.blocked.between(linked_pairs(plan.stages))
+        ways = view.blocked.between(linked_pairs(plan.stages, trains_tie=job.trains_tie))
         found += [f"a link of the plan could not be reopened: {way}" for way in ways.ways]
         if pair := awaited_pair(job, plan):
             waiting, awaited = (worker_name(plan.stages, position) for position in pair)
@@ -30,6 +30,6 @@ def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
         f"at {workers[other].address}"
         for position, worker in sorted(workers.items())
         if worker.state is WorkerState.READY and worker.proven is not None
-        for other in neighbours(plan.stages, position)
+        for other in neighbours(plan.stages, position, trains_tie=job.trains_tie)
         if other not in worker.proven and other in workers and workers[other].state is WorkerState.READY
     ][:3]

@@ -29,7 +29,7 @@ from headway.daemon.results.model_place import (
 from headway.daemon.results.shard_layout import DTYPES, Shard, planned_shards, shards_of_origin
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
-from headway.stages.spec import ModelSpec, layer_names
+from headway.stages.spec import TIED, ModelSpec, layer_names
 from headway.stages.state.state_file import raw_bytes
 
 ExportDtype = Literal["float32", "bfloat16"]
@@ -62,8 +62,9 @@ class ModelFolderWriter:
         """
         check_place(folder, force=force)
         self.folder = folder
+        self._is_tied = spec.tie_word_embeddings
         shapes = {
-            checkpoint_name(layer, name): tuple(shape)
+            checkpoint_name(layer, name, is_tied=spec.tie_word_embeddings): tuple(shape)
             for layer in layer_names(spec)
             for name, shape in parameter_shapes(layer, spec).items()
         }
@@ -129,7 +130,10 @@ class ModelFolderWriter:
 
         Raises ConfigError when they cannot be written.
         """
-        for name, tensor in ((checkpoint_name(layer, name), tensor) for name, tensor in parameters.items()):
+        for parameter, tensor in parameters.items():
+            if self._is_tied and (layer, parameter) == ("head", TIED["head"]):
+                continue  # the folder has the matrix once, as the embedding
+            name = checkpoint_name(layer, parameter)
             shard = self._places[name]
             entry = shard.tensors[name]
             assert entry.shape == tuple(tensor.shape), f"{name} has another shape"
@@ -203,7 +207,7 @@ def read_model(folder: Path) -> LoadedModel:
             tensors |= load_file(folder / file)
         weights = {
             layer: {
-                name: _shaped(tensors, checkpoint_name(layer, name), shape)
+                name: _shaped(tensors, checkpoint_name(layer, name, is_tied=spec.tie_word_embeddings), shape)
                 for name, shape in parameter_shapes(layer, spec).items()
             }
             for layer in layer_names(spec)

@@ -125,6 +125,11 @@ class JobView:
         return self.submission.spec if self.submission is not None else None
 
     @property
+    def trains_tie(self) -> bool:
+        """Return whether the first and the last stage train one matrix."""
+        return self.spec is not None and self.spec.model.trains_tie
+
+    @property
     def user(self) -> str:
         """Return the user who submitted the job."""
         return self.submission.user if self.submission is not None else ""

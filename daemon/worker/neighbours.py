@@ -71,6 +71,14 @@ class Neighbours:
             )
             for k, peer in siblings.items()
         }
+        # The ends of a tied embedding may be neighbours; then their link carries that too.
+        has_tied_neighbour = context.has_tied_end and context.num_stages == 2
+        tied: Mapping[int, Peer] = {}
+        if context.has_tied_end:
+            tied = upstream or downstream
+            if not has_tied_neighbour:
+                tied = by_group(start.tied, own_groups, num_groups, where="other end's")
+                contracts |= {peer.worker: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()}
         codecs = {}
         for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
             for peer in neighbours.values():
@@ -79,14 +87,16 @@ class Neighbours:
                     spec.model,
                     spec.train,
                     has_norms=context.is_lead and neighbours[own_groups[0]] is peer,
+                    has_ties=has_tied_neighbour,
                     activations=codec,
                     gradients=codec,
                 )
 
         # Both ends follow one rule, so exactly one of them dials: the earlier stage, or the replica with the lower
         # index.
-        accepted = _distinct([*upstream.values(), *below.values()])
-        dialled = _distinct([*downstream.values(), *above.values()])
+        far_end = () if has_tied_neighbour else tied.values()
+        accepted = _distinct([*upstream.values(), *below.values(), *(() if context.is_first else far_end)])
+        dialled = _distinct([*downstream.values(), *above.values(), *(far_end if context.is_first else ())])
         links: dict[int, Link] = {}
         for endpoint in (self._endpoint, self._collective):
             # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
@@ -113,6 +123,7 @@ class Neighbours:
             upstream={group: links[peer.worker] for group, peer in upstream.items()},
             downstream={group: links[peer.worker] for group, peer in downstream.items()},
             siblings={k: links[peer.worker] for k, peer in siblings.items()},
+            tied={group: links[peer.worker] for group, peer in tied.items()},
         )
 
     def position_of(self, peer: str) -> int:

@@ -90,6 +90,7 @@ def order_message(
                 upstream=_peers(step.plan, step.neighbours.upstream),
                 downstream=_peers(step.plan, step.neighbours.downstream),
                 siblings=_peers(step.plan, step.neighbours.siblings),
+                tied=_peers(step.plan, step.neighbours.tied),
                 # Files of boundary 0 are parts of a model's folder, which belong to no timeline.
                 source_timeline=0 if step.plan.source == "initial" else step.plan.source_timeline,
                 snapshot_dir=str(snapshot_dir) if step.takes_snapshots else "",

@@ -56,6 +56,8 @@ class Neighbours:
     downstream: tuple[Neighbour, ...] = ()
     siblings: tuple[Neighbour, ...] = ()
     """Other replicas of its stage."""
+    tied: tuple[Neighbour, ...] = ()
+    """Workers of the other end of a tied embedding that share a group with it, unless the ends are neighbours."""
 
 
 @dataclass(frozen=True, slots=True)

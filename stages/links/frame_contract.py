@@ -97,8 +97,10 @@ class FrameContract:
         }
         ties = cls.between_ends(model, train)
         return cls(
-            forms={kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS}
-            | (ties.forms if has_ties else {}),
+            forms={
+                **{kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
+                **(ties.forms if has_ties else {}),
+            },
             max_unacknowledged_frames=(4 if train.eval_every else 2) * train.microbatches
             + (ties.max_unacknowledged_frames if has_ties else 0)
             + 4,

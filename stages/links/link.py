@@ -30,8 +30,8 @@ class FrameKind(IntEnum):
 class Frame:
     """One message of one generation.
 
-    The norm kinds and STOP have microbatch 0. That of TIED_SUMS is the group, whose first microbatch it is. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
-    first one, which identifies the sender.
+    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
+    first one, which identifies the sender. That of TIED_SUMS is the group.
     """
 
     kind: FrameKind

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from headway.stages.model.rope_config import rope_config, rope_of
-from headway.stages.spec import ModelSpec
+from headway.stages.spec import TIED, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
 
-def checkpoint_name(layer: str, parameter: str) -> str:
+def checkpoint_name(layer: str, parameter: str, *, is_tied: bool = False) -> str:
     """Return `model.layers.3.mlp.up_proj.weight` for `block.3`, `mlp.up_proj.weight`. Raises ValueError for an unknown
     layer.
+
+    is_tied: a checkpoint has the tied matrix once, as the embedding.
     """
+    if is_tied and TIED.get(layer) == parameter:
+        layer, parameter = "embed", TIED["embed"]
     kind, _, index = layer.partition(".")
     if kind in _PREFIXES:
         return _PREFIXES[kind].format(index=index) + parameter

@@ -109,7 +109,7 @@ class SimulatedAgents(ABC):
 
     def _prove(self, node: Node, job: JobView, plan: PlanRecord, position: int) -> tuple[int, ...]:
         """The worker's neighbours, once all of them are dialled; whoever is out of reach becomes a fact."""
-        around = neighbours(plan.stages, position)
+        around = neighbours(plan.stages, position, trains_tie=False)
         records = job.workers_of(plan)
         for other in around:
             record, name = records.get(other), plan.stages[other].node
@@ -129,7 +129,7 @@ class SimulatedAgents(ABC):
         return all(
             (plan.stages[position].node, plan.stages[other].node) not in self.blocked
             for position in range(len(plan.stages))
-            for other in neighbours(plan.stages, position)
+            for other in neighbours(plan.stages, position, trains_tie=False)
             if other > position
         )
 
@@ -277,7 +277,7 @@ class SimulatedAgents(ABC):
         """A link that does not open, or not again, is told by the worker that dials it."""
         if not self.blocked or self.random.random() > 0.3:
             return
-        for other in neighbours(plan.stages, position):
+        for other in neighbours(plan.stages, position, trains_tie=False):
             ends = plan.stages[position].node, plan.stages[other].node
             if other > position and ends in self.blocked:
                 worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""

@@ -22,5 +22,14 @@ def mean_gradient(of_microbatches: list[Weights], *, num_groups: int) -> Weights
     }
 
 
+def mean_tied_gradient(of_microbatches: list[Weights], *, num_groups: int) -> Tensor:
+    """Of the matrix that embed and head share: in each group the embedding's sum and the head's are added."""
+    of_embed = [gradient["embed"]["weight"].float() for gradient in of_microbatches]
+    of_head = [gradient["head"]["lm_head.weight"].float() for gradient in of_microbatches]
+    groups = range(num_groups)
+    tied = [reduce(add, of_embed[k::num_groups]) + reduce(add, of_head[k::num_groups]) for k in groups]
+    return reduce(add, tied) * torch.tensor(1 / len(of_microbatches), dtype=torch.float32)
+
+
 def _sum_of_groups(terms: list[Tensor], num_groups: int) -> Tensor:
     return reduce(add, [reduce(add, terms[group::num_groups]) for group in range(num_groups)])

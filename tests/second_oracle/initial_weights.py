@@ -51,7 +51,9 @@ def initial_weights(model: Model, *, seed: int) -> Weights:
     def initial(layer: str, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
-        return _normal(shape, deviation=model.initializer_range, key=f"{seed}/{layer}/{name}")
+        is_copy = model.tie_word_embeddings and name == "lm_head.weight"
+        key = f"{seed}/embed/weight" if is_copy else f"{seed}/{layer}/{name}"
+        return _normal(shape, deviation=model.initializer_range, key=key)
 
     return {
         layer: {name: initial(layer, name, shape) for name, shape in shapes.items()}

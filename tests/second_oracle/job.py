@@ -40,6 +40,7 @@ class Model:
     rms_norm_eps: float
     rope_theta: float
     initializer_range: float
+    tie_word_embeddings: bool
     head_dim: int
     qkv_bias: bool
     output_bias: bool

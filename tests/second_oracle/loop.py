@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.second_oracle.clipping import clipped
 from tests.second_oracle.decoder import normed_output
-from tests.second_oracle.gradient_sums import mean_gradient
+from tests.second_oracle.gradient_sums import mean_gradient, mean_tied_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
 from tests.second_oracle.token_loss import differentiated_loss
@@ -48,7 +48,11 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = (), held_out:
         done = [gradient_of(job, stream, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
         losses.append(mean_loss([value for value, _ in done]))
         gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
-        versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm))
+        is_tied = job.model.tie_word_embeddings and not job.adapter.rank
+        if is_tied:
+            tied = mean_tied_gradient([each for _, each in done], num_groups=settings.reduction_groups)
+            gradient["embed"]["weight"] = gradient["head"]["lm_head.weight"] = tied
+        versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm, is_tied=is_tied))
         versions.pop(b - delay, None)
     return Trained(losses=losses, weights=versions[settings.batches], evaluations=evaluations)
 

@@ -66,6 +66,13 @@ JOBS = {
     "adapters": "[adapter]\nrank = 3\nalpha = 7.0\n" + job_file(),
     "adapters of two matrices, AdamW, bfloat16, chunks": '[adapter]\nrank = 2\ntargets = ["q_proj", "down_proj"]\n'
     + job_file('schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5', f"matrices = {ADAMW}"),
+    "tied": job_file("reduction_groups = 3\nclip_norm = 0.3", model="tie_word_embeddings = true"),
+    "tied, bfloat16, chunks": job_file(
+        'schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2',
+        f"matrices = {ADAMW}",
+        model="tie_word_embeddings = true",
+    ),
+    "tied under adapters": "[adapter]\nrank = 2\n" + job_file(model="tie_word_embeddings = true"),
     "no error feedback": job_file(optim="error_feedback = 0.0"),
     "half the error feedback, constant rate": job_file(optim='error_feedback = 0.5\nlr_schedule = "constant"'),
     "1f1b, AdamW": job_file('schedule = "1f1b"', f"matrices = {ADAMW}\nrest = {ADAMW}"),

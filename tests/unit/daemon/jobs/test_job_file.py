@@ -101,7 +101,6 @@ REFUSED = {
         NAMED + "[model]\nhidden_size = 24",
         "model.hidden_size: hidden_size 24 over 8 heads gives a head of 3; rotary positions need an even one",
     ),
-    "tied embeddings": (NAMED + "[model]\ntie_word_embeddings = true", "model.tie_word_embeddings: true is refused"),
     "small vocabulary": (
         NAMED + "[model]\nvocab_size = 100",
         "model.vocab_size: 100 is too small for data of 256 tokens",

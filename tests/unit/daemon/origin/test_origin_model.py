@@ -11,10 +11,12 @@ from torch import Tensor
 from headway.daemon.errors import ConfigError, DamagedCopyError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener, whole_path
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import SpecRecord
+from headway.daemon.results.model_folder import read_model, write_model
 from headway.daemon.storage.checkpoint import keep_chunks
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.daemon.view.admission import why_refused
@@ -156,11 +158,20 @@ def test_a_folder_can_be_named_outside_of_the_job_file(tmp_path: Path) -> None:
         parse_job(f'{text}[model]\nfrom = "other"\n', "j", open_model=opener, model_from=str(folder))
 
 
-def test_tied_embeddings_are_refused(tmp_path: Path) -> None:
-    """Most small models tie them."""
-    folder = write_tiny_model(tmp_path / "model", tie_word_embeddings=True)
-    with pytest.raises(ConfigError, match=r"model.tie_word_embeddings: true is refused"):
-        job_from(folder)
+def test_a_tied_matrix_is_read_for_both_ends_and_written_once(tmp_path: Path) -> None:
+    """The folder has it as the embedding; import → export without training has the folder's bytes."""
+    folder = write_tiny_model(tmp_path / "model", tie_word_embeddings=True, shard_size="20KB")
+    spec = job_from(folder)
+    read = initial_weights_of(spec)
+    assert read is not None
+    weights = {layer: read(layer) for layer in spec.layers}
+    assert torch.equal(weights["embed"]["weight"], weights["head"]["lm_head.weight"])
+    out = tmp_path / "out"
+    write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
+    assert {path.name: path.read_bytes() for path in out.glob("*.safetensors")} == {
+        path.name: path.read_bytes() for path in folder.glob("*.safetensors")
+    }
+    assert torch.equal(read_model(out).weights["head"]["lm_head.weight"], weights["embed"]["weight"])
 
 
 def test_a_command_that_reads_no_folder_says_so() -> None:

@@ -1,0 +1,71 @@
+"""A tied embedding on a cluster: the plain loop's bits at any cut, with replicas, through a kill, a join and a pause."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import pause, resume, submit
+from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.jobs.job import JobSpec, PlacementSpec
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records.records import Phase
+from tests.integration.exactness.test_replicas import replicated_job
+from tests.integration.exactness.training import (
+    WITHOUT_SPARES,
+    Oracle,
+    assert_same_bits,
+    finished,
+    small_job,
+    train,
+    until_batch,
+)
+from tests.integration.faults.fault_harness import FaultHarness, at_operation
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+
+def tied(spec: JobSpec) -> JobSpec:
+    """The job with one matrix for embed and head."""
+    return replace(spec, model=replace(spec.model, tie_word_embeddings=True))
+
+
+async def test_replicas_at_both_ends_survive_a_kill(harness: FaultHarness, oracle: Oracle) -> None:
+    """2-1-2: both workers of each end add up with those that share their groups; one of the last stage dies."""
+    spec = tied(replicated_job("tied", 2, 1, 2, batches=20))
+    outcome = await harness.train(spec, at_operation(2, 12))
+    (struck,) = outcome.struck
+    outcome.assert_exact(oracle, hit=frozenset({struck["node"]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_any_cut_has_the_bits_of_the_plain_loop(
+    oracle: Oracle, tmp_path: Path, schedule: Literal["2bw", "1f1b"], dtype: str
+) -> None:
+    """One, two, three and five stages."""
+    async with LocalCluster(tmp_path / "cluster", num_nodes=5, node_settings=WITHOUT_SPARES) as cluster:
+        for num_nodes in (1, 2, 3, 5):
+            spec = tied(small_job(f"tied-{num_nodes}", schedule=schedule, dtype=dtype, reduction_groups=2))
+            piped = await train(cluster, spec, tmp_path / str(num_nodes), num_nodes=num_nodes)
+            assert_same_bits(piped, oracle(spec))
+
+
+@pytest.mark.slow
+async def test_a_join_and_a_pause_change_no_bit(oracle: Oracle, tmp_path: Path) -> None:
+    """Two nodes, then a third, then a pause and a resume: the ends move, and their link with them."""
+    spec = tied(small_job("tied-joined", batches=400))
+    async with LocalCluster(tmp_path / "cluster", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster:
+        async with ClusterSession(cluster.address) as session:
+            await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2)))
+            await until_batch(session, "tied-joined", 5)
+            await cluster.add_node()
+            await until_batch(session, "tied-joined", 60)
+            await pause(session, "tied-joined")
+            await wait_for_phase(session, "tied-joined", frozenset({Phase.PAUSED}), timeout_s=60.0)
+            await resume(session, "tied-joined")
+            piped = await finished(session, "tied-joined", tmp_path / "out", timeout_s=120.0)
+    assert_same_bits(piped, oracle(spec))
