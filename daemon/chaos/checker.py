@@ -243,17 +243,22 @@ def _both_ways_on_one_version(history: History, train: TrainSpec, _bounds: Bound
 def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds) -> Iterator[str]:
     """Each microbatch counts once on each stage, by the replica that holds its group, and each update by each
     replica.
+
+    A generation's last update may lack replicas. The boundary after it is whole once one of them has written it, and
+    the others may end before they get there.
     """
     shares = _shares(history, train)
     done = Counter((o.generation, o.worker, o.op, o.batch, o.microbatch) for o in history.operations)
     first = min(history.plans, key=lambda plan: plan.generation, default=None)
     begins_at = first.boundary if first is not None and first.source == "checkpoint" else 0
-    for batch, plan in enumerate(owners(history.plans, _num_final(history, train))):
+    owned = owners(history.plans, _num_final(history, train))
+    for batch, plan in enumerate(owned):
         if plan is None:
             if batch >= begins_at:
                 yield f"batch {batch}: no plan ever computed it"
             continue
         share = shares[plan.generation]
+        is_last = batch + 1 < len(owned) and owned[batch + 1] is not plan
         for worker in range(len(plan.stages)):
             wanted: list[tuple[str, int | None, int]] = [("update", None, 1)]
             wanted += [
@@ -263,6 +268,10 @@ def _everything_counts_once(history: History, train: TrainSpec, _bounds: Bounds)
             ]
             for op, microbatch, times in wanted:
                 num = done[plan.generation, worker, op, batch, microbatch]
+                if op == "update" and is_last and not num:
+                    num = max(
+                        done[plan.generation, other, op, batch, None] for other in (worker, *share.siblings(worker))
+                    )
                 if num != times:
                     what = f"{op} of batch {batch}" + (f", microbatch {microbatch}" if microbatch is not None else "")
                     no_business = "" if times else ", though another replica has its group"

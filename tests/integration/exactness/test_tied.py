@@ -1,4 +1,4 @@
-"""A tied embedding on a cluster: the plain loop's bits at any cut, with replicas, through a kill, a join and a pause."""
+"""A tied embedding on a cluster: the plain loop's bits at any cut, with replicas, through a kill, join and pause."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -58,14 +58,17 @@ async def test_any_cut_has_the_bits_of_the_plain_loop(
 async def test_a_join_and_a_pause_change_no_bit(oracle: Oracle, tmp_path: Path) -> None:
     """Two nodes, then a third, then a pause and a resume: the ends move, and their link with them."""
     spec = tied(small_job("tied-joined", batches=400))
-    async with LocalCluster(tmp_path / "cluster", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster:
-        async with ClusterSession(cluster.address) as session:
-            await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2)))
-            await until_batch(session, "tied-joined", 5)
-            await cluster.add_node()
-            await until_batch(session, "tied-joined", 60)
-            await pause(session, "tied-joined")
-            await wait_for_phase(session, "tied-joined", frozenset({Phase.PAUSED}), timeout_s=60.0)
-            await resume(session, "tied-joined")
-            piped = await finished(session, "tied-joined", tmp_path / "out", timeout_s=120.0)
+    async with (
+        LocalCluster(tmp_path / "cluster", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2)))
+        await until_batch(session, "tied-joined", 5)
+        await cluster.add_node()
+        await until_batch(session, "tied-joined", 60)
+        await pause(session, "tied-joined")
+        await wait_for_phase(session, "tied-joined", frozenset({Phase.PAUSED}), timeout_s=60.0)
+        await resume(session, "tied-joined")
+        piped = await finished(session, "tied-joined", tmp_path / "out", timeout_s=120.0)
     assert_same_bits(piped, oracle(spec))
+    assert len(set(piped.generations)) >= 2, "nothing changed while it trained"

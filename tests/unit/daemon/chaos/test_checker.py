@@ -158,6 +158,24 @@ def test_rolled_back_work_may_be_incomplete() -> None:
     assert check(replace(history, operations=kept), JOB) == ()
 
 
+def test_a_replica_may_end_before_an_update_that_another_has_written() -> None:
+    """Generation 5 takes over at boundary 5. Of the last update before it one replica is enough, none is too few."""
+    history = sound_history()
+    fifth = replace(PLANS[2], generation=5, boundary=5)
+    work = [replace(o, generation=5) if (o.generation, o.batch) == (4, 5) else o for o in history.operations]
+    loads = [
+        *history.loads,
+        *(replace(load, generation=5, boundary=5) for load in history.loads if load.generation == 4),
+    ]
+    taken_over = replace(history, plans=(*PLANS, fifth), operations=work, loads=loads)
+    assert check(taken_over, JOB) == ()
+    lacking = changed(taken_over, (4, 2, "update", 4, None), never)
+    assert check(lacking, JOB) == ()
+    assert any("counts 0 times" in line for line in check(changed(lacking, (4, 1, "update", 4, None), never), JOB))
+    inside = changed(taken_over, (5, 2, "update", 5, None), never)
+    assert any("counts 0 times" in line for line in check(inside, JOB)), "no plan followed it"
+
+
 def test_a_job_that_began_with_a_checkpoint_has_no_batches_before_it() -> None:
     """Its first plan loads boundary 2 of a folder: batches 0 and 1 were computed elsewhere. Not so from nodes."""
     history = sound_history()
