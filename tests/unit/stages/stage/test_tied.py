@@ -1,11 +1,11 @@
 """A tied embedding: the first and the last stage train two copies of one matrix, which stay equal to the last bit."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from headway.stages.spec import TIED
 from headway.stages.state.journal import Journal
@@ -41,24 +41,32 @@ JOBS = {
 SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (2, 1), (1, 1, 2), (2, 1, 2))
 
 
-def shapes_of(name: str) -> list[Sequence[int]]:
+def shapes_of(name: str) -> list[tuple[int, ...]]:
     """Return the shapes for which a job has enough reduction groups."""
     return [shape for shape in SHAPES if max(shape) <= JOBS[name].train.reduction_groups]
+
+
+def case(name: str, shape: tuple[int, ...], late_seed: int | None, *, is_slow: bool = True) -> ParameterSet:
+    """Return one case, by a name without spaces."""
+    words = [*name.replace(",", "").split(), *map(str, shape), *([] if late_seed is None else ["late", str(late_seed)])]
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(name, shape, late_seed, id="-".join(words), marks=marks)
 
 
 SHORT = [("2bw, clip", (1,), None), ("2bw, clip", (1, 1, 1), 1), ("2bw, clip", (2, 1, 2), 2)]
 SHORT += [("2bw, bfloat16", (1, 1), None), ("2bw, bfloat16", (1, 1, 2), 1), ("1f1b, no clip", (1, 1, 1), None)]
 SHORT += [("gpipe, clip", (2, 1), 1), ("2bw, recomputed", (1,) * 5, 3)]
 LONG = [
-    pytest.param(name, shape, late_seed, marks=pytest.mark.slow)
+    (name, shape, late_seed)
     for name in JOBS
     for shape in shapes_of(name)
     for late_seed in (None, *range(1, 5))
     if (name, shape, late_seed) not in SHORT
 ]
+CASES = [*(case(*each, is_slow=False) for each in SHORT), *(case(*each) for each in LONG)]
 
 
-@pytest.mark.parametrize(("name", "replicas", "late_seed"), [*SHORT, *LONG])
+@pytest.mark.parametrize(("name", "replicas", "late_seed"), CASES)
 def test_two_copies_have_the_bits_of_the_plain_loop(
     name: str, replicas: tuple[int, ...], late_seed: int | None
 ) -> None:
