@@ -38,8 +38,9 @@ from tests.fakes.tiny_models import write_tiny_model
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {  # Llama 3.2: its own head_dim, and positions that are scaled
+    "llama": {  # Llama 3.2: its own head_dim, a tied embedding, and positions that are scaled
         "head_dim": 16,
+        "tie_word_embeddings": True,
         "rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 500000.0,
@@ -49,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "high_freq_factor": 4.0,
         },
     },
-    "qwen3": {"head_dim": 16},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
 }
 JOB = """\
 [job]
