@@ -148,6 +148,14 @@ def position_bytes(train: TrainSpec) -> int:
     return 4 * _tokens(train) if train.separates_documents else 0
 
 
+def evaluation_bytes(spec: JobSpec) -> float:
+    """Return the bytes of held-out microbatches that a link carries down per microbatch, the mean over all batches.
+
+    They are never coded. No gradient of theirs comes up.
+    """
+    return spec.train.evaluated_share * (hidden_bytes(spec) + position_bytes(spec.train))
+
+
 def element_bytes(train: TrainSpec) -> int:
     """Return the bytes of one weight or activation as the forward sees it."""
     return DTYPE_BYTES[train.dtype]

@@ -17,6 +17,7 @@ from headway.daemon.costs.layer_costs import (
     LayerCost,
     document_bytes,
     element_bytes,
+    evaluation_bytes,
     kind_of_layer,
     layer_costs,
     num_hidden,
@@ -326,11 +327,15 @@ class StageCosts:
         train = self.spec.train
         return coded_bytes(self.codec(uppers, lowers), self._num_hidden, element_bytes(train)) + position_bytes(train)
 
+    def downward_bytes(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
+        """Return the bytes that the cut's links carry down per microbatch and evaluation: the mean of all batches."""
+        return self.carried_bytes(uppers, lowers) + evaluation_bytes(self.spec)
+
     def boundary_seconds(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the seconds to carry a batch to the next stage: the mean share of the side with fewer workers, slowest
         link.
         """
-        carried = self.num_microbatches * self.carried_bytes(uppers, lowers) / min(len(uppers), len(lowers))
+        carried = self.num_microbatches * self.downward_bytes(uppers, lowers) / min(len(uppers), len(lowers))
         return carried / self.links.slowest_bytes_per_s(uppers, lowers)
 
     def tie_seconds(self, firsts: Sequence[DeviceSlot], lasts: Sequence[DeviceSlot]) -> float:

@@ -177,8 +177,10 @@ class PredictedTime:
                 upper=upper.slot.node,
                 lower=lower.slot.node,
                 num_microbatches=number,
-                bytes_per_microbatch=(carried := costs.carried_bytes(above.slots, below.slots)),
-                batch_seconds=number * carried / links.bytes_per_s(upper.slot, lower.slot),
+                bytes_per_microbatch=costs.carried_bytes(above.slots, below.slots),
+                batch_seconds=number
+                * costs.downward_bytes(above.slots, below.slots)
+                / links.bytes_per_s(upper.slot, lower.slot),
                 round_trip_s=links.round_trip_s(upper.slot, lower.slot),
                 lateness_s=late_s if links.loss(upper.slot, lower.slot) else 0.0,
                 is_measured=links.is_measured(upper.slot, lower.slot),

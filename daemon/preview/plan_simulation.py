@@ -7,7 +7,14 @@ from typing import Final
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.layer_costs import LayerCost, element_bytes, layer_costs, num_hidden
+from headway.daemon.costs.layer_costs import (
+    LayerCost,
+    element_bytes,
+    evaluation_bytes,
+    layer_costs,
+    num_hidden,
+    position_bytes,
+)
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
@@ -146,10 +153,12 @@ def _num_batches(spec: JobSpec, num_stages: int, *, at_most: int) -> int:
 def _link(spec: JobSpec, links: Links, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> LinkTimes:
     """Return the slowest link between each pair of workers of two stages."""
     codec = codec_between(spec.train, is_between_sites=len({slot.site for slot in (*uppers, *lowers)}) > 1)
+    coded = coded_bytes(codec, num_hidden(spec), element_bytes(spec.train)) + position_bytes(spec.train)
     return LinkTimes(
         latency=links.longest_round_trip_s(uppers, lowers) / 2,
         bandwidth=links.slowest_bytes_per_s(uppers, lowers),
-        frame_bytes=coded_bytes(codec, num_hidden(spec), element_bytes(spec.train)),
+        # A gradient is smaller: none comes up for held-out text. The simulator has one size for both ways.
+        frame_bytes=round(coded + evaluation_bytes(spec)),
     )
 
 

@@ -112,3 +112,19 @@ def test_feedback_takes_memory() -> None:
     one_site = [plan_of(spec, TOGETHER).estimates for spec in (with_it, without)]
     assert one_site[0] == one_site[1]
     assert coded_bytes(Codec.INT8, 65, 4) == 65 + 2 * 4
+
+
+def test_evaluations_are_carried_down_uncoded() -> None:
+    """A held-out microbatch beside each microbatch: a coded far line carries five times as much, and sets the pace."""
+    plain = job(microbatches=32, wire="int8")
+    evaluated = replace(plain, train=replace(plain.train, eval_every=1))
+    nodes = of_speed(8.0)
+    (before,), (after,) = plan_of(plain, nodes).connections, plan_of(evaluated, nodes).connections
+    assert after.bytes_per_microbatch == before.bytes_per_microbatch
+    held_out_s = 32 * hidden_bytes(plain) / 12.5e6
+    assert abs(after.batch_seconds - before.batch_seconds - held_out_s) < 1e-9
+    both = planned(replace(evaluated, placement=BOTH), nodes)
+    assert both.predicted_batch_seconds >= after.batch_seconds
+    assert forecast(replace(evaluated, placement=BOTH), both.stages, nodes).step_seconds >= 0.99 * after.batch_seconds
+    rare = replace(plain, train=replace(plain.train, eval_every=50))
+    assert abs(plan_of(rare, nodes).connections[0].batch_seconds - before.batch_seconds - held_out_s / 50) < 1e-9
