@@ -19,7 +19,7 @@ from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Batch, Matrix, Muon
-from headway.optim.routing import Group, route_layer, split_by_decay
+from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.stored_momentum import StoredMomentum
@@ -330,6 +330,8 @@ def optimizer_factory(
         spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches, floor=spec.lr_floor
     )
     undecayed = replace(spec.rest, weight_decay=0.0)
+    # Without momentum, Lion steps by the sign of the gradient: the rule of a router's bias.
+    signs = GroupSpec(name="lion", lr=spec.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)
 
     def specs(layer_name: str, parameters: Mapping[str, Tensor]) -> Iterator[tuple[GroupSpec, tuple[str, ...]]]:
         """Yield the settings of a layer's parameters, by their names."""
@@ -337,8 +339,11 @@ def optimizer_factory(
             if group is Group.MATRICES:
                 yield spec.matrices, names
             else:
-                decayed, others = split_by_decay(names, parameters, spec.undecayed)
-                yield from ((of, some) for of, some in ((spec.rest, decayed), (undecayed, others)) if some)
+                plain = [name for name in names if name != ROUTER_BIAS]
+                decayed, others = split_by_decay(plain, parameters, spec.undecayed)
+                biases = tuple(name for name in names if name == ROUTER_BIAS)
+                kinds = ((spec.rest, decayed), (undecayed, others), (signs, biases))
+                yield from ((of, some) for of, some in kinds if some)
 
     def make(layer_name: str, parameters: Mapping[str, Tensor]) -> TorchLayerOptimizer:
         slots = {name: Parameter(parameters[name].detach(), requires_grad=False) for name in sorted(parameters)}

@@ -1,5 +1,8 @@
 """Chooses each parameter's optimizer: matrices inside the blocks go to one, everything else to the other.
 
+A router's matrix goes with everything else: its rows are scores of the experts, and steps of equal size in all
+directions would send tokens to and fro. Its bias has a rule of its own.
+
 Of everything else, some kinds may have no weight decay.
 """
 
@@ -20,12 +23,16 @@ class Group(StrEnum):
     REST = "rest"
 
 
-def route(layer_name: str, parameter: Tensor) -> Group:
+ROUTER = "mlp.gate.weight"
+ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
+
+
+def route(layer_name: str, name: str, parameter: Tensor) -> Group:
     """Return the group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; `rest` for all else.
 
-    All else is embedding, head, norms, biases.
+    All else is embedding, head, norms, biases, routers.
     """
-    if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2:
+    if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2 and name != ROUTER:
         return Group.MATRICES
     return Group.REST
 
@@ -35,13 +42,15 @@ def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group
     empty groups.
     """
     groups = {
-        group: tuple(sorted(n for n, p in parameters.items() if route(layer_name, p) is group)) for group in Group
+        group: tuple(sorted(n for n, p in parameters.items() if route(layer_name, n, p) is group)) for group in Group
     }
     return {group: names for group, names in groups.items() if names}
 
 
-def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed:
-    """Return what a parameter of `rest` is."""
+def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed | None:
+    """Return what a parameter of `rest` is; None: a router's."""
+    if parameter_name in (ROUTER, ROUTER_BIAS):
+        return None
     if parameter.ndim == 2:
         return "embeddings"
     return "biases" if parameter_name.endswith(".bias") else "norms"

@@ -44,6 +44,8 @@ class OptimSpec:
     warmup_batches: int = 20
     lr_floor: float = 0.0
     """Share of the rate at which cosine and wsd end."""
+    router_bias_lr: float = 1e-3
+    """Step of a router's bias, before the schedule's factor."""
     undecayed: tuple[Undecayed, ...] = ()
     """Kinds of parameters of `rest` that have no weight decay."""
 

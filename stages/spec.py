@@ -11,6 +11,9 @@ RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
 """By layer, the parameter that is the tied matrix in a model with `tie_word_embeddings`."""
 
+ROUTER_BIAS: Final = "e_score_correction_bias"
+"""Last part of the name of a router's bias, whose gradient is the load of the experts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -88,6 +91,21 @@ class ModelSpec:
     """Number of newest tokens that a token attends to, with itself; 0: all before it."""
     first_window_layer: int = 0
     """Number of blocks at the beginning that attend to all tokens all the same."""
+    num_experts: int = 0
+    """Experts of each block, in place of its MLP; 0: there are none."""
+    num_experts_per_tok: int = 0
+    """k: experts that each token goes to."""
+    moe_intermediate_size: int = 0
+    """Width of one expert."""
+    norm_topk_prob: bool = False
+    """Whether the weights of a token's experts add up to 1."""
+    router_scoring: Literal["softmax", "sigmoid"] = "softmax"
+    router_bias: bool = False
+    """Whether a bias that balances the load takes part in the choice, and in nothing else."""
+    num_shared_experts: int = 0
+    """Experts that every token goes to, as one of their width together."""
+    routed_scaling_factor: float = 1.0
+    """Factor of the weights of a token's experts."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
     """The section `[adapter]` of a job file."""
 
@@ -100,6 +118,11 @@ class ModelSpec:
     def base(self) -> "ModelSpec":
         """Return the model without its adapter."""
         return replace(self, adapter=AdapterSpec()) if self.has_adapter else self
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether each block is a mixture of experts."""
+        return self.num_experts > 0
 
     @property
     def trains_tie(self) -> bool:
@@ -163,6 +186,10 @@ class TrainSpec:
     """Batches between held-out evaluations, the first of which is batch 0's; 0 turns them off."""
     eval_microbatches: int = 0
     """E: microbatches of the validation split that an evaluation takes, at most m; 0: m."""
+    router_balance_loss: float = 0.0
+    """Factor of the loss by which each block's router learns to load its experts evenly."""
+    router_z_loss: float = 0.0
+    """Factor of the loss that keeps a router's logits small."""
 
     @property
     def delay(self) -> int:
@@ -208,7 +235,9 @@ class TrainSpec:
 
 
 def matrix_names(model: ModelSpec) -> tuple[str, ...]:
-    """Return the last parts of the names of a block's matrices, in the module's order."""
+    """Return the last parts of the names of a block's matrices that may have an adapter, in the module's order."""
+    if model.has_experts:
+        return ("q_proj", "k_proj", "v_proj", "o_proj")
     if model.fused_projections:
         return ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     return ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

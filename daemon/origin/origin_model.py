@@ -70,7 +70,7 @@ def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | No
 def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec) -> None:
     """Refuse a folder whose tensors are not exactly those of the model."""
     expected = {
-        checkpoint_name(layer, name, is_tied=model.tie_word_embeddings): tuple(shape)
+        checkpoint_name(layer, name, model): tuple(shape)
         for layer in layer_names(model)
         for name, shape in parameter_shapes(layer, model).items()
     }

@@ -27,8 +27,9 @@ from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.documents import document_rows
+from headway.stages.model.experts import set_router_losses
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
-from headway.stages.spec import TIED, weight_version
+from headway.stages.spec import ROUTER_BIAS, TIED, weight_version
 from headway.stages.state.optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -224,11 +225,17 @@ def _tie(group_sums: list[list[Tensor]]) -> None:
 
 
 def _clip(gradient: Weights, clip_norm: float, *, is_tied: bool) -> None:
-    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the embedding."""
+    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the embedding, and a router's
+    bias not at all.
+    """
     squares = []
     for name, layer in reversed(gradient.items()):
         is_copy = is_tied and name == "head"
-        counted = sorted(parameter for parameter in layer if not (is_copy and parameter == TIED["head"]))
+        counted = sorted(
+            parameter
+            for parameter in layer
+            if not (is_copy and parameter == TIED["head"]) and not parameter.endswith(ROUTER_BIAS)
+        )
         of_parameters = [layer[parameter].double().square().sum() for parameter in counted]
         squares.append(_fold(torch.stack(of_parameters).tolist()) if of_parameters else 0.0)
     coefficient = min(1.0, clip_norm / (math.sqrt(_fold(squares)) + 1e-6))
@@ -260,6 +267,7 @@ def _assembled(job: "JobSpec", weights: Weights, frozen: Weights, dtype: torch.d
         model[name] = build_layer(name, job.model, attention_backend=job.train.attention_backend)
         copies = {parameter: tensor.to(dtype, copy=True) for parameter, tensor in weights[name].items()}
         model[name].load_state_dict(copies | frozen.get(name, {}), assign=True)
+        set_router_losses(model[name], job.train)
         if job.train.compile:
             compile_layer(model[name])
     return model

@@ -39,6 +39,7 @@ class AdapterFolderWriter:
         """
         check_place(folder, force=force)
         self.folder = folder
+        self._spec = spec
         self._config = adapter_config(spec, base=base)
         self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
         if tokenizer is not None and not self._files:
@@ -57,7 +58,7 @@ class AdapterFolderWriter:
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
         """Take a layer's adapters, by parameter name, in float32."""
         for name, tensor in parameters.items():
-            key = f"base_model.model.{checkpoint_name(layer, name)}"
+            key = f"base_model.model.{checkpoint_name(layer, name, self._spec)}"
             self._tensors[key] = tensor.detach().cpu().contiguous()
 
     def close(self) -> None:

@@ -62,9 +62,9 @@ class ModelFolderWriter:
         """
         check_place(folder, force=force)
         self.folder = folder
-        self._is_tied = spec.tie_word_embeddings
+        self._spec = spec
         shapes = {
-            checkpoint_name(layer, name, is_tied=spec.tie_word_embeddings): tuple(shape)
+            checkpoint_name(layer, name, spec): tuple(shape)
             for layer in layer_names(spec)
             for name, shape in parameter_shapes(layer, spec).items()
         }
@@ -131,9 +131,9 @@ class ModelFolderWriter:
         Raises ConfigError when they cannot be written.
         """
         for parameter, tensor in parameters.items():
-            if self._is_tied and (layer, parameter) == ("head", TIED["head"]):
+            if self._spec.tie_word_embeddings and (layer, parameter) == ("head", TIED["head"]):
                 continue  # the folder has the matrix once, as the embedding
-            name = checkpoint_name(layer, parameter)
+            name = checkpoint_name(layer, parameter, self._spec)
             shard = self._places[name]
             entry = shard.tensors[name]
             assert entry.shape == tuple(tensor.shape), f"{name} has another shape"
@@ -207,7 +207,7 @@ def read_model(folder: Path) -> LoadedModel:
             tensors |= load_file(folder / file)
         weights = {
             layer: {
-                name: _shaped(tensors, checkpoint_name(layer, name, is_tied=spec.tie_word_embeddings), shape)
+                name: _shaped(tensors, checkpoint_name(layer, name, spec), shape)
                 for name, shape in parameter_shapes(layer, spec).items()
             }
             for layer in layer_names(spec)

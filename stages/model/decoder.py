@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import adapt
 from headway.stages.model.documents import DocumentRows
+from headway.stages.model.experts import Mixture
 from headway.stages.model.rotary import rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
@@ -87,7 +88,7 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, window: int) -> None:
         super().__init__()
         self.self_attn = Attention(spec, attention_backend, window=window)
-        self.mlp = SwiGlu(spec)
+        self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
         self.input_layernorm = _rms_norm(spec)
         self.post_attention_layernorm = _rms_norm(spec)
         self.recomputes_attention = False

@@ -8,21 +8,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from headway.stages.model.mixture_config import (
+    MIXTURES,
+    mixtral_name,
+    mixture_config,
+    mixture_family,
+    mixture_keys,
+    mixture_of,
+    name_from_mixtral,
+)
 from headway.stages.model.rope_config import rope_config, rope_of
 from headway.stages.spec import TIED, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
 
-def checkpoint_name(layer: str, parameter: str, *, is_tied: bool = False) -> str:
+def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
     """Return `model.layers.3.mlp.up_proj.weight` for `block.3`, `mlp.up_proj.weight`. Raises ValueError for an unknown
     layer.
 
-    is_tied: a checkpoint has the tied matrix once, as the embedding.
+    A checkpoint has a tied matrix once, as the embedding.
     """
-    if is_tied and TIED.get(layer) == parameter:
+    if model.tie_word_embeddings and TIED.get(layer) == parameter:
         layer, parameter = "embed", TIED["embed"]
     kind, _, index = layer.partition(".")
+    if kind == "block" and model.has_experts and mixture_family(model) == "mixtral":
+        parameter = mixtral_name(parameter)
     if kind in _PREFIXES:
         return _PREFIXES[kind].format(index=index) + parameter
     if kind == "head":
@@ -44,7 +55,7 @@ def layer_parameter(name: str) -> tuple[str, str] | None:
         return "head", rest
     index, _, parameter = parameter.partition(".")
     is_number = index.isascii() and index.isdigit() and str(int(index[:9])) == index
-    return (f"block.{index}", parameter) if is_number and parameter else None
+    return (f"block.{index}", name_from_mixtral(parameter)) if is_number and parameter else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +69,10 @@ class _Family:
     """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
     has_own_head_dim: bool = True
     """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
-    window: Literal["none", "all", "chosen"] = "none"
-    """Which blocks may have a window: none, all of them, or those that `use_sliding_window` and `layer_types` say."""
+    window: Literal["none", "all", "chosen", "layers"] = "none"
+    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, or those
+    from `max_window_layers` on.
+    """
     has_biases: bool = False
     """Whether its config.json has `attention_bias` and `mlp_bias`."""
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -72,6 +85,11 @@ _FAMILIES: Final[dict[str, _Family]] = {
     "qwen3": _Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
     "phi3": _Family(
         "Phi3ForCausalLM", {"fused_projections": True}, has_own_head_dim=False, window="all", rope_types=("default",)
+    ),
+    "mixtral": _Family("MixtralForCausalLM", absent={"rms_norm_eps": 1e-5}, window="all"),
+    "qwen3_moe": _Family("Qwen3MoeForCausalLM", {"qk_norm": True}),
+    "dots1": _Family(
+        "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
     ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
@@ -170,6 +188,7 @@ def hugging_face_config(
         "tie_word_embeddings": spec.tie_word_embeddings,
         "vocab_size": spec.vocab_size,
         **rope_config(spec),
+        **mixture_config(spec, model_type),
     }
     if family.has_own_head_dim:
         config["head_dim"] = spec.head_width
@@ -180,6 +199,8 @@ def hugging_face_config(
     elif family.window == "chosen" and spec.sliding_window:
         config |= {"use_sliding_window": True, "sliding_window": spec.sliding_window}
         config["max_window_layers"] = spec.first_window_layer
+    elif family.window == "layers":
+        config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
     if model_type == "phi3":
         config["pad_token_id"] = None  # transformers' own is outside of a small vocabulary
     return config
@@ -188,12 +209,14 @@ def hugging_face_config(
 def family_of(spec: ModelSpec) -> str:
     """Return the `model_type` that says all options of a model. Raises ValueError when none does."""
     for name, family in _FAMILIES.items():
+        if (name in MIXTURES) != spec.has_experts or (spec.has_experts and mixture_family(spec) != name):
+            continue
         fixed = {"qkv_bias": False, "qk_norm": False, "fused_projections": False, **family.options}
         free = {"qkv_bias", "output_bias", "mlp_bias"} if family.has_biases else set()
         is_like = all(getattr(spec, key) == value for key, value in fixed.items() if key not in free)
         are_biases_like = spec.qkv_bias == spec.output_bias if free else not (spec.output_bias or spec.mlp_bias)
         has_head = family.has_own_head_dim or spec.head_width * spec.num_attention_heads == spec.hidden_size
-        windows = {"none": not spec.sliding_window, "all": not spec.first_window_layer, "chosen": True}
+        windows = {"none": not spec.sliding_window, "all": not spec.first_window_layer, "chosen": True, "layers": True}
         has_rope = spec.rope_scaling.rope_type in family.rope_types
         if is_like and are_biases_like and has_head and has_rope and windows[family.window]:
             return name
@@ -231,6 +254,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         rope_scaling=scaling,
         head_dim=_head_dim(told, family),
         **_windows(told, family),
+        **mixture_of(str(name), config),
     )
     if family.has_biases:
         bias = _truth(told, "attention_bias")
@@ -249,7 +273,7 @@ def _check_keys(config: dict[str, Any], family: _Family) -> None:
         for key in ("attention_bias", "mlp_bias"):
             if config.get(key):
                 raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
-    for key in config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys():
+    for key in config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys() - mixture_keys(config["model_type"]):
         raise ValueError(f"{key} = {config[key]!r} is not known here, and may change what the model computes")
 
 
@@ -282,6 +306,8 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
         first = num_blocks
     elif family.window == "all":
         first = 0
+    elif family.window == "layers":
+        first = _number(config, "max_window_layers")
     else:
         first = _number(config, "max_window_layers") if _truth(config, "use_sliding_window") else num_blocks
     first = num_blocks if window is None else min(first, num_blocks)

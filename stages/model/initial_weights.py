@@ -29,7 +29,7 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
     def initial(name: str, shape: torch.Size) -> Tensor:
         if name in norms:
             return torch.ones(shape)
-        if name.endswith(".bias"):
+        if name.endswith((".bias", ".e_score_correction_bias")):
             return torch.zeros(shape)
         # Both copies of a tied matrix are drawn as the embedding's.
         is_tied = spec.tie_word_embeddings and TIED.get(layer) == name

@@ -11,7 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from headway.stages.spec import TIED, ModelSpec
+from headway.stages.spec import ROUTER_BIAS, TIED, ModelSpec
 from headway.stages.sums import fold
 
 EPSILON = 1e-6
@@ -24,10 +24,12 @@ def parameter_squares(gradients: Mapping[str, Tensor]) -> Tensor:
 
 
 def counted_once(layer: str, gradients: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, Tensor]:
-    """Return the gradients of a layer that count: a tied matrix counts at the embedding."""
-    if layer != "head" or not model.trains_tie:
-        return gradients
-    return {name: gradient for name, gradient in gradients.items() if name != TIED["head"]}
+    """Return the gradients of a layer that count: a tied matrix counts at the embedding, a router's bias has none."""
+    if layer == "head" and model.trains_tie:
+        return {name: gradient for name, gradient in gradients.items() if name != TIED["head"]}
+    if model.router_bias:
+        return {name: gradient for name, gradient in gradients.items() if not name.endswith(ROUTER_BIAS)}
+    return gradients
 
 
 def layer_squares(of_parameters: Sequence[float], num_parameters: Sequence[int]) -> list[float]:

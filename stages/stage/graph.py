@@ -17,6 +17,7 @@ from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer
 from headway.stages.model.documents import DocumentRows, document_rows
+from headway.stages.model.experts import set_router_losses
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
@@ -74,9 +75,12 @@ class StageGraph:
         self._times = times
         self._modules = tuple(
             tuple(
-                _bound(
-                    build_layer(layer.name, model, attention_backend=train.attention_backend),
-                    layer.versions.sets[k] | layer.frozen,
+                set_router_losses(
+                    _bound(
+                        build_layer(layer.name, model, attention_backend=train.attention_backend),
+                        layer.versions.sets[k] | layer.frozen,
+                    ),
+                    train,
                 )
                 for layer in layers
             )

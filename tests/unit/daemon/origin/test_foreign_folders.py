@@ -32,7 +32,7 @@ MODEL = ModelSpec(
     num_key_value_heads=1,
     vocab_size=256,
 )
-NAMES = [checkpoint_name(layer, name) for layer in layer_names(MODEL) for name in parameter_shapes(layer, MODEL)]
+NAMES = [checkpoint_name(layer, name, MODEL) for layer in layer_names(MODEL) for name in parameter_shapes(layer, MODEL)]
 
 
 def write_folder(folder: Path, **shards: list[str]) -> Path:
@@ -42,7 +42,7 @@ def write_folder(folder: Path, **shards: list[str]) -> Path:
     config = hugging_face_config(MODEL, dtype="float32", sequence_length=16)
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
-        checkpoint_name(layer, n): s for layer in layer_names(MODEL) for n, s in parameter_shapes(layer, MODEL).items()
+        checkpoint_name(layer, n, MODEL): s for layer in layer_names(MODEL) for n, s in parameter_shapes(layer, MODEL).items()
     }
     for shard, names in shards.items():
         save_file({name: torch.rand(shapes[name]) for name in names}, folder / f"{shard}.safetensors")
@@ -220,7 +220,7 @@ def test_layers_and_names_are_inverse() -> None:
     """Each tensor's name leads back to its layer and parameter; other names lead nowhere."""
     for layer in layer_names(MODEL):
         for name in parameter_shapes(layer, MODEL):
-            assert layer_parameter(checkpoint_name(layer, name)) == (layer, name)
+            assert layer_parameter(checkpoint_name(layer, name, MODEL)) == (layer, name)
     for odd in (
         "x",
         "model",

@@ -64,7 +64,7 @@ def test_the_weights_are_those_of_the_folder(folder: Path) -> None:
     spec = job_from(folder)
     read = initial_weights_of(spec)
     assert read is not None
-    ours = {checkpoint_name(layer, name): tensor for layer in spec.layers for name, tensor in read(layer).items()}
+    ours = {checkpoint_name(layer, name, spec.model): tensor for layer in spec.layers for name, tensor in read(layer).items()}
     expected = theirs(folder)
     assert ours.keys() == expected.keys()
     for name, tensor in ours.items():

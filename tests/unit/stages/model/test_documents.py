@@ -80,7 +80,7 @@ def test_a_packed_row_has_the_logits_of_transformers() -> None:
     config = transformers.LlamaConfig(**hugging_face_config(MODEL, dtype="float32", sequence_length=16))
     theirs = transformers.LlamaForCausalLM(config).eval()
     weights = {
-        checkpoint_name(name, key): tensor
+        checkpoint_name(name, key, MODEL): tensor
         for name in layer_names(MODEL)
         for key, tensor in initial_parameters(LayerName(name), MODEL, seed=3).items()
     }

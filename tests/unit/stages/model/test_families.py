@@ -11,8 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from headway.stages.model.decoder import build_layer, parameter_shapes, token_loss
-from headway.stages.model.hugging_face import checkpoint_name, family_of, hugging_face_config, model_spec
-from headway.stages.spec import ModelSpec, layer_names
+from headway.stages.model.hugging_face import (
+    checkpoint_name,
+    family_of,
+    hugging_face_config,
+    layer_parameter,
+    model_spec,
+)
+from headway.stages.spec import ROUTER_BIAS, ModelSpec, layer_names
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,6 +70,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("qwen3", {"head_dim": 16}),
     "Qwen3, tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "Phi-3": ("phi3", {"sliding_window": 8}),
+    "Mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Mixtral, tied, with a window": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 8, "tie_word_embeddings": True},
+    ),
+    "Qwen3-MoE": (
+        "qwen3_moe",
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 16},
+    ),
+    "Qwen3-MoE, normed": (
+        "qwen3_moe",
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True},
+    ),
+    "dots.llm1": (
+        "dots1",
+        {
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "max_window_layers": 2,
+            "sliding_window": 8,
+        },
+    ),
 }
 
 
@@ -75,7 +107,8 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = transformers.AutoConfig.for_model(model_type, **(SHAPE | options))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms that are not ones, biases that are not zeros
+        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        for parameter in [*model.parameters(), *biases]:  # norms that are not ones, biases that are not zeros
             parameter.add_(0.2 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("theirs")
     model.save_pretrained(folder)
@@ -98,7 +131,7 @@ class Ours(nn.Module):
         assert not left, "each tensor of the folder has its place"
 
     def stored(self, layer: str, parameter: str) -> str:
-        return checkpoint_name(layer, parameter, is_tied=self.spec.tie_word_embeddings)
+        return checkpoint_name(layer, parameter, self.spec)
 
     def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(layer_names(self.spec), self.layers, strict=True)
@@ -126,6 +159,25 @@ def test_logits_and_greedy_text_are_theirs(theirs: Any) -> None:
     assert text.tolist() == again.tolist()
 
 
+def their_gradients(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
+    """Gradients by the names of a checkpoint: in memory the experts of a block are two stacks."""
+    gradients: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        path, _, last = name.rpartition(".")
+        if not path.endswith(".experts"):
+            gradients[name] = parameter.grad
+            continue
+        for number, gradient in enumerate(parameter.grad):
+            parts = zip(("gate_proj", "up_proj"), gradient.chunk(2), strict=True) if last == "gate_up_proj" else ()
+            for kind, part in parts or [("down_proj", gradient)]:
+                gradients[f"{path}.{number}.{kind}.weight"] = part
+    layers = [layer_parameter(name) for name in gradients]
+    places = [("head", "lm_head.weight") if place is None else place for place in layers]
+    return {
+        checkpoint_name(*place, spec): gradient for place, gradient in zip(places, gradients.values(), strict=True)
+    }
+
+
 def test_gradients_are_theirs(theirs: Any) -> None:
     """Of one step, for every parameter."""
     model, folder = theirs
@@ -134,16 +186,18 @@ def test_gradients_are_theirs(theirs: Any) -> None:
     token_loss(ours(tokens[:, :-1]), tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
     token_loss(model(tokens[:, :-1]).logits, tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
-    expected = dict(model.named_parameters())
+    expected = their_gradients(model, ours.spec)
     found: dict[str, Tensor] = {}
     for name, layer in ours.named_layers():
         for key, parameter in layer.named_parameters():
+            if key.endswith(ROUTER_BIAS):
+                continue  # its gradient is the load, which theirs does not have
             assert parameter.grad is not None
             stored = ours.stored(name, key)  # two copies of a tied matrix have one gradient together
             found[stored] = found[stored] + parameter.grad if stored in found else parameter.grad
     assert found.keys() == expected.keys()
     for stored, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[stored].grad, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, expected[stored], rtol=1e-5, atol=1e-5)
 
 
 def test_a_config_is_written_as_it_is_read(theirs: Any, tmp_path: Path) -> None:

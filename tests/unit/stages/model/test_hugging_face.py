@@ -20,7 +20,7 @@ from headway.stages.spec import ModelSpec, RopeSpec
 )
 def test_parameters_have_the_checkpoint_names(layer: str, parameter: str, expected: str) -> None:
     """Each layer's parameter lies where LlamaForCausalLM looks for it."""
-    assert checkpoint_name(layer, parameter) == expected
+    assert checkpoint_name(layer, parameter, ModelSpec()) == expected
 
 
 def test_a_config_reads_back_as_its_spec() -> None:

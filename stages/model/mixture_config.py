@@ -1,0 +1,121 @@
+"""Maps mixtures of experts to and from a config.json, and to the names of their tensors.
+
+Three families have them. Mixtral's experts have the width of its MLP and names of their own. Qwen3-MoE and dots.llm1
+have Qwen's names; dots.llm1 scores with a sigmoid, and has a bias for the choice and experts for all tokens.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headway.stages.spec import ModelSpec
+
+MIXTURES: Final = ("mixtral", "qwen3_moe", "dots1")
+"""The families, by `model_type`."""
+
+_KEYS: Final[dict[str, Mapping[str, str]]] = {
+    "mixtral": {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+    "dots1": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+}
+"""Names in a config.json of the fields of ModelSpec that have another one there."""
+_COUNTS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+    "mixtral": {"router_jitter_noise": (0, 0.0)},
+    "qwen3_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    "dots1": {"first_k_dense_replace": (0,), "n_group": (1,), "topk_group": (1,)},
+}
+"""Keys that change the computation, with the values that are computed here."""
+_HARMLESS: Final = ("output_router_logits", "router_aux_loss_coef")
+_OF_MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def mixture_keys(model_type: str) -> frozenset[str]:
+    """Return the keys of a config.json that `mixture_of` reads."""
+    if model_type not in MIXTURES:
+        return frozenset()
+    names = _KEYS[model_type]
+    read = {names.get(field, field) for field in (*_COUNTS, "num_shared_experts")}
+    more = {"num_experts", "norm_topk_prob", "routed_scaling_factor"}
+    return frozenset({*read, *more, *_ONLY[model_type], *_HARMLESS})
+
+
+def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ModelSpec of a mixture; none for other families. Raises ValueError, naming key and value."""
+    if model_type not in MIXTURES:
+        return {}
+    for key, values in _ONLY[model_type].items():
+        if key in config and config[key] not in values:
+            raise ValueError(f"{key} = {config[key]!r} is not supported in a {model_type}")
+    names = _KEYS[model_type]
+    fields = {field: _count(config, _present(config, field, names.get(field, field))) for field in _COUNTS}
+    if fields["num_experts_per_tok"] > fields["num_experts"]:
+        raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {fields['num_experts']} experts")
+    is_normed = config.get("norm_topk_prob", model_type == "mixtral")
+    if not isinstance(is_normed, bool):
+        raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
+    fields["norm_topk_prob"] = is_normed
+    if model_type == "dots1":
+        factor = config.get("routed_scaling_factor", 1.0)
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+            raise ValueError(f"routed_scaling_factor = {factor!r} is no number above 0")
+        fields["num_shared_experts"] = _count(config, "n_shared_experts")
+        fields |= {"routed_scaling_factor": float(factor), "router_scoring": "sigmoid", "router_bias": True}
+    return fields
+
+
+def mixture_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
+    """Return the keys of a config.json that describe a mixture; none for other families."""
+    if model_type not in MIXTURES:
+        return {}
+    names = _KEYS[model_type]
+    config: dict[str, Any] = {names.get(field, field): getattr(spec, field) for field in _COUNTS}
+    if model_type == "mixtral":
+        return config | {"output_router_logits": False, "router_jitter_noise": 0.0}
+    config["norm_topk_prob"] = spec.norm_topk_prob
+    if model_type == "qwen3_moe":
+        return config | {"num_experts": spec.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    config |= {"n_shared_experts": spec.num_shared_experts, "routed_scaling_factor": spec.routed_scaling_factor}
+    return config | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
+
+
+def mixture_family(spec: ModelSpec) -> str | None:
+    """Return the family that says all options of a mixture; None when none does."""
+    is_plain = spec.router_scoring == "softmax" and not spec.router_bias
+    is_simple = not spec.num_shared_experts and spec.routed_scaling_factor == 1.0
+    if is_plain and is_simple:
+        if spec.qk_norm:
+            return "qwen3_moe"
+        is_mixtral = spec.norm_topk_prob and spec.moe_intermediate_size == spec.intermediate_size
+        return "mixtral" if is_mixtral else None
+    is_dots = spec.router_scoring == "sigmoid" and spec.router_bias and spec.num_shared_experts
+    return "dots1" if is_dots and spec.qk_norm else None
+
+
+def mixtral_name(parameter: str) -> str:
+    """Return a block's parameter under Mixtral's name: `block_sparse_moe.experts.3.w1.weight`."""
+    found = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", parameter)
+    if found is not None:
+        return f"block_sparse_moe.experts.{found[1]}.{_OF_MIXTRAL[found[2]]}.weight"
+    return parameter.replace("mlp.gate.", "block_sparse_moe.gate.")
+
+
+def name_from_mixtral(name: str) -> str:
+    """Return the inverse of `mixtral_name`; any other name as it is."""
+    found = re.fullmatch(r"block_sparse_moe\.experts\.(\d{1,6})\.(w[123])\.weight", name, re.ASCII)
+    if found is not None:
+        back = {theirs: ours for ours, theirs in _OF_MIXTRAL.items()}
+        return f"mlp.experts.{found[1]}.{back[found[2]]}.weight"
+    return "mlp.gate.weight" if name == "block_sparse_moe.gate.weight" else name
+
+
+def _present(config: Mapping[str, Any], field: str, name: str) -> str:
+    """Return the key that a config.json has: transformers 5 renamed `num_experts`."""
+    return field if name not in config and field in config else name
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} = {value!r} is no number above 0")
+    return value
