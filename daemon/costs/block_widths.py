@@ -27,13 +27,25 @@ def block_widths(model: ModelSpec, train: TrainSpec) -> BlockWidths:
     """Return the widths of a block that computes nothing again."""
     if model.has_adapter:
         return _beside_adapters(model)
-    hidden, inner = model.hidden_size, model.intermediate_size
+    hidden, inner = model.hidden_size, _inner_width(model)
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
     of_norms = 2 if train.dtype == "bfloat16" else 3
-    above = of_norms * hidden + 4 * inner
+    above = of_norms * hidden + 4 * inner + _of_routing(model)
     normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 else 0
     return BlockWidths(kept=of_norms * hidden + normed + _of_attention(model) + above, kept_above=above)
+
+
+def _inner_width(model: ModelSpec) -> int:
+    """Return the width of the MLP, or of all experts together that a token meets."""
+    if not model.has_experts:
+        return model.intermediate_size
+    return (model.num_experts_per_tok + model.num_shared_experts) * model.moe_intermediate_size
+
+
+def _of_routing(model: ModelSpec) -> int:
+    """Return the widths of rows on their way to their experts and back, and of the router's scores."""
+    return model.num_experts_per_tok * 2 * model.hidden_size + 4 * model.num_experts
 
 
 def _of_attention(model: ModelSpec) -> int:
@@ -49,7 +61,7 @@ def _of_q_and_k(model: ModelSpec) -> int:
 
 
 def _beside_adapters(model: ModelSpec) -> BlockWidths:
-    hidden, inner = model.hidden_size, model.intermediate_size
+    hidden, inner = model.hidden_size, _inner_width(model)
     adapted = [name for name in matrix_names(model) if model.adapter.adapts(name)]
     in_mlp = [name for name in adapted if name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")]
     in_attention = [name for name in adapted if name not in in_mlp]

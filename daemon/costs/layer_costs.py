@@ -181,23 +181,33 @@ def _attention_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 
 def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of the MLP's matrices: (rows, columns)."""
+    """Return the shapes of the MLP's matrices, or of all experts': (rows, columns)."""
     hidden, wide = model.hidden_size, model.intermediate_size
+    if model.has_experts:
+        widths = [model.moe_intermediate_size] * model.num_experts
+        if model.num_shared_experts:
+            widths.append(model.num_shared_experts * model.moe_intermediate_size)
+        return tuple(shape for width in widths for shape in ((width, hidden), (width, hidden), (hidden, width)))
     inputs = (2 * wide,) if model.fused_projections else (wide, wide)
     return (*((rows, hidden) for rows in inputs), (hidden, wide))
 
 
 def _adapter_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
-    matrices = zip(matrix_names(model), (*_attention_shapes(model), *_mlp_shapes(model)), strict=True)
+    of_mlp = () if model.has_experts else _mlp_shapes(model)
+    matrices = zip(matrix_names(model), (*_attention_shapes(model), *of_mlp), strict=True)
     rank = model.adapter.rank
     chosen = [shape for name, shape in matrices if model.adapter.adapts(name)]
     return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
 
 
 def _vector_sizes(model: ModelSpec) -> list[int]:
-    """Return the sizes of a block's parameters that are no matrices: norms and biases."""
+    """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's."""
     sizes = [model.hidden_size] * 2 + [model.head_width] * (2 * model.qk_norm)
+    if model.has_experts:
+        sizes.append(model.num_experts * model.hidden_size)
+    if model.router_bias:
+        sizes.append(model.num_experts)
     if model.qkv_bias:
         sizes += [rows for rows, _ in _attention_shapes(model)[:-1]]
     if model.output_bias:
@@ -205,6 +215,12 @@ def _vector_sizes(model: ModelSpec) -> list[int]:
     if model.mlp_bias:
         sizes += [rows for rows, _ in _mlp_shapes(model)]
     return sizes
+
+
+def _num_idle(model: ModelSpec) -> int:
+    """Return the elements of matrices that a token does not meet: those of the experts to which it does not go."""
+    idle = model.num_experts - model.num_experts_per_tok
+    return 3 * idle * model.hidden_size * model.moe_intermediate_size
 
 
 def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
@@ -218,6 +234,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     of_attention = _attention_shapes(model)
     shapes = (*of_attention, *_mlp_shapes(model))
     num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model)
+    num_used = num_matrix - _num_idle(model)
     query = model.num_attention_heads * model.head_width
     tokens, size = _tokens(train), element_bytes(train)
     attention = 4.0 * train.sequence_length * query
@@ -227,7 +244,7 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     of_mlp = tokens * size * widths.passing
     again = 0.0
     if recompute == "block":
-        kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_matrix + attention)
+        kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_used + attention)
         of_mlp += whole - kept
     elif recompute == "attention":
         # The block's input stays, and all from attention's output on.
@@ -246,9 +263,9 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         name,
         parts=((num_adapter or num_matrix, group), (sum(others), spec.optim.rest)),
         num_frozen=frozen,
-        frozen_flops=2.0 * tokens * num_matrix if frozen else 0.0,
+        frozen_flops=2.0 * tokens * num_used if frozen else 0.0,
         moment_bytes=update_bytes(spec, trained, others),
-        forward_flops=tokens * (2.0 * (num_matrix + num_adapter) + attention),
+        forward_flops=tokens * (2.0 * (num_used + num_adapter) + attention),
         orthogonalized=orthogonalized,
         recomputed_flops=again,
         activation_bytes=kept,

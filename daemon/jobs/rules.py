@@ -137,10 +137,27 @@ def _check_options(model: ModelSpec, source: str) -> None:
         _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
     if model.first_window_layer and not model.sliding_window:
         _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
+    _check_experts(model, source)
     try:
         family_of(model)
     except ValueError as error:
         _refuse(source, "model", str(error))
+
+
+def _check_experts(model: ModelSpec, source: str) -> None:
+    """Check that the keys of a mixture of experts are there together, or not at all."""
+    plain = ModelSpec()
+    others = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_scoring", "router_bias")
+    if not model.has_experts:
+        for name in (*others, "num_shared_experts", "routed_scaling_factor"):
+            if getattr(model, name) != getattr(plain, name):
+                _refuse(source, f"model.{name}", "is not used without num_experts; leave it out")
+        return
+    if not 1 <= model.num_experts_per_tok <= model.num_experts:
+        what = f"{model.num_experts_per_tok} experts a token of {model.num_experts}; choose 1 to {model.num_experts}"
+        _refuse(source, "model.num_experts_per_tok", what)
+    if not model.moe_intermediate_size:
+        _refuse(source, "model.moe_intermediate_size", "must be above 0 with num_experts")
 
 
 def _check_adapter(model: ModelSpec, source: str) -> None:
@@ -172,12 +189,21 @@ def num_parameters(model: ModelSpec) -> int:
     """Return the parameters of the whole model without biases and heads' norms, counted without building it."""
     width, inner = model.hidden_size, model.intermediate_size
     query, key_value = model.num_attention_heads * model.head_width, model.num_key_value_heads * model.head_width
-    block = 2 * width * query + 2 * width * key_value + 3 * width * inner + 2 * width
+    of_mlp = 3 * width * inner
+    if model.has_experts:
+        num_inner = (model.num_experts + model.num_shared_experts) * model.moe_intermediate_size
+        of_mlp = 3 * width * num_inner + width * model.num_experts
+    block = 2 * width * query + 2 * width * key_value + of_mlp + 2 * width
     return model.num_hidden_layers * block + 2 * model.vocab_size * width + width
 
 
 def _check_train(spec: JobSpec, source: str) -> None:
     train = spec.train
+    for name in ("router_balance_loss", "router_z_loss"):
+        if getattr(train, name) and not spec.model.has_experts:
+            _refuse(source, f"train.{name}", "is not used without model.num_experts; leave it out")
+    if train.compile and spec.model.has_experts:
+        _refuse(source, "train.compile", "true is refused with experts: how many tokens each gets differs every time")
     if train.reduction_groups > train.microbatches:
         _refuse(
             source,

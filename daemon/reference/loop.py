@@ -225,8 +225,8 @@ def _tie(group_sums: list[list[Tensor]]) -> None:
 
 
 def _clip(gradient: Weights, clip_norm: float, *, is_tied: bool) -> None:
-    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the embedding, and a router's
-    bias not at all.
+    """Scale the whole model's gradient down to a norm of at most clip_norm. A tied matrix counts at the
+    embedding, and a router's bias not at all.
     """
     squares = []
     for name, layer in reversed(gradient.items()):

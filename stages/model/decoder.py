@@ -50,13 +50,26 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
 
 def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
     """Return the shape of each parameter of a layer without adapters, in the module's order. Allocates nothing."""
-    return {parameter: tensor.shape for parameter, tensor in build_layer(name, spec.base).named_parameters()}
+    return {parameter: shape for parameter, shape, _ in _shapes(_kind(name, spec), spec.base)}
 
 
 def trained_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
     """Return the shape of each parameter of a layer that is trained: the adapters, or all if there are none."""
+    return {parameter: shape for parameter, shape, is_trained in _shapes(_kind(name, spec), spec) if is_trained}
+
+
+def _kind(name: str, spec: ModelSpec) -> str:
+    """Return the first layer of a layer's kind, whose parameters are alike. Raises ValueError as `build_layer`."""
+    kind, _, index = name.partition(".")
+    is_block = kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers
+    return "block.0" if is_block else name
+
+
+@lru_cache(maxsize=16)
+def _shapes(name: str, spec: ModelSpec) -> tuple[tuple[str, torch.Size, bool], ...]:
+    """Return each parameter of a layer, its shape, and whether it is trained. Many experts take their time to build."""
     named = build_layer(name, spec).named_parameters()
-    return {parameter: tensor.shape for parameter, tensor in named if tensor.requires_grad}
+    return tuple((parameter, tensor.shape, tensor.requires_grad) for parameter, tensor in named)
 
 
 def token_loss(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None = None) -> Tensor:

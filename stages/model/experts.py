@@ -68,7 +68,9 @@ class Router(nn.Module):
             logits = functional.linear(rows, self.weight).float()
             scores = functional.softmax(logits, -1)
         with torch.no_grad():
-            ranked = scores + self.e_score_correction_bias.float() if hasattr(self, "e_score_correction_bias") else scores
+            ranked = (
+                scores + self.e_score_correction_bias.float() if hasattr(self, "e_score_correction_bias") else scores
+            )
             chosen = ranked.topk(self.num_chosen, -1).indices
         weights = scores.gather(1, chosen)
         if self.is_normed:
@@ -101,7 +103,8 @@ class Mixture(nn.Module):
             mixed = mixed + self.shared_experts(rows)
         if torch.is_grad_enabled():
             mixed = self._with_losses(mixed, logits, scores, chosen)
-        return mixed.view_as(hidden)
+        output: Tensor = mixed.view_as(hidden)
+        return output
 
     def _computed(self, rows: Tensor, chosen: Tensor) -> Tensor:
         """Return what each chosen expert makes of each row: [rows, k, hidden]."""
@@ -109,7 +112,7 @@ class Mixture(nn.Module):
         order = flat.argsort(stable=True)
         sent = rows.index_select(0, order.div(chosen.shape[1], rounding_mode="floor"))
         loads = torch.bincount(flat, minlength=len(self.experts)).tolist()
-        parts: Sequence[Tensor] = sent.split(loads)
+        parts: Sequence[Tensor] = torch.split(sent, loads)
         made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
         return made.index_select(0, order.argsort()).view(*chosen.shape, -1)
 
@@ -151,7 +154,7 @@ class _WithLoss(torch.autograd.Function):
 
 
 class _WithOverload(torch.autograd.Function):
-    """The identity. The router's bias gets its experts' overload as its gradient (Wang et al. 2024, arXiv 2408.15664)."""
+    """The identity. A router's bias gets its experts' overload as gradient (Wang et al. 2024, arXiv 2408.15664)."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, bias: Tensor, overload: Tensor) -> Tensor:

@@ -70,8 +70,8 @@ class _Family:
     has_own_head_dim: bool = True
     """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
     window: Literal["none", "all", "chosen", "layers"] = "none"
-    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, or those
-    from `max_window_layers` on.
+    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, or
+    those from `max_window_layers` on.
     """
     has_biases: bool = False
     """Whether its config.json has `attention_bias` and `mlp_bias`."""

@@ -48,7 +48,9 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {model_type}")
     names = _KEYS[model_type]
-    fields = {field: _count(config, _present(config, field, names.get(field, field))) for field in _COUNTS}
+    fields: dict[str, Any] = {
+        field: _count(config, _present(config, field, names.get(field, field))) for field in _COUNTS
+    }
     if fields["num_experts_per_tok"] > fields["num_experts"]:
         raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {fields['num_experts']} experts")
     is_normed = config.get("norm_topk_prob", model_type == "mixtral")

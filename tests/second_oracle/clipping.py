@@ -24,7 +24,7 @@ def _norm(gradient: Weights, *, is_tied: bool) -> float:
     for layer in reversed(list(gradient)):
         square = None
         for name in sorted(gradient[layer]):
-            if is_tied and name == "lm_head.weight":
+            if (is_tied and name == "lm_head.weight") or name == "mlp.gate.e_score_correction_bias":
                 continue
             term = gradient[layer][name].double().square().sum().item()
             square = term if square is None else square + term

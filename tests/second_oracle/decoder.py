@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.second_oracle.experts import Routed, mixture
 from tests.second_oracle.initial_weights import Weights
 from tests.second_oracle.job import Model
 
@@ -20,7 +21,14 @@ Carry = Callable[[str, Tensor], Tensor]
 
 
 def normed_output(
-    model: Model, weights: Weights, inputs: Tensor, positions: Tensor | None, *, attention_backend: str, carry: Carry
+    model: Model,
+    weights: Weights,
+    inputs: Tensor,
+    positions: Tensor | None,
+    *,
+    attention_backend: str,
+    carry: Carry,
+    routed: Routed,
 ) -> Tensor:
     """What the vocabulary is multiplied with: the last hidden states after the head's norm."""
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
@@ -28,7 +36,15 @@ def normed_output(
         name = f"block.{index}"
         window = model.sliding_window if index >= model.first_window_layer else 0
         arrived = carry(name, hidden)
-        hidden = block(model, weights[name], arrived, positions, attention_backend=attention_backend, window=window)
+        hidden = block(
+            model,
+            weights[name],
+            arrived,
+            positions,
+            attention_backend=attention_backend,
+            window=window,
+            routed=routed,
+        )
     hidden = carry("head", hidden)
     return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
 
@@ -41,6 +57,7 @@ def block(
     *,
     attention_backend: str,
     window: int,
+    routed: Routed,
 ) -> Tensor:
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
 
@@ -50,7 +67,8 @@ def block(
     before = normed(hidden, "input_layernorm")
     mixed = attention(model, parameters, before, positions, backend=attention_backend, window=window)
     hidden = hidden + mixed
-    return hidden + feed_forward(parameters, normed(hidden, "post_attention_layernorm"))
+    n = normed(hidden, "post_attention_layernorm")
+    return hidden + (mixture(model, parameters, n, routed) if model.num_experts else feed_forward(parameters, n))
 
 
 def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:

@@ -33,12 +33,24 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
     if model.qk_norm:
         block["self_attn.q_norm.weight"] = block["self_attn.k_norm.weight"] = (model.width_of_head,)
-    if model.fused_projections:
+    if model.num_experts:
+        linear("mlp.gate", model.num_experts, hidden, has_bias=False)
+        if model.router_bias:
+            block["mlp.gate.e_score_correction_bias"] = (model.num_experts,)
+        experts = {f"mlp.experts.{e}": model.moe_intermediate_size for e in range(model.num_experts)}
+        if model.num_shared_experts:
+            experts["mlp.shared_experts"] = model.num_shared_experts * model.moe_intermediate_size
+        for name, width in experts.items():
+            linear(f"{name}.gate_proj", width, hidden, has_bias=False)
+            linear(f"{name}.up_proj", width, hidden, has_bias=False)
+            linear(f"{name}.down_proj", hidden, width, has_bias=False)
+    elif model.fused_projections:
         linear("mlp.gate_up_proj", 2 * inner, hidden, has_bias=model.mlp_bias)
     else:
         linear("mlp.gate_proj", inner, hidden, has_bias=model.mlp_bias)
         linear("mlp.up_proj", inner, hidden, has_bias=model.mlp_bias)
-    linear("mlp.down_proj", hidden, inner, has_bias=model.mlp_bias)
+    if not model.num_experts:
+        linear("mlp.down_proj", hidden, inner, has_bias=model.mlp_bias)
     block["input_layernorm.weight"] = block["post_attention_layernorm.weight"] = (hidden,)
     blocks = {f"block.{index}": block for index in range(model.num_hidden_layers)}
     vocabulary = (model.vocab_size, hidden)
@@ -69,6 +81,8 @@ def initial_adapters(model: Model, adapter: Adapter, *, seed: int) -> Weights:
         for name, shape in shapes.items():
             matrix = name.removesuffix(".weight")
             if not layer.startswith("block.") or len(shape) != 2:
+                continue
+            if model.num_experts and not name.startswith("self_attn."):
                 continue
             if adapter.targets and matrix.split(".")[-1] not in adapter.targets:
                 continue

@@ -49,6 +49,14 @@ class Model:
     fused_projections: bool
     sliding_window: int
     first_window_layer: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    router_scoring: str
+    router_bias: bool
+    num_shared_experts: int
+    routed_scaling_factor: float
     rope_scaling: Rope
 
     @property
@@ -88,6 +96,8 @@ class Train:
     data_order: str
     eval_every: int
     eval_microbatches: int
+    router_balance_loss: float
+    router_z_loss: float
 
     @property
     def delay(self) -> int:
@@ -127,6 +137,7 @@ class Job:
     warmup_batches: int
     lr_floor: float
     undecayed: list[str]
+    router_bias_lr: float
 
 
 def read_job(text: str) -> Job:
@@ -151,6 +162,7 @@ def read_job(text: str) -> Job:
         warmup_batches=optim["warmup_batches"],
         lr_floor=optim["lr_floor"],
         undecayed=optim["undecayed"],
+        router_bias_lr=optim["router_bias_lr"],
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.second_oracle.clipping import clipped
 from tests.second_oracle.decoder import normed_output
+from tests.second_oracle.experts import Routed
 from tests.second_oracle.gradient_sums import mean_gradient, mean_tied_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
@@ -87,6 +88,7 @@ def loss_and_gradient(
         scale = torch.tensor(job.adapter.alpha / job.adapter.rank, dtype=torch.float64)
         frozen = {layer: {name: tensor.to(dtype) for name, tensor in of.items()} for layer, of in base.items()}
         complete = {layer: {**frozen[layer], **leaves[layer], "scale": scale} for layer in leaves}
+    routed = Routed(job.train.router_balance_loss, job.train.router_z_loss)
     normed = normed_output(
         job.model,
         complete,
@@ -94,9 +96,14 @@ def loss_and_gradient(
         rows.positions,
         attention_backend=job.train.attention_backend,
         carry=partial(wire.carry, i=i),
+        routed=routed,
     )
     vocabulary = complete["head"]["lm_head.weight"]
-    value = differentiated_loss(normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor)
+    value = differentiated_loss(
+        normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor, more=routed.losses
+    )
+    for bias, overload in routed.overloads:
+        bias.grad = overload.to(bias.dtype)
     gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}
     return value, gradients
 

@@ -13,6 +13,10 @@ from tests.second_oracle.optimizers import OPTIMIZERS
 
 def rest_of(job: Job, name: str, weight: Tensor) -> Group:
     """The settings of one parameter of `rest`: some kinds have no weight decay."""
+    if name == "mlp.gate.e_score_correction_bias":
+        return replace(job.rest, name="lion", lr=job.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)
+    if name == "mlp.gate.weight":
+        return job.rest
     kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith("bias") else "norms"
     return replace(job.rest, weight_decay=0.0) if kind in job.undecayed else job.rest
 
@@ -25,7 +29,8 @@ class Update:
         self.parameters = {}
         for layer, parameters in weights.items():
             for name, weight in parameters.items():
-                group = job.matrices if layer.startswith("block.") and weight.dim() == 2 else rest_of(job, name, weight)
+                is_matrix = layer.startswith("block.") and weight.dim() == 2 and name != "mlp.gate.weight"
+                group = job.matrices if is_matrix else rest_of(job, name, weight)
                 optimizer = OPTIMIZERS[group.name](group, weight)
                 self.parameters[layer, name] = (
                     optimizer,

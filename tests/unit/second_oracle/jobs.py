@@ -60,12 +60,33 @@ YARN = (
     "beta_slow = 1.0, attention_factor = 1.1, truncate = false }"
 )
 
+MIXTRAL = "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 48\nnorm_topk_prob = true"
+QWEN3_MOE = "qk_norm = true\nnum_experts = 5\nnum_experts_per_tok = 2\nmoe_intermediate_size = 20"
+DOTS = (
+    QWEN3_MOE + '\nrouter_scoring = "sigmoid"\nrouter_bias = true\nnum_shared_experts = 2\nnorm_topk_prob = true'
+    "\nrouted_scaling_factor = 1.5"
+)
+
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
     "adapters": "[adapter]\nrank = 3\nalpha = 7.0\n" + job_file(),
     "adapters of two matrices, AdamW, bfloat16, chunks": '[adapter]\nrank = 2\ntargets = ["q_proj", "down_proj"]\n'
     + job_file('schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5', f"matrices = {ADAMW}"),
+    "Mixtral": job_file(
+        "reduction_groups = 2\nrouter_balance_loss = 0.02\nrouter_z_loss = 0.001\nclip_norm = 0.3", model=MIXTRAL
+    ),
+    "Qwen3-MoE, bfloat16, chunks": job_file(
+        'schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5\nrouter_balance_loss = 0.02',
+        f"matrices = {ADAMW}",
+        model=QWEN3_MOE,
+    ),
+    "dots.llm1": job_file(
+        "router_balance_loss = 0.02\nrouter_z_loss = 0.001",
+        'undecayed = ["biases", "embeddings"]\nrouter_bias_lr = 0.05',
+        model=DOTS,
+    ),
+    "adapters beside experts": "[adapter]\nrank = 2\n" + job_file(model=QWEN3_MOE),
     "tied": job_file("reduction_groups = 3\nclip_norm = 0.3", model="tie_word_embeddings = true"),
     "tied, bfloat16, chunks": job_file(
         'schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2',

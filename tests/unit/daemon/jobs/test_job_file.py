@@ -101,6 +101,32 @@ REFUSED = {
         NAMED + "[model]\nhidden_size = 24",
         "model.hidden_size: hidden_size 24 over 8 heads gives a head of 3; rotary positions need an even one",
     ),
+    "experts without number": (
+        NAMED + "[model]\nmoe_intermediate_size = 8",
+        "model.moe_intermediate_size: is not used without num_experts; leave it out",
+    ),
+    "too many experts a token": (
+        NAMED + "[model]\nnum_experts = 4\nnum_experts_per_tok = 5\nmoe_intermediate_size = 8",
+        "model.num_experts_per_tok: 5 experts a token of 4; choose 1 to 4",
+    ),
+    "experts without width": (
+        NAMED + "[model]\nnum_experts = 4\nnum_experts_per_tok = 2",
+        "model.moe_intermediate_size: must be above 0 with num_experts",
+    ),
+    "a mixture of no family": (
+        NAMED + "[model]\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\nrouter_bias = true",
+        "model: no family of Hugging Face has these options of a model together",
+    ),
+    "a router's loss without router": (
+        NAMED + "[train]\nrouter_z_loss = 0.1",
+        "train.router_z_loss: is not used without model.num_experts; leave it out",
+    ),
+    "compiled experts": (
+        NAMED
+        + "[model]\nqk_norm = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n"
+        + "[train]\ncompile = true",
+        "train.compile: true is refused with experts",
+    ),
     "small vocabulary": (
         NAMED + "[model]\nvocab_size = 100",
         "model.vocab_size: 100 is too small for data of 256 tokens",

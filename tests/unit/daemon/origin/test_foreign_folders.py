@@ -42,7 +42,9 @@ def write_folder(folder: Path, **shards: list[str]) -> Path:
     config = hugging_face_config(MODEL, dtype="float32", sequence_length=16)
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
-        checkpoint_name(layer, n, MODEL): s for layer in layer_names(MODEL) for n, s in parameter_shapes(layer, MODEL).items()
+        checkpoint_name(layer, n, MODEL): s
+        for layer in layer_names(MODEL)
+        for n, s in parameter_shapes(layer, MODEL).items()
     }
     for shard, names in shards.items():
         save_file({name: torch.rand(shapes[name]) for name in names}, folder / f"{shard}.safetensors")

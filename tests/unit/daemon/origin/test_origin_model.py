@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,11 @@ def test_the_weights_are_those_of_the_folder(folder: Path) -> None:
     spec = job_from(folder)
     read = initial_weights_of(spec)
     assert read is not None
-    ours = {checkpoint_name(layer, name, spec.model): tensor for layer in spec.layers for name, tensor in read(layer).items()}
+    ours = {
+        checkpoint_name(layer, name, spec.model): tensor
+        for layer in spec.layers
+        for name, tensor in read(layer).items()
+    }
     expected = theirs(folder)
     assert ours.keys() == expected.keys()
     for name, tensor in ours.items():
@@ -172,6 +177,27 @@ def test_a_tied_matrix_is_read_for_both_ends_and_written_once(tmp_path: Path) ->
         path.name: path.read_bytes() for path in folder.glob("*.safetensors")
     }
     assert torch.equal(read_model(out).weights["head"]["lm_head.weight"], weights["embed"]["weight"])
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+}
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_are_read_and_written_under_their_names(tmp_path: Path, model_type: str) -> None:
+    """Import → export without training has the bytes of each family's own files."""
+    folder = write_tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])
+    spec = job_from(folder)
+    read = initial_weights_of(spec)
+    assert read is not None
+    out = tmp_path / "out"
+    weights = {layer: read(layer) for layer in spec.layers}
+    write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert torch.equal(read_model(out).weights["block.1"]["mlp.gate.weight"], weights["block.1"]["mlp.gate.weight"])
 
 
 def test_a_command_that_reads_no_folder_says_so() -> None:

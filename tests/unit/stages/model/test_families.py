@@ -173,9 +173,7 @@ def their_gradients(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
                 gradients[f"{path}.{number}.{kind}.weight"] = part
     layers = [layer_parameter(name) for name in gradients]
     places = [("head", "lm_head.weight") if place is None else place for place in layers]
-    return {
-        checkpoint_name(*place, spec): gradient for place, gradient in zip(places, gradients.values(), strict=True)
-    }
+    return {checkpoint_name(*place, spec): gradient for place, gradient in zip(places, gradients.values(), strict=True)}
 
 
 def test_gradients_are_theirs(theirs: Any) -> None:

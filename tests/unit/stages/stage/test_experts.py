@@ -1,0 +1,143 @@
+"""Mixtures of experts in a pipeline: the plain loop's bits at any cut, with replicas and what is computed again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.stages.model.decoder import build_layer
+from headway.stages.model.experts import RouterLosses
+from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.spec import ROUTER_BIAS, ModelSpec
+from headway.stages.state.journal import Journal
+from tests.unit.stages.stage.pipeline import (
+    EF,
+    MODEL,
+    Pipeline,
+    initial_layers,
+    load_all,
+    make_job,
+    save_all,
+    with_train,
+)
+from tests.unit.stages.stage.test_exactness import assert_exact
+from tests.unit.stages.stage.test_replicas import assert_replicas_agree
+
+MIXTRAL = replace(MODEL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+DOTS = replace(
+    MIXTRAL, qk_norm=True, router_scoring="sigmoid", router_bias=True, num_shared_experts=1, routed_scaling_factor=1.5
+)
+LOSSES = {"router_balance_loss": 0.05, "router_z_loss": 0.01}
+BIASED = replace(EF, router_bias_lr=0.05)
+JOBS = {
+    "2bw-groups": make_job(
+        with_train(microbatches=6, reduction_groups=3, clip_norm=0.05, **LOSSES), BIASED, model=DOTS
+    ),
+    "2bw-recomputed": make_job(with_train(recompute="block", **LOSSES), BIASED, model=DOTS),
+    "1f1b-bfloat16": make_job(with_train(schedule="1f1b", dtype="bfloat16", loss_chunk=5, **LOSSES), EF, model=MIXTRAL),
+    "2bw-tied-attention": make_job(
+        with_train(recompute="attention", **LOSSES), EF, model=replace(MIXTRAL, tie_word_embeddings=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("late_seed", [None, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", JOBS)
+def test_any_cut_has_the_bits_of_the_plain_loop(name: str, late_seed: int | None) -> None:
+    """One, three and five stages, on the CPU and on late devices."""
+    job = JOBS[name]
+    for num_stages in (1, 3, 5):
+        layers, journal = initial_layers(job), Journal()
+        assert set(Pipeline(job, layers, journal, num_stages=num_stages, late_seed=late_seed).run()) == {4}
+        assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("shares_updates", [False, True])
+def test_replicas_have_the_bits_of_the_plain_loop(*, shares_updates: bool) -> None:
+    """The load of the experts is added up like any gradient, and the experts' matrices are shared like any."""
+    job = JOBS["2bw-groups"]
+    layers, journal = initial_layers(job), Journal()
+    pipeline = Pipeline(job, layers, journal, num_stages=2, replicas=(3, 2), shares_updates=shares_updates)
+    assert set(pipeline.run()) == {4}
+    assert_exact(job, layers, journal)
+    assert_replicas_agree(pipeline, layers)
+
+
+def test_a_stop_and_another_cut_change_no_bit(tmp_path: Path) -> None:
+    """Experts, routers and biases go through files with all of their state."""
+    job = JOBS["2bw-groups"]
+    layers, journal = initial_layers(job), Journal()
+    stopped = Pipeline(job, layers, journal, num_stages=3, stop_after_batch=0).run()
+    assert 0 < stopped[0] < job.train.batches
+    save_all(tmp_path, job, layers, journal)
+    layers, journal = load_all(tmp_path, job, stopped[0])
+    assert set(Pipeline(job, layers, journal, num_stages=2, generation=2).run()) == {4}
+    assert_exact(job, layers, journal)
+
+
+def test_the_biases_move_against_the_load() -> None:
+    """One update: each bias falls by the rate where its expert had too many tokens, and rises where too few."""
+    job = make_job(with_train(batches=1, schedule="1f1b"), replace(BIASED, warmup_batches=0), model=DOTS)
+    layers = initial_layers(job)
+    Pipeline(job, layers, Journal(), num_stages=1).run()
+    biases = layers["block.1"].weights()[f"mlp.gate.{ROUTER_BIAS}"]
+    assert {-1.0, 1.0} <= set(biases.sign().tolist())
+    assert all(size in (0.0, pytest.approx(0.05)) for size in biases.abs().tolist())
+
+
+def block_of(spec: ModelSpec, losses: RouterLosses) -> Any:
+    block: Any = build_layer("block.0", spec)
+    block.load_state_dict(initial_parameters("block.0", spec, seed=1), assign=True)
+    for parameter in block.parameters():
+        parameter.requires_grad_()
+    block.mlp.losses = losses
+    return block
+
+
+@pytest.mark.parametrize("spec", [MIXTRAL, DOTS], ids=["softmax", "sigmoid"])
+def test_the_losses_are_those_of_transformers(spec: ModelSpec) -> None:
+    """One block: the gradient with the balance loss is the one without, and that of transformers' own function."""
+    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    hidden = torch.randn(2, 8, spec.hidden_size, generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for factor in (0.0, 0.3):
+        block = block_of(spec, RouterLosses(balance=factor))
+        block(hidden).square().mean().backward()
+        gradients.append(block.mlp.gate.weight.grad)
+    router = block_of(spec, RouterLosses()).mlp.gate
+    block = block_of(spec, RouterLosses())
+    with torch.no_grad():
+        mixed = hidden + block._attention(hidden, None)
+        rows = block.post_attention_layernorm(mixed).flatten(0, -2)
+    logits, *_ = router(rows)
+    if spec.router_scoring == "softmax":
+        loss = modeling.load_balancing_loss_func((logits,), spec.num_experts, spec.num_experts_per_tok)
+        (wanted,) = torch.autograd.grad(loss * 0.3, router.weight)
+        torch.testing.assert_close(gradients[1] - gradients[0], wanted, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(*gradients)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
+    """The router never chooses the last expert: autograd still returns a gradient for it."""
+    spec = replace(MIXTRAL, router_bias=True)
+    block = block_of(spec, RouterLosses())
+    with torch.no_grad():
+        block.mlp.gate.e_score_correction_bias[-1] = -10.0
+    block(torch.randn(1, 8, spec.hidden_size)).sum().backward()
+    for matrix in (block.mlp.experts[3].gate_proj, block.mlp.experts[3].down_proj):
+        assert not matrix.weight.grad.any()
+    assert block.mlp.experts[0].down_proj.weight.grad.any()
+    assert block.mlp.gate.e_score_correction_bias.grad[-1] == -1.0
+
+
+def test_experts_return_to_their_tokens() -> None:
+    """Each row alone gives what it gives among others: sorting by expert and back is no part of the result."""
+    mixture = block_of(MIXTRAL, RouterLosses()).mlp
+    rows = torch.randn(1, 8, MIXTRAL.hidden_size, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        together = mixture(rows)
+        alone = torch.cat([mixture(rows[:, k : k + 1]) for k in range(8)], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(together[:, 0], together[:, 1])
