@@ -298,6 +298,7 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
             "chunked_loss",
             "rotary",
             "documents",
+            "experts",
         )
     }
     allowed = {
