@@ -5,7 +5,7 @@ document. A text that happens to contain the name of a special token is still te
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +30,8 @@ class Encoder:
     """Turns text into tokens."""
 
     vocab_size: int
-    encode: Callable[[bytes], Tokens]
-    """Encode UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
+    encode: Callable[[Sequence[bytes]], list[Tokens]]
+    """Encode some texts in UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
     end_of_text: int | None
     """Token after each document; None: the tokenizer has no such token."""
     padding: int = 0
@@ -40,8 +40,10 @@ class Encoder:
     """Tokenizer's own file, which is copied to the shards."""
     config: str = ""
     """The tokenizer_config.json with its special tokens and chat template, which is copied too."""
-    encode_chat: Callable[[Conversation], tuple[Tokens, Spoken]] | None = None
-    """Return a conversation's tokens, and which of them the assistant speaks; None: there is no chat template."""
+    encode_chats: Callable[[Sequence[Conversation]], list[tuple[Tokens, Spoken] | ConfigError]] | None = None
+    """Return each conversation's tokens, and which of them the assistant speaks; or why it cannot be encoded. None:
+    there is no chat template.
+    """
 
 
 def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
@@ -54,7 +56,7 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
     if tokenizer == BYTES:
         if end_of_text:
             raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
-        return Encoder(vocab_size=256, encode=lambda piece: np.frombuffer(piece, dtype=np.uint8), end_of_text=0)
+        return Encoder(vocab_size=256, encode=_bytes, end_of_text=0)
     file = Path(tokenizer)
     if file.is_dir():
         file /= TOKENIZER_NAME
@@ -68,12 +70,12 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
         described["chat_template"] = template.source
     return Encoder(
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
-        encode=lambda piece: np.array(_ids(loaded, piece.decode(), special, tokenizer), dtype=np.int64),
+        encode=lambda texts: _encode(loaded, [text.decode() for text in texts], special, tokenizer),
         end_of_text=special.eos_token_id,
         padding=next((token for token in (special.pad_token_id, special.eos_token_id) if token is not None), 0),
         file=file,
         config=json.dumps(described),
-        encode_chat=None if template is None else _chat_encoder(file, template),
+        encode_chats=None if template is None else _chat_encoder(file, template),
     )
 
 
@@ -84,20 +86,36 @@ def _config(file: Path) -> dict[str, Any]:
         raise ConfigError(f"the tokenizer_config.json beside it cannot be read: {error}", str(file)) from error
 
 
-def _chat_encoder(file: Path, template: ChatTemplate) -> Callable[[Conversation], tuple[Tokens, Spoken]]:
-    """Return what encodes a rendered conversation, in which the names of special tokens are these tokens."""
+def _bytes(texts: Sequence[bytes]) -> list[Tokens]:
+    return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+
+def _chat_encoder(
+    file: Path, template: ChatTemplate
+) -> Callable[[Sequence[Conversation]], list[tuple[Tokens, Spoken] | ConfigError]]:
+    """Return what encodes rendered conversations, in which the names of special tokens are these tokens."""
     loaded = library("tokenizers").Tokenizer.from_file(str(file))
     loaded.no_truncation()
     loaded.no_padding()
 
-    def encode(chat: Conversation) -> tuple[Tokens, Spoken]:
-        text, spans, is_marked = spoken_spans(template, chat)
+    def encode(chats: Sequence[Conversation]) -> list[tuple[Tokens, Spoken] | ConfigError]:
+        rendered = [_tried(spoken_spans, template, chat) for chat in chats]
+        texts = [each[0] for each in rendered if not isinstance(each, ConfigError)]
         try:
-            found = loaded.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library raises nothing more exact
-            raise ConfigError(f"the tokenizer cannot encode it: {error}", chat.where) from error
-        is_spoken = spoken_tokens(found.offsets, spans, may_cross=is_marked, where=chat.where)
-        return np.array(found.ids, dtype=np.int64), is_spoken
+            found = iter(loaded.encode_batch(texts, add_special_tokens=False))
+        except Exception:  # the library does not say which text it was
+            found = (_tried(_encode_chat, loaded, text) for text in texts)
+        done: list[tuple[Tokens, Spoken] | ConfigError] = []
+        for chat, each in zip(chats, rendered, strict=True):
+            whole = each if isinstance(each, ConfigError) else next(found)
+            if isinstance(each, ConfigError) or isinstance(whole, ConfigError):
+                done.append(whole)
+                continue
+            _, spans, is_marked = each
+            is_spoken = _tried(spoken_tokens, whole.offsets, spans, may_cross=is_marked, where=chat.where)
+            is_refused = isinstance(is_spoken, ConfigError)
+            done.append(is_spoken if is_refused else (np.array(whole.ids, dtype=np.int64), is_spoken))
+        return done
 
     return encode
 
@@ -120,6 +138,35 @@ def _load(file: Path, config: dict[str, Any], end_of_text: str) -> tuple[Any, Sp
         loaded.add_special_tokens([special.eos_token])  # it keeps its id; some files do not mark it as special
     loaded.encode_special_tokens = True  # without special names, these words in a text are plain text
     return loaded, special
+
+
+def _tried(make: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """Return what is made, or the ConfigError that it raises."""
+    try:
+        return make(*given, **more)
+    except ConfigError as error:
+        return error
+
+
+def _encode_chat(loaded: Any, text: str) -> Any:
+    try:
+        return loaded.encode(text, add_special_tokens=False)
+    except Exception as error:  # the library raises nothing more exact
+        raise ConfigError(f"the tokenizer cannot encode it: {error}", "") from error
+
+
+def _encode(loaded: Any, texts: list[str], special: SpecialTokens, name: str) -> list[Tokens]:
+    """Return the tokens of some texts, each as by `_ids`: the library encodes a batch on all cores."""
+    try:
+        found = loaded.encode_batch_fast(texts, add_special_tokens=False)
+    except Exception:  # the library does not say which text it was
+        return [np.array(_ids(loaded, text, special, name), dtype=np.int64) for text in texts]
+    ids = [np.array(each.ids, dtype=np.int64) for each in found]
+    end = special.eos_token_id
+    return [
+        np.array(_ids(loaded, text, special, name), dtype=np.int64) if end is not None and (of == end).any() else of
+        for text, of in zip(texts, ids, strict=True)
+    ]
 
 
 def _ids(loaded: Any, text: str, special: SpecialTokens, name: str) -> list[int]:

@@ -1,10 +1,8 @@
 """`headway data prepare`: turns text in files or in a Hugging Face data set into a folder of token shards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,23 +15,18 @@ from rich.progress import (
 )
 
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from headway.daemon.data.documents import BadRecord, Conversation, Document
-from headway.daemon.data.encoder import Encoder, Tokens, read_encoder
+from headway.daemon.data.documents import BadRecord
+from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.bad_records import BadRecords
-from headway.daemon.preparing.destination import Destination, EncodedPiece
+from headway.daemon.preparing.batch_encoding import Read, encoded_pieces
+from headway.daemon.preparing.destination import Destination
 from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation, Prepared
-from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET, read_index
+from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import ShardWriter, writing_shards
 from headway.stages.errors import DataError
-
-Flags = npt.NDArray[np.uint8]
-
-
-class ChatError(ConfigError):
-    """One conversation cannot be encoded."""
 
 
 def prepare(
@@ -87,7 +80,7 @@ def prepare(
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
     encoder = read_encoder(options.tokenizer, options.end_of_text)
-    if options.chat and encoder.encode_chat is None:
+    if options.chat and encoder.encode_chats is None:
         raise ConfigError(
             "has no chat template; name the folder of a model that has one with --tokenizer", options.tokenizer
         )
@@ -120,21 +113,15 @@ def _fill(
     )
     with progress:
         task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
-        for source in sources:
-            for document, size in source.documents():
-                if isinstance(document, BadRecord):
-                    bad.leave_out(document)
-                else:
-                    try:
-                        for piece in _pieces(document, encoder, held_out):
-                            destination.add(piece)
-                            if destination.is_full:
-                                return
-                    except UnicodeDecodeError as error:
-                        raise ConfigError("is not UTF-8 text", source.name) from error
-                    except ChatError as error:
-                        bad.leave_out(BadRecord(error.what, error.where))
-                progress.update(task, advance=size, tokens=destination.num_taken)
+        for item in encoded_pieces(sources, encoder, held_out):
+            if isinstance(item, BadRecord):
+                bad.leave_out(item)
+            elif isinstance(item, Read):
+                progress.update(task, advance=item.size, tokens=destination.num_taken)
+            else:
+                destination.add(item)
+                if destination.is_full:
+                    return
 
 
 def _check(writer: ShardWriter, sources: str, options: Preparation) -> None:
@@ -145,35 +132,3 @@ def _check(writer: ShardWriter, sources: str, options: Preparation) -> None:
     if options.validation and not (writer.num_tokens and writer.validation.num_tokens):
         what = f"leaves the {empty} split empty: whole documents are held out, and a text file is one document"
         raise ConfigError(f"{what}; name more documents, or another share or --seed", "--validation")
-
-
-def _pieces(document: Document, encoder: Encoder, held_out: HeldOut) -> Iterator[EncodedPiece]:
-    """Yield a document's tokens with their flags: all of a text and its end, of a conversation what is an answer."""
-    begins, is_held_out, is_text = True, False, True
-    for piece in document:
-        if begins:
-            is_held_out = held_out.contains(piece)
-        if isinstance(piece, Conversation):
-            assert encoder.encode_chat is not None, "prepare() asks for a chat template"
-            try:
-                tokens, is_spoken = encoder.encode_chat(piece)
-            except ConfigError as error:
-                raise ChatError(error.what, error.where) from error
-            flags = is_spoken.astype(np.uint8) * IS_TARGET
-            is_text = False
-        else:
-            tokens = encoder.encode(piece)
-            flags = np.full(len(tokens), IS_TARGET, dtype=np.uint8)
-        yield _piece(tokens, flags, begins=begins, is_held_out=is_held_out)
-        begins = begins and not len(tokens)
-    if is_text and encoder.end_of_text is not None:
-        end = np.array([encoder.end_of_text], dtype=np.int64)
-        yield _piece(end, np.full(1, IS_TARGET, dtype=np.uint8), begins=begins, is_held_out=is_held_out)
-
-
-def _piece(tokens: Tokens, flags: Flags, *, begins: bool, is_held_out: bool) -> EncodedPiece:
-    """Return a piece; a document begins with its first token, so an empty piece begins none."""
-    begins = begins and bool(len(tokens))
-    if begins:
-        flags[0] |= BEGINS_DOCUMENT
-    return EncodedPiece(tokens=tokens, flags=flags, begins=begins, is_held_out=is_held_out)

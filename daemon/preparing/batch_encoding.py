@@ -1,0 +1,158 @@
+"""Encodes documents in batches, in order: the tokenizer's library then works on all cores, and takes bounded memory."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.daemon.data.documents import BadRecord, Conversation, Document
+from headway.daemon.data.encoder import Encoder, Spoken, Tokens
+from headway.daemon.data.text_sources import Source
+from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.destination import EncodedPiece
+from headway.daemon.preparing.held_out import HeldOut
+from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
+
+BATCH_BYTES: Final = 1 << 20
+"""Text of a batch: a tokenizer takes many times its text's memory. The last piece may go beyond it."""
+BATCH_ITEMS: Final = 4096
+CONVERSATION_BYTES: Final = 4096
+"""What a conversation counts before it is rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A part of a source is read, and everything in it has been passed on."""
+
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a document; no content: the end of a text."""
+
+    content: bytes | Conversation | None
+    is_first: bool
+    is_held_out: bool
+    source: str
+
+
+_Item = _Piece | BadRecord | Read
+_Found = tuple[Tokens, Spoken | None] | BadRecord
+
+
+def encoded_pieces(
+    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut
+) -> Iterator[EncodedPiece | BadRecord | Read]:
+    """Yield the pieces of all documents in their order, records that have none, and how far the sources are read.
+
+    Raises ConfigError for text that is not UTF-8, or that the tokenizer cannot encode.
+    """
+    begins = True
+    for batch in _batches(sources, encoder, held_out):
+        found = _encoded(batch, encoder)
+        for item in batch:
+            if not isinstance(item, _Piece):
+                yield item
+                continue
+            result = next(found)
+            if isinstance(result, BadRecord):
+                yield result
+                continue
+            begins = begins or item.is_first
+            yield _piece(*result, begins=begins, is_held_out=item.is_held_out)
+            begins = begins and not len(result[0])
+
+
+def _batches(sources: Iterable[Source], encoder: Encoder, held_out: HeldOut) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    num_bytes = 0
+    for item in _items(sources, encoder, held_out):
+        batch.append(item)
+        content = item.content if isinstance(item, _Piece) else None
+        num_bytes += len(content) if isinstance(content, bytes) else CONVERSATION_BYTES * (content is not None)
+        if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_ITEMS:
+            yield batch
+            batch, num_bytes = [], 0
+    yield batch
+
+
+def _items(sources: Iterable[Source], encoder: Encoder, held_out: HeldOut) -> Iterator[_Item]:
+    for source in sources:
+        for document, size in source.documents():
+            if isinstance(document, BadRecord):
+                yield document
+            else:
+                yield from _pieces(document, source.name, held_out, has_end=encoder.end_of_text is not None)
+            yield Read(size)
+
+
+def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool) -> Iterator[_Piece]:
+    """Yield the pieces of a document. A text ends with a token of its own, if there is one."""
+    is_first, is_held_out, is_text = True, False, True
+    for content in document:
+        if is_first:
+            is_held_out = held_out.contains(content)
+        is_text = not isinstance(content, Conversation)
+        yield _Piece(content, is_first, is_held_out, source)
+        is_first = False
+    if is_text and has_end:
+        yield _Piece(None, is_first, is_held_out, source)
+
+
+def _encoded(batch: Iterable[_Item], encoder: Encoder) -> Iterator[_Found]:
+    """Return what becomes of each piece of a batch, in order."""
+    pieces = [item for item in batch if isinstance(item, _Piece)]
+    texts = [(piece.content, piece.source) for piece in pieces if isinstance(piece.content, bytes)]
+    chats = [piece.content for piece in pieces if isinstance(piece.content, Conversation)]
+    of_texts, of_chats = iter(_texts(texts, encoder)), iter(_chats(chats, encoder))
+    end = np.array([encoder.end_of_text or 0], dtype=np.int64)
+    for piece in pieces:
+        if piece.content is None:
+            yield end, None
+        elif isinstance(piece.content, bytes):
+            yield next(of_texts), None
+        else:
+            yield next(of_chats)
+
+
+def _texts(texts: list[tuple[bytes, str]], encoder: Encoder) -> list[Tokens]:
+    try:
+        return encoder.encode([text for text, _ in texts])
+    except UnicodeDecodeError as error:
+        source = next(source for text, source in texts if not _is_utf8(text))
+        raise ConfigError("is not UTF-8 text", source) from error
+
+
+def _chats(chats: list[Conversation], encoder: Encoder) -> list[_Found]:
+    if not chats:
+        return []
+    assert encoder.encode_chats is not None, "prepare() asks for a chat template"
+    return [
+        BadRecord(found.what, chat.where) if isinstance(found, ConfigError) else found
+        for chat, found in zip(chats, encoder.encode_chats(chats), strict=True)
+    ]
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _piece(tokens: Tokens, is_spoken: Spoken | None, *, begins: bool, is_held_out: bool) -> EncodedPiece:
+    """Return a piece with its flags: all of a text is trained on, of a conversation what is an answer.
+
+    A document begins with its first token, so an empty piece begins none.
+    """
+    flags: npt.NDArray[np.uint8] = np.full(len(tokens), IS_TARGET, dtype=np.uint8)
+    if is_spoken is not None:
+        flags = is_spoken.astype(np.uint8) * IS_TARGET
+    begins = begins and bool(len(tokens))
+    if begins:
+        flags[0] |= BEGINS_DOCUMENT
+    return EncodedPiece(tokens=tokens, flags=flags, begins=begins, is_held_out=is_held_out)
