@@ -505,24 +505,24 @@ class Order(_message.Message):
     def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., choose_stop: _Optional[_Union[ChooseStop, _Mapping]] = ..., stop_at: _Optional[_Union[StopAt, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., space_snapshots: _Optional[_Union[SpaceSnapshots, _Mapping]] = ..., tell_operations: _Optional[_Union[TellOperations, _Mapping]] = ..., trim_journal: _Optional[_Union[TrimJournal, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "job_name", "generation", "stage", "data_path", "log_path", "device_index", "data_state")
+    __slots__ = ("job", "job_name", "generation", "stage", "data_paths", "log_path", "device_index", "data_states")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    DATA_PATH_FIELD_NUMBER: _ClassVar[int]
+    DATA_PATHS_FIELD_NUMBER: _ClassVar[int]
     LOG_PATH_FIELD_NUMBER: _ClassVar[int]
     DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
-    DATA_STATE_FIELD_NUMBER: _ClassVar[int]
+    DATA_STATES_FIELD_NUMBER: _ClassVar[int]
     job: bytes
     job_name: str
     generation: int
     stage: StageAssignment
-    data_path: str
+    data_paths: _containers.RepeatedScalarFieldContainer[str]
     log_path: str
     device_index: int
-    data_state: str
-    def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_path: _Optional[str] = ..., log_path: _Optional[str] = ..., device_index: _Optional[int] = ..., data_state: _Optional[str] = ...) -> None: ...
+    data_states: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[bytes] = ..., job_name: _Optional[str] = ..., generation: _Optional[int] = ..., stage: _Optional[_Union[StageAssignment, _Mapping]] = ..., data_paths: _Optional[_Iterable[str]] = ..., log_path: _Optional[str] = ..., device_index: _Optional[int] = ..., data_states: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("index", "num_stages", "layers", "depth", "groups", "worker", "upstream_codec", "downstream_codec", "group_by_group", "recompute", "shares_update")

@@ -248,9 +248,10 @@ class Agent:
         if isinstance(step, OrderStep):
             log_path, state_of = supervisor.log_path, self._around.library.state_of
             order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
-            if isinstance(step, OrderPrepare) and step.data_path:
-                # the next Prepare verifies the data again
-                self._data_paths.pop(self._spec(step.run_key.job).data.sha256, None)
+            if isinstance(step, OrderPrepare) and step.data_paths:
+                for part in self._spec(step.run_key.job).data.parts:
+                    # the next Prepare verifies the data again
+                    self._data_paths.pop(part.sha256, None)
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             has_changed = supervisor.order(
                 step.device_index,
@@ -367,7 +368,7 @@ class Agent:
             if job.plan is not None:
                 key = seen_key(job.name, job.uid)
                 self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
-        wanted = {job.spec.data.sha256 for job in jobs if job.spec is not None}
+        wanted = {part.sha256 for job in jobs if job.spec is not None for part in job.spec.data.parts}
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
 
     def _spec(self, job: str) -> JobSpec:
@@ -429,10 +430,10 @@ class Agent:
         around = self._around
         match step:
             case OpenData():
-                data = self._spec(step.run_key.job).data
-                async with self._readings.telling(step.run_key.job, data.sha256):
-                    path = str(await around.library.open(data))
-                self._data_paths[data.sha256] = path
+                for part in self._spec(step.run_key.job).data.parts:
+                    if part.sha256 not in self._data_paths:  # sources that were opened before another one failed
+                        async with self._readings.telling(step.run_key.job, part.sha256):
+                            self._data_paths[part.sha256] = str(await around.library.open(part))
             case ProveLink():
                 await self._links.prove(step)
             case FetchState():

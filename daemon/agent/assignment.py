@@ -28,9 +28,10 @@ class Assignment:
         return JobGeneration(self.job.name, self.plan.generation)
 
     @property
-    def data_sha256(self) -> str:
+    def data_names(self) -> tuple[str, ...]:
+        """Return the SHA-256 of each data source."""
         assert self.job.spec is not None, "only jobs with a spec have posts"
-        return self.job.spec.data.sha256
+        return tuple(part.sha256 for part in self.job.spec.data.parts)
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class NodeState:
     no_access: Set[str] = frozenset()
     """Jobs for whose checkpoint folder this node has no credentials or no package."""
     data_paths: Mapping[str, str] = field(default_factory=dict)
-    """Folder of a job's verified token shards, by the SHA-256 of its data."""
+    """Folder of verified token shards, by the SHA-256 of a data source."""
     in_force: Mapping[str, int] = field(default_factory=dict)
     """Highest generation seen in force, by `seen_key` of the job. A lower one comes from a backup of etcd."""
     spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)

@@ -119,13 +119,12 @@ def _prepare(assignment: Assignment, node: NodeState) -> Iterator[Step]:
         return
     if worker.job not in ("", run_key.job):
         return  # the worker must first release its previous job
-    data_path: str | None = ""
-    if assignment.position in assignment.plan.replicas[0]:
-        data_path = node.data_paths.get(assignment.data_sha256)
-    if data_path is None:
+    names = assignment.data_names if assignment.position in assignment.plan.replicas[0] else ()
+    if not node.data_paths.keys() >= set(names):
         yield OpenData(worker.device_index, run_key)
         return
-    yield OrderPrepare(worker.device_index, run_key, assignment.position, assignment.plan, data_path)
+    paths = tuple(node.data_paths[name] for name in names)
+    yield OrderPrepare(worker.device_index, run_key, assignment.position, assignment.plan, paths)
 
 
 def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[Step]:

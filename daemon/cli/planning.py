@@ -137,7 +137,7 @@ def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[J
 
     check_adapter(spec, job)
     train = spec.train
-    is_built_in = spec.data.source == BUILT_IN_SOURCE
+    is_built_in = spec.data.source == BUILT_IN_SOURCE  # never of several sources, some of which are folders
     if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
         return spec, False
     spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named)

@@ -218,9 +218,10 @@ def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:
 
 def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
     """Return the data's tokenizer, if this machine has the data."""
-    if spec.data.source == BUILT_IN_SOURCE:
+    source = spec.data.parts[0].source  # all sources have one tokenizer
+    if source == BUILT_IN_SOURCE:
         return DataTokenizer(text=tokenizer_json())
-    folder = Path(spec.data.source)
+    folder = Path(source)
     try:
         return tokenizer_of(folder, read_index(folder))
     except (DataError, OSError):

@@ -143,4 +143,8 @@ MAX_PARAMETERS: Final = 10**13
 MAX_TOKENS_PER_MICROBATCH: Final = 2**24
 MAX_TEXT: Final = 1024
 """Maximum characters of a path, a URL or a site's name."""
+MAX_SOURCES: Final = 64
+"""Maximum number of data sources: a row compares its number with all of them."""
+WEIGHT_RANGE: Final = (1e-6, 1e6)
+"""Smallest and largest weight of a source: fewer rows than one in a million are a mistake."""
 MAX_SITES: Final = 1000

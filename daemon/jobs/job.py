@@ -41,6 +41,16 @@ class OriginSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """`[[data.sources]]`"""
+
+    source: str
+    weight: float = 1.0
+    """Its share of the rows is this number over the sum of all weights."""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
     """`[data]`"""
 
@@ -48,6 +58,23 @@ class DataSpec:
     """`python-stdlib`, or a folder made by `headway data prepare`."""
     sha256: str = ""
     """SHA-256 of the token shards in order; filled in when the job is submitted, checked when the data is opened."""
+    sources: tuple[SourceSpec, ...] = ()
+    """Two or more: then `source` is empty, and `sha256` the name of all of them."""
+
+    @property
+    def parts(self) -> tuple["DataSpec", ...]:
+        """Return each source by itself, in order."""
+        return tuple(DataSpec(source=each.source, sha256=each.sha256) for each in self.sources) or (self,)
+
+    @property
+    def part_keys(self) -> tuple[str, ...]:
+        """Return where a job file names each of `parts`: the key without its last word."""
+        return tuple(f"data.sources[{index}]" for index in range(len(self.sources))) or ("data",)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Return the weight of each of `parts`."""
+        return tuple(each.weight for each in self.sources) or (1.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.job import JobSpec, OriginSpec
+from headway.daemon.jobs.job import DataSpec, JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where
 from headway.optim.spec import USED_SETTINGS, GroupSpec
@@ -83,6 +83,7 @@ def parse_job(
     raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
     told: _JobFile = read_table(raw, _JobFile, source, check=check_keys)
+    told = replace(told, data=_sole_or_several(told.data, raw.get("data", {}), source))
     if "adapter" in raw and "rank" not in raw["adapter"]:
         raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
     spec = told.spec()
@@ -90,6 +91,22 @@ def parse_job(
         spec = _begun_with(spec, folder, raw.get("model", {}), source=source, open_model=open_model)
     check_job(spec, source)
     return spec
+
+
+def _sole_or_several(data: DataSpec, table: dict[str, Any], source: str) -> DataSpec:
+    """Return the data of one source as `source`, and of several without it. Raises ConfigError for both."""
+    if not data.sources:
+        return data
+    if "source" in table:
+        raise ConfigError("the file names [[data.sources]] as well; leave one of them out", f"{source}:data.source")
+    if len(data.sources) > 1:
+        return replace(data, source="")
+    (sole,) = data.sources
+    if sole.sha256 and data.sha256 and sole.sha256 != data.sha256:
+        raise ConfigError("is not data.sha256; leave one of them out", f"{source}:data.sources[0].sha256")
+    if sole.weight <= 0:
+        raise ConfigError(f"must be above 0, is {sole.weight}", f"{source}:data.sources[0].weight")
+    return DataSpec(source=sole.source, sha256=sole.sha256 or data.sha256)
 
 
 def _taken_folder(raw: dict[str, Any], source: str, model_from: str) -> str:

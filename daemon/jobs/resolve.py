@@ -4,7 +4,7 @@ Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits 
 """
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,10 @@ from headway.daemon.jobs.epochs import with_epochs_of
 from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.jobs.held_out import with_held_out_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.source_agreement import check_agreement
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME
+from headway.stages.data.source_choice import mixture_sha256
 
 if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
@@ -61,19 +63,36 @@ def check_adapter(spec: JobSpec, job_file: Path) -> None:
 
 def with_data(spec: JobSpec, *, job_file: Path, cache_dir: Path, named: Collection[str] | None = None) -> JobSpec:
     """Return the job with everything fixed that its data decides. Arguments and errors are those of `resolve_job`."""
-    source, index = _read_data(spec, job_file, cache_dir)
-    data = DataSpec(source=source, sha256=index.sha256)
-    train = with_flags_of(spec.train, index, str(job_file))
-    train = with_epochs_of(train, index, str(job_file), named=named)
-    train = with_held_out_of(train, index, str(job_file))
-    return replace(spec, data=data, train=train)
+    parts = zip(spec.data.parts, spec.data.part_keys, strict=True)
+    found = [_read_data(spec, part, f"{job_file}:{key}", job_file, cache_dir) for part, key in parts]
+    check_agreement(found, str(job_file), spec.train)
+    train, indices = spec.train, [index for _, index in found]
+    for index in indices:
+        train = with_flags_of(train, index, str(job_file))
+    train = with_epochs_of(train, indices[0], str(job_file), named=named)
+    train = with_held_out_of(train, indices, str(job_file), weights=spec.data.weights)
+    return replace(spec, data=_named_data(spec.data, found, str(job_file)), train=train)
+
+
+def _named_data(data: DataSpec, found: "Sequence[tuple[str, ShardIndex]]", job_file: str) -> DataSpec:
+    """Return the data with the paths and names of what was found. Raises ConfigError for another name of the whole."""
+    if not data.sources:
+        ((source, index),) = found
+        return DataSpec(source=source, sha256=index.sha256)
+    whole = mixture_sha256(index.sha256 for _, index in found)
+    if data.sha256 and data.sha256 != whole:
+        what = f"the sources hold data {whole[:12]}…, not {data.sha256[:12]}…; correct the hash or the sources"
+        raise ConfigError(what, f"{job_file}:data.sha256")
+    pairs = zip(data.sources, found, strict=True)
+    sources = tuple(replace(each, source=source, sha256=index.sha256) for each, (source, index) in pairs)
+    return DataSpec(source="", sha256=whole, sources=sources)
 
 
 def has_data_here(spec: JobSpec, job_file: Path) -> bool:
     """Return whether the job's data can be read on this machine. The built-in data always can."""
-    source = spec.data.source
+    folders = [part.source for part in spec.data.parts if part.source != BUILT_IN_SOURCE]
     try:
-        return source == BUILT_IN_SOURCE or (job_file.parent / Path(source).expanduser() / INDEX_NAME).exists()
+        return all((job_file.parent / Path(source).expanduser() / INDEX_NAME).exists() for source in folders)
     except (OSError, RuntimeError):  # RuntimeError: ~NAME of an unknown user
         return False
 
@@ -88,25 +107,24 @@ def data_folder(source: str, cache_dir: Path) -> Path:
     return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
 
 
-def _read_data(spec: JobSpec, job_file: Path, cache_dir: Path) -> "tuple[str, ShardIndex]":
-    """Return the path and the index of a job's data."""
+def _read_data(spec: JobSpec, data: DataSpec, place: str, job_file: Path, cache_dir: Path) -> "tuple[str, ShardIndex]":
+    """Return the path and the index of one source of a job's data. place: of its keys in the job file."""
     from headway.stages.data.shard_index import read_index
     from headway.stages.errors import DataError
 
-    data = spec.data
     source = data.source
     try:
         if source != BUILT_IN_SOURCE:
             source = str((job_file.parent / Path(source).expanduser()).resolve())
         index = read_index(data_folder(source, cache_dir))
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
-        raise ConfigError(f"{error}; make data with `headway data prepare`", f"{job_file}:data.source") from error
+        raise ConfigError(f"{error}; make data with `headway data prepare`", f"{place}.source") from error
     if data.sha256 and data.sha256 != index.sha256:
         what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"
-        raise ConfigError(f"{what}; correct the hash or the source", f"{job_file}:data.sha256")
+        raise ConfigError(f"{what}; correct the hash or the source", f"{place}.sha256")
     if index.vocab_size > spec.model.vocab_size and spec.origin.url:
         what = f"has {index.vocab_size} tokens, and the model {spec.model.vocab_size}; prepare it with its tokenizer"
-        raise ConfigError(what, f"{job_file}:data.source")
+        raise ConfigError(what, f"{place}.source")
     if index.vocab_size > spec.model.vocab_size:
         raise ConfigError(
             f"{spec.model.vocab_size} is too small for data of {index.vocab_size} tokens; set it to {index.vocab_size}",

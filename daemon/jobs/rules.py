@@ -11,8 +11,10 @@ from headway.daemon.jobs.bounds import (
     AT_MOST,
     MAX_PARAMETERS,
     MAX_SITES,
+    MAX_SOURCES,
     MAX_TEXT,
     MAX_TOKENS_PER_MICROBATCH,
+    WEIGHT_RANGE,
 )
 from headway.daemon.jobs.checkpoint_place import why_no_place
 from headway.daemon.jobs.job import JobSpec
@@ -44,6 +46,7 @@ def check_job(spec: JobSpec, source: str) -> None:
     for key, (most, why) in AT_MOST.items():
         if (value := _value(spec, key)) > most:
             _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
+    _check_data(spec, source)
     _check_texts(spec, source)
     _check_name(spec, source)
     _check_model(spec, source)
@@ -61,25 +64,49 @@ def _check_name(spec: JobSpec, source: str) -> None:
         _refuse(source, "job.name", f"{_short(name)} is not {JOB_NAME_RULE}{hint}")
 
 
+def _check_data(spec: JobSpec, source: str) -> None:
+    """Check each source's text, weight and checksum, and that several sources are drawn by weight."""
+    data = spec.data
+    if len(data.sources) > MAX_SOURCES:
+        _refuse(source, "data.sources", f"names {len(data.sources)} sources; at most {MAX_SOURCES} are allowed")
+    for key, part, weight in zip(data.part_keys, data.parts, data.weights, strict=True):
+        _check_text(source, f"{key}.source", part.source)
+        if not part.source:
+            _refuse(source, f"{key}.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")
+        least, most = WEIGHT_RANGE
+        if not least <= weight <= most:
+            _refuse(source, f"{key}.weight", f"must be from {least:g} to {most:g}, is {weight:g}")
+        _check_sha256(source, f"{key}.sha256", part.sha256)
+    _check_sha256(source, "data.sha256", data.sha256)
+    if data.sources and (spec.train.epochs or spec.train.data_order == "epochs"):
+        key = "train.epochs" if spec.train.epochs else "train.data_order"
+        what = "several sources are drawn by weight, and an epoch would have each row once"
+        _refuse(source, key, f"{what}; leave it out, or make one folder of all documents with `headway data prepare`")
+
+
+def _check_sha256(source: str, key: str, text: str) -> None:
+    if text and _SHA256.fullmatch(text) is None:
+        _refuse(source, key, f"{_short(text)} is not a SHA-256, which has 64 digits of 0-9 and a-f")
+
+
+def _check_text(source: str, key: str, text: str) -> None:
+    if len(text) > MAX_TEXT:
+        _refuse(source, key, f"has {len(text)} characters; at most {MAX_TEXT} are allowed")
+    if not text.isprintable():
+        _refuse(source, key, f"{_short(text)} has a character that cannot be printed; leave it out")
+
+
 def _check_texts(spec: JobSpec, source: str) -> None:
     """Check texts, which become paths and lines on terminals: they have a maximum and no control characters."""
-    texts = {"data.source": spec.data.source, "fault.checkpoint_dir": spec.fault.checkpoint_dir}
-    texts["model.from"] = spec.origin.url
+    texts = {"fault.checkpoint_dir": spec.fault.checkpoint_dir, "model.from": spec.origin.url}
     texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
     for key, text in texts.items():
-        if len(text) > MAX_TEXT:
-            _refuse(source, key, f"has {len(text)} characters; at most {MAX_TEXT} are allowed")
-        if not text.isprintable():
-            _refuse(source, key, f"{_short(text)} has a character that cannot be printed; leave it out")
+        _check_text(source, key, text)
     if len(spec.placement.sites) > MAX_SITES:
         _refuse(source, "placement.sites", f"names {len(spec.placement.sites)} sites; at most {MAX_SITES} are allowed")
     if "::" in spec.origin.url:
         _refuse(
             source, "model.from", f"{_short(spec.origin.url)} chains file systems with `::`; name the folder itself"
-        )
-    if spec.data.sha256 and _SHA256.fullmatch(spec.data.sha256) is None:
-        _refuse(
-            source, "data.sha256", f"{_short(spec.data.sha256)} is not a SHA-256, which has 64 digits of 0-9 and a-f"
         )
 
 
@@ -112,7 +139,8 @@ def _check_model(spec: JobSpec, source: str) -> None:
             "model",
             f"asks for {number:.2g} parameters; at most {MAX_PARAMETERS:.0e} are planned for. Make it narrower",
         )
-    if spec.data.source == "python-stdlib" and model.vocab_size < BYTE_VOCABULARY:
+    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
+    if is_of_bytes and model.vocab_size < BYTE_VOCABULARY:
         _refuse(
             source,
             "model.vocab_size",
@@ -240,8 +268,6 @@ def _check_train(spec: JobSpec, source: str) -> None:
             f'"{train.wire}" makes the bits depend on the cuts, which exactness = "required" does not allow; '
             'set it to "none"',
         )
-    if not spec.data.source:
-        _refuse(source, "data.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")
     if why := why_no_place(spec.fault.checkpoint_dir):
         _refuse(source, "fault.checkpoint_dir", why)
 

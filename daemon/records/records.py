@@ -18,7 +18,7 @@ from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 DeviceKey = tuple[str, int]
 """(node, device)"""

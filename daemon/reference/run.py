@@ -24,7 +24,8 @@ from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import check_place
-from headway.stages.data.tokens import TokenShards
+from headway.stages.data.shard_index import read_index
+from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
 
@@ -54,8 +55,8 @@ def run_reference(
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
-    shards = data_folder(spec.data.source, cache_dir)
-    tokens = TokenShards.open(shards, expected_sha256=spec.data.sha256)
+    folders = [data_folder(part.source, cache_dir) for part in spec.data.parts]
+    tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -89,7 +90,7 @@ def run_reference(
             raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
     if progress is not None:
         progress.write("\n")
-    tokenizer = tokenizer_of(shards, tokens.index)
+    tokenizer = tokenizer_of(folders[0], read_index(folders[0]))
     if spec.model.has_adapter:
         with AdapterFolderWriter(
             out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried

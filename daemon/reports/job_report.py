@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
 from headway.daemon.jobs.epochs import epoch_of
+from headway.daemon.jobs.source_shares import shares_text
 from headway.daemon.records.ailments import job_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
 from headway.daemon.reports.arithmetic_settings import arithmetic_settings
@@ -112,6 +113,8 @@ class JobReport:
     queue_length: int = 0
     arithmetic: str = ""
     """Dtypes, kernels and what is deterministic, in a sentence."""
+    data: str = ""
+    """Several data sources with their shares; empty: there is one."""
 
 
 def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
@@ -150,6 +153,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         exact=is_exact,
         exact_reason=exact_reason,
         arithmetic=arithmetic_settings(spec),
+        data=shares_text(spec.data),
         plan_reason=told.reason if told else "",
         layers=spec.layers,
         stages=_stages(job, plan),

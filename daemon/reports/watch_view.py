@@ -268,6 +268,8 @@ def _picture(
     parts += [Text(), _exact(report)]
     if report.arithmetic:
         parts.append(Text(f"arithmetic: {report.arithmetic}", style="dim"))
+    if report.data:
+        parts.append(Text(f"data: {report.data}", style="dim"))
     if report.user and (report.priority or has_details):
         priority = f", priority {report.priority}" if report.priority else ""
         parts.append(Text(f"submitted by {report.user}{priority}", style="dim"))

@@ -50,7 +50,8 @@ class ReadingReports:
             for job in list(self._view.jobs.values()):
                 if self._computes(job) and job.spec is not None and job.uid not in self._seen:
                     self._seen.add(job.uid)
-                    await self._library.look_ahead(job.spec.data)
+                    for part in job.spec.data.parts:
+                        await self._library.look_ahead(part)
             await asyncio.sleep(PERIOD_S)
 
     def _computes(self, job: JobView) -> bool:

@@ -35,7 +35,7 @@ from headway.daemon.worker.start_order import for_stage, start_context
 from headway.optim.step_count import STEPS
 from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
-from headway.stages.data.tokens import TokenShards
+from headway.stages.data.token_mixture import open_tokens
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.errors import (
     AbortedError,
@@ -253,10 +253,9 @@ class StageWorker:
         tokens = session.tokens
         is_other_data = session.spec is not None and session.spec.data != spec.data
         # Opening data reads its index, so open data is kept for every generation of the job.
-        if order.data_path and (tokens is None or is_other_data):
-            tokens = TokenShards.open(
-                Path(order.data_path), expected_sha256=spec.data.sha256, verified=order.data_state
-            )
+        if order.data_paths and (tokens is None or is_other_data):
+            names, states = [part.sha256 for part in spec.data.parts], order.data_states
+            tokens = open_tokens(order.data_paths, names, spec.data.weights, verified=states)
         if order.log_path and order.job_name != session.job:
             self._output.redirect(Path(order.log_path))
         if not session.job:

@@ -71,8 +71,8 @@ def order_message(
                 job_name=step.run_key.job,
                 generation=step.run_key.generation,
                 stage=_assignment(step.plan, step.position, spec),
-                data_path=step.data_path,
-                data_state=data_state(step.data_path),
+                data_paths=step.data_paths,
+                data_states=[data_state(path) for path in step.data_paths],
                 log_path=str(log_path(step.run_key.job)),
                 device_index=step.device_index,
             )

@@ -16,8 +16,8 @@ class OrderPrepare:
     position: int
     """Position of the worker in the plan."""
     plan: PlanRecord
-    data_path: str
-    """Folder of the token shards; empty except on the first stage."""
+    data_paths: tuple[str, ...]
+    """Folder of each data source's token shards; empty except on the first stage."""
 
 
 class SourceKind(StrEnum):

@@ -33,10 +33,13 @@ class TokenShards:
 
     def __init__(self, index: ShardIndex, maps: Iterable[Tokens], flags: Iterable[Tokens] = ()) -> None:
         self.index = index
-        self._tokens = _Stream(maps)
-        self._flags = _Stream(flags)
+        self.maps = tuple(maps)
+        self.flag_maps = tuple(flags)
+        self.validation: TokenShards | None = None
+        """The validation split; None: there is none."""
+        self._tokens = _Stream(self.maps)
+        self._flags = _Stream(self.flag_maps)
         self._counts: dict[tuple[object, ...], int] = {}
-        self._held_out: TokenShards | None = None
 
     @classmethod
     def open(
@@ -65,7 +68,7 @@ class TokenShards:
             raise DataError(str(path), NO_VALIDATION)
         found = cls._mapped(path, index, index.validation if is_validation else index.shards)
         if index.validation and not is_validation:
-            found._held_out = cls._mapped(path, index, index.validation)
+            found.validation = cls._mapped(path, index, index.validation)
         if verified:
             if fingerprint(path) != verified:
                 raise DataError(str(path), "was written to since it was verified")
@@ -105,9 +108,9 @@ class TokenShards:
         The rows of the validation split follow each other, in a stream as windows that do not overlap. Raises
         DataError: there is no such split, or it has too few rows.
         """
-        if self._held_out is None:
+        if self.validation is None:
             raise DataError(INDEX_NAME, NO_VALIDATION)
-        return self._held_out._evaluated(train, microbatch)
+        return self.validation._evaluated(train, microbatch)
 
     def _evaluated(self, train: TrainSpec, microbatch: int) -> Microbatch:
         places = self._places_in_turn(train, microbatch)
@@ -178,15 +181,17 @@ class TokenShards:
             first = (batch * train.microbatches + microbatch) * train.microbatch_size
             numbers = range(first, first + train.microbatch_size)
             return [row_at(number, num_rows=num_rows, seed=seed) * (row_tokens or length) for number in numbers]
-        num_starts = self.num_tokens // row_tokens if row_tokens else self.num_tokens - length
+        return [self.drawn_place(train, f"{seed}/{batch}/{microbatch}/{row}") for row in range(train.microbatch_size)]
+
+    def drawn_place(self, train: TrainSpec, key: str) -> int:
+        """Return where the row begins that is drawn by this key. Raises DataError as `microbatch`."""
+        length, row_tokens = train.sequence_length, self.index.row_tokens
+        num_starts = self.num_rows(train) if row_tokens else self.num_tokens - length
         if num_starts < 1:
             raise DataError(
                 INDEX_NAME, f"{self.num_tokens} tokens are too few for a window of {length} and the token after it"
             )
-        return [
-            _number(f"{seed}/{batch}/{microbatch}/{row}") % num_starts * (row_tokens or 1)
-            for row in range(train.microbatch_size)
-        ]
+        return _number(key) % num_starts * (row_tokens or 1)
 
     def _flags_at(self, places: Iterable[int], train: TrainSpec) -> Tokens:
         if not self.index.has_flags:

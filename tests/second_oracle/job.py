@@ -126,6 +126,8 @@ class Job:
     """One job, every default filled in."""
 
     seed: int
+    weights: list[float]
+    """Of each source under `[[data.sources]]`; empty: there is one source."""
     model: Model
     adapter: Adapter
     train: Train
@@ -151,6 +153,7 @@ def read_job(text: str) -> Job:
     settings = {**shown["optim"]["matrices"], **shown["optim"]["rest"]}
     return Job(
         seed=section["job"]["seed"],
+        weights=[source.get("weight", 1.0) for source in given.get("data", {}).get("sources", [])],
         model=Model(**{**_known(Model, section["model"]), "rope_scaling": Rope(**rope)}),
         adapter=Adapter(**_known(Adapter, section["adapter"])),
         train=Train(**_known(Train, section["train"])),

@@ -29,7 +29,9 @@ class Trained:
     """Loss on held-out text by the batch that begins with it."""
 
 
-def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = (), held_out: Stream | None = None) -> Trained:
+def train(
+    job: Job, streams: Sequence[Stream], *, coded_cuts: Sequence[str] = (), held_out: Sequence[Stream] = ()
+) -> Trained:
     """Losses of all batches, and W_B in float32. Sets the threads of this process.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds.
@@ -44,9 +46,9 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = (), held_out:
     for b in range(settings.batches):
         version = versions[max(0, b - delay)]
         if settings.eval_every and b % settings.eval_every == 0:
-            assert held_out is not None, "an evaluation needs a validation split"
+            assert len(held_out) == len(streams), "an evaluation needs validation splits"
             evaluations[b] = evaluation(job, held_out, version, base)
-        done = [gradient_of(job, stream, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
+        done = [gradient_of(job, streams, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
         losses.append(mean_loss([value for value, _ in done]))
         gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
         is_tied = job.model.tie_word_embeddings and not job.adapter.rank
@@ -58,19 +60,19 @@ def train(job: Job, stream: Stream, *, coded_cuts: Sequence[str] = (), held_out:
     return Trained(losses=losses, weights=versions[settings.batches], evaluations=evaluations)
 
 
-def evaluation(job: Job, held_out: Stream, weights: Weights, base: Weights) -> float:
+def evaluation(job: Job, held_out: Sequence[Stream], weights: Weights, base: Weights) -> float:
     """Mean loss of the held-out microbatches, on links without a codec."""
     wire = Wire("none", (), has_feedback=False, num_groups=1)
     number = job.train.eval_microbatches or job.train.microbatches
-    rows = [held_out_microbatch(held_out, job.train, i=i, number=number) for i in range(number)]
+    rows = [held_out_microbatch(held_out, job.train, job.weights, i=i, number=number) for i in range(number)]
     return mean_loss([loss_and_gradient(job, each, wire, weights, base, i=0)[0] for each in rows])
 
 
 def gradient_of(
-    job: Job, stream: Stream, wire: Wire, weights: Weights, base: Weights, *, b: int, i: int
+    job: Job, streams: Sequence[Stream], wire: Wire, weights: Weights, base: Weights, *, b: int, i: int
 ) -> tuple[float, Weights]:
     """Loss and gradient of one microbatch of a batch."""
-    rows = microbatch(stream, job.train, seed=job.seed, b=b, i=i)
+    rows = microbatch(streams, job.train, job.weights, seed=job.seed, b=b, i=i)
     return loss_and_gradient(job, rows, wire, weights, base, i=i)
 
 

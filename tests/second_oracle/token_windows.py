@@ -1,6 +1,7 @@
 """Which tokens a microbatch sees, and which of them count (docs/numerics.md, section 10)."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -25,6 +26,10 @@ class Stream:
     row_tokens: int
 
 
+Place = tuple[Stream, int]
+"""Where a row begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What one microbatch reads."""
@@ -45,39 +50,42 @@ def read_stream(folder: Path, split: str = "shards") -> Stream:
     return Stream(np.concatenate(shards), flags, index.get("row_tokens", 0))
 
 
-def microbatch(stream: Stream, train: Train, *, seed: int, b: int, i: int) -> Rows:
+def microbatch(streams: Sequence[Stream], train: Train, weights: list[float], *, seed: int, b: int, i: int) -> Rows:
     """Inputs and targets, both int64 [size, length], and what the sum of the losses is divided by."""
-    starts = starts_of(stream, train, seed, b, i)
-    of_batch = [starts_of(stream, train, seed, b, k) for k in range(train.microbatches)]
-    return rows_of(stream, train, starts, of_batch)
+    of_batch = [places_of(streams, train, weights, seed, b, k) for k in range(train.microbatches)]
+    return rows_of(train, of_batch[i], of_batch)
 
 
-def held_out_microbatch(stream: Stream, train: Train, *, i: int, number: int) -> Rows:
-    """Inputs and targets of one of so many held-out microbatches: rows that follow each other."""
-    step, size = stream.row_tokens or train.sequence_length, train.microbatch_size
-    of_all = [[(k * size + row) * step for row in range(size)] for k in range(number)]
-    return rows_of(stream, train, of_all[i], of_all)
+def held_out_microbatch(streams: Sequence[Stream], train: Train, weights: list[float], *, i: int, number: int) -> Rows:
+    """Inputs and targets of one of so many held-out microbatches: rows that follow each other in their streams."""
+    size, taken = train.microbatch_size, [0] * len(streams)
+    places = []
+    for n in range(number * size):
+        j = chosen_source(f"held-out/{n}", weights) if len(streams) > 1 else 0
+        places.append((streams[j], taken[j] * (streams[j].row_tokens or train.sequence_length)))
+        taken[j] += 1
+    of_all = [places[k * size : (k + 1) * size] for k in range(number)]
+    return rows_of(train, of_all[i], of_all)
 
 
-def rows_of(stream: Stream, train: Train, starts: list[int], of_all: list[list[int]]) -> Rows:
+def rows_of(train: Train, places: list[Place], of_all: list[list[Place]]) -> Rows:
     """Rows that begin at these places. of_all: those of all microbatches whose targets count for the divisor."""
-    windows = torch.from_numpy(cut(stream.tokens, starts, train.sequence_length))
+    windows = torch.from_numpy(np.stack([cut(stream.tokens, start, train) for stream, start in places]))
     targets = windows[:, 1:].clone()
     if train.loss_mask != "data":
         return Rows(windows[:, :-1], targets, None, None)
-    targets[~counts(stream, starts, train)] = IGNORED
-    number = sum(int(counts(stream, each, train).sum()) for each in of_all)
+    targets[~counts(places, train)] = IGNORED
+    number = sum(int(counts(each, train).sum()) for each in of_all)
     divisor = torch.tensor(max(number, 1) / len(of_all), dtype=torch.float32)
-    return Rows(windows[:, :-1], targets, divisor, positions(stream, starts, train))
+    return Rows(windows[:, :-1], targets, divisor, positions(places, train))
 
 
-def positions(stream: Stream, starts: list[int], train: Train) -> Tensor | None:
+def positions(places: list[Place], train: Train) -> Tensor | None:
     """How many tokens of its document, in this row, are before each token; None if documents are joined."""
     if train.documents != "separate":
         return None
-    assert stream.flags is not None, "documents need flags"
     rows = []
-    for flags in cut(stream.flags, starts, train.sequence_length).tolist():
+    for flags in flags_at(places, train).tolist():
         row = [0]
         for flag in flags[1:-1]:
             row.append(0 if flag >= 2 else row[-1] + 1)
@@ -85,18 +93,39 @@ def positions(stream: Stream, starts: list[int], train: Train) -> Tensor | None:
     return torch.tensor(rows)
 
 
-def starts_of(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
+def places_of(streams: Sequence[Stream], train: Train, weights: list[float], seed: int, b: int, i: int) -> list[Place]:
     """Where each row begins: anywhere in a stream, or at the beginning of a packed row."""
     if train.data_order == "epochs":
-        return starts_in_epochs(stream, train, seed, b, i)
+        (stream,) = streams
+        return [(stream, start) for start in starts_in_epochs(stream, train, seed, b, i)]
     found = []
     for row in range(train.microbatch_size):
-        number = int.from_bytes(blake2b(f"{seed}/{b}/{i}/{row}".encode(), digest_size=16).digest(), "little")
+        key = f"{seed}/{b}/{i}/{row}"
+        stream = streams[chosen_source(key, weights) if len(streams) > 1 else 0]
         if stream.row_tokens:
-            found.append(number % (len(stream.tokens) // stream.row_tokens) * stream.row_tokens)
+            found.append((stream, drawn(key) % (len(stream.tokens) // stream.row_tokens) * stream.row_tokens))
         else:
-            found.append(number % (len(stream.tokens) - train.sequence_length))
+            found.append((stream, drawn(key) % (len(stream.tokens) - train.sequence_length)))
     return found
+
+
+def chosen_source(key: str, weights: list[float]) -> int:
+    """The first source whose weight, with those before it, is above a number that is drawn below all weights."""
+    share = (drawn(f"{key}/source") % 2**53) / 2**53
+    total = 0.0
+    for weight in weights:
+        total += weight
+    place, sum_so_far = share * total, 0.0
+    for j, weight in enumerate(weights):
+        sum_so_far += weight
+        if place < sum_so_far:
+            return j
+    raise AssertionError("every number is below the sum of all weights")
+
+
+def drawn(key: str) -> int:
+    """A number of 128 bits."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest(), "little")
 
 
 def starts_in_epochs(stream: Stream, train: Train, seed: int, b: int, i: int) -> list[int]:
@@ -120,14 +149,22 @@ def starts_in_epochs(stream: Stream, train: Train, seed: int, b: int, i: int) ->
     return found
 
 
-def cut(values: npt.NDArray[Any], starts: list[int], length: int) -> npt.NDArray[np.int64]:
-    """The numbers of each row and the one after it."""
-    return np.stack([values[start : start + length + 1] for start in starts]).astype(np.int64)
+def cut(values: npt.NDArray[Any], start: int, train: Train) -> npt.NDArray[np.int64]:
+    """The numbers of a row and the one after it."""
+    return values[start : start + train.sequence_length + 1].astype(np.int64)
 
 
-def counts(stream: Stream, starts: list[int], train: Train) -> Tensor:
+def flags_at(places: list[Place], train: Train) -> npt.NDArray[np.int64]:
+    """The flags of rows."""
+    found = []
+    for stream, start in places:
+        assert stream.flags is not None, "a mask needs flags"
+        found.append(cut(stream.flags, start, train))
+    return np.stack(found)
+
+
+def counts(places: list[Place], train: Train) -> Tensor:
     """Which targets are trained on."""
-    assert stream.flags is not None, "a mask needs flags"
-    flags = torch.from_numpy(cut(stream.flags, starts, train.sequence_length))[:, 1:]
+    flags = torch.from_numpy(flags_at(places, train))[:, 1:]
     is_target = flags % 2 == 1
     return is_target & (flags < 2) if train.documents == "separate" else is_target

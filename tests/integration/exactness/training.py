@@ -24,7 +24,7 @@ from headway.daemon.results.model_folder import write_model
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.data.tokens import TokenShards
+from headway.stages.data.token_mixture import open_tokens
 from headway.stages.spec import ModelSpec, TrainSpec
 
 MAX_NODES = 5
@@ -105,7 +105,8 @@ class Oracle:
         key = alike, coded_cuts, batches
         if key not in self._known:
             results: list[BatchResult] = []
-            tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
+            folders = [data_folder(part.source, default_cache_dir()) for part in spec.data.parts]
+            tokens = open_tokens(folders, [""] * len(folders), spec.data.weights)
             weights = reference(
                 replace(spec, train=replace(spec.train, batches=batches)),
                 tokens,

@@ -223,7 +223,7 @@ class Case:
             "job_name": self.name,
             "generation": generation,
             "stage": self.assignment(index, cuts),
-            "data_path": str(self.data) if cuts[index] == cuts[0] else "",
+            "data_paths": [str(self.data)] if cuts[index] == cuts[0] else [],
             "log_path": str(self.directory / f"{self.name}.log"),
         }
         return control_pb2.Prepare(**{**fields, **changes})

@@ -105,7 +105,7 @@ def test_another_job_of_the_same_name_gets_its_own_data(workers: list[Worker], m
     worker.order(prepare=case.prepare(1, 0, ONE_STAGE))
     worker.expect("prepared")
     renewed = encode(replace(case.spec, data=DataSpec(source="/nowhere", sha256="0" * 64)))
-    assert "/nowhere" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, job=renewed, data_path="/nowhere"))
+    assert "/nowhere" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, job=renewed, data_paths=["/nowhere"]))
     case.release(worker)
 
 
@@ -116,7 +116,7 @@ def test_impossible_orders_are_refused_in_one_line(workers: list[Worker], make_c
     assert "was not prepared here" in refusal(worker, start=start)
     assert "spec cannot be read" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, job=b"{"))
     assert "no layer 'block.9'" in refusal(worker, prepare=case.prepare(2, 0, (("embed", "block.9"),)))
-    assert "shards.json" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, data_path="/nowhere"))
+    assert "shards.json" in refusal(worker, prepare=case.prepare(2, 0, ONE_STAGE, data_paths=["/nowhere"]))
     worker.order(prepare=prepare)
     worker.expect("prepared")
     missing = case.start(2, 0, ONE_STAGE, workers, paths={"block.1": "/nowhere.safetensors"})

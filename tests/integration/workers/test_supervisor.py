@@ -111,7 +111,7 @@ class SupervisorHarness:
         about: dict[str, Any] = {"job_name": "tiny", "generation": generation, "stage": stage}
         log_path = str(self.supervisor.log_path("tiny"))
         prepare = control_pb2.Prepare(
-            job=encode(SPEC), data_path=str(self.folder / "data"), log_path=log_path, device_index=0, **about
+            job=encode(SPEC), data_paths=[str(self.folder / "data")], log_path=log_path, device_index=0, **about
         )
         self.supervisor.order(0, OrderKind.PREPARE, of, control_pb2.Order(prepare=prepare))
         await self.until(lambda: self.status.prepared == of or of in self.status.failures, "prepared")

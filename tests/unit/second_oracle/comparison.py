@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.reference.loop import BatchResult, Weights, reference
-from headway.stages.data.tokens import TokenShards
+from headway.stages.data.token_mixture import open_tokens
 from headway.stages.state.journal import Journal
 from tests.second_oracle.job import read_job
 from tests.second_oracle.loop import train
@@ -29,30 +29,34 @@ def bits(losses: Losses, weights: Weights) -> Bits:
     return tuple(losses), tuple(sorted(named.items()))
 
 
-def by_second_oracle(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
-    """The page, written as code a second time."""
-    has_held_out = "validation" in json.loads((data / "shards.json").read_text())
-    held_out = read_stream(data, "validation") if has_held_out else None
-    done = train(read_job(text), read_stream(data), coded_cuts=coded_cuts, held_out=held_out)
+def by_second_oracle(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits:
+    """The page, written as code a second time. data: the folder of each source."""
+    has_held_out = all("validation" in json.loads((each / "shards.json").read_text()) for each in data)
+    held_out = [read_stream(each, "validation") for each in data] if has_held_out else []
+    streams = [read_stream(each) for each in data]
+    done = train(read_job(text), streams, coded_cuts=coded_cuts, held_out=held_out)
     return bits([(loss, done.evaluations.get(b)) for b, loss in enumerate(done.losses)], done.weights)
 
 
-def by_reference(text: str, data: Path, *, coded_cuts: Sequence[str] = ()) -> Bits:
+def by_reference(text: str, *data: Path, coded_cuts: Sequence[str] = ()) -> Bits:
     """`headway reference`."""
     losses: Losses = []
 
     def told(result: BatchResult) -> None:
         losses.append((result.loss, result.eval_loss))
 
-    weights = reference(parse_job(text), TokenShards.open(data), on_batch=told, coded_cuts=coded_cuts)
+    job = parse_job(text)
+    tokens = open_tokens(data, [""] * len(data), job.data.weights)
+    weights = reference(job, tokens, on_batch=told, coded_cuts=coded_cuts)
     return bits(losses, weights)
 
 
-def by_pipeline(text: str, data: Path, *, num_stages: int) -> Bits:
+def by_pipeline(text: str, *data: Path, num_stages: int) -> Bits:
     """A pipeline of so many stages, each with its own thread and the product's executor."""
     job, journal = parse_job(text), Journal()
     layers = initial_layers(job)
-    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=TokenShards.open(data))
+    tokens = open_tokens(data, [""] * len(data), job.data.weights)
+    pipeline = Pipeline(job, layers, journal, num_stages=num_stages, tokens=tokens)
     assert set(pipeline.run()) == {job.train.batches}
     weights = {name: dict(layer.weights()) for name, layer in layers.items()}
     return bits([(row.loss, row.eval_loss) for row in journal.rows], weights)

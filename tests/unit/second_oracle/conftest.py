@@ -24,9 +24,25 @@ def settings_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows for sequences of 12 tokens, with flags, as the product writes them."""
-    folder = tmp_path_factory.mktemp("packed") / "data"
-    random = np.random.default_rng(1)
-    with writing_shards(folder, vocab_size=64, has_flags=True, row_tokens=13, shard_tokens=60) as writer:
+    return written(tmp_path_factory.mktemp("packed") / "data", seed=1, row_tokens=13)
+
+
+@pytest.fixture(scope="session")
+def packed_second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another folder of such rows."""
+    return written(tmp_path_factory.mktemp("packed") / "second", seed=2, row_tokens=13)
+
+
+@pytest.fixture(scope="session")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another stream with flags, in narrower numbers than `data`."""
+    return written(tmp_path_factory.mktemp("second") / "data", seed=3, row_tokens=0)
+
+
+def written(folder: Path, *, seed: int, row_tokens: int) -> Path:
+    """Tokens and flags that are drawn, some of them held out, as the product writes them."""
+    random = np.random.default_rng(seed)
+    with writing_shards(folder, vocab_size=64, has_flags=True, row_tokens=row_tokens, shard_tokens=60) as writer:
         writer.append(random.integers(0, 64, 13 * 20), random.integers(0, 4, 13 * 20))
         writer.validation.append(random.integers(0, 64, 13 * 16), random.integers(0, 4, 13 * 16))
     return folder

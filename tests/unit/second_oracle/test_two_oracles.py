@@ -7,10 +7,23 @@ import pytest
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
-from tests.unit.second_oracle.comparison import Bits, by_reference, by_second_oracle, first_difference
+from tests.unit.second_oracle.comparison import Bits, by_pipeline, by_reference, by_second_oracle, first_difference
 from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job, job_file
 
+SOURCES = """
+[[data.sources]]
+source = "first"
+weight = 0.3
+[[data.sources]]
+source = "second"
+weight = 0.7
+"""
 JOB_FILES = Path(__file__).resolve().parents[3] / "docs/jobs"
+
+
+def of_two_sources(text: str) -> str:
+    """The job file, with two sources in place of one."""
+    return text.replace('[data]\nsource = "data"\n', "") + SOURCES
 
 
 def is_accepted(text: str) -> bool:
@@ -49,6 +62,25 @@ def test_epochs_of_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) 
     text = job_file('data_order = "epochs"', batches=12)
     expected = by_second_oracle(text, packed)
     found = by_reference(text, packed)
+    assert found == expected, first_difference(found, expected)
+
+
+@pytest.mark.parametrize("loss_mask", ["none", "data"])
+def test_several_sources_have_the_bits_of_the_second_oracle(loss_mask: str, data: Path, second: Path) -> None:
+    """Rows of two streams by weight, held-out ones too, masked or not → equal losses and weights; others than alone."""
+    text = of_two_sources(job_file(f'loss_mask = "{loss_mask}"\neval_every = 2'))
+    expected = by_second_oracle(text, data, second)
+    found = by_reference(text, data, second)
+    assert found == expected, first_difference(found, expected)
+    assert found[0] not in (by_reference(text, each)[0] for each in (data, second))
+    assert by_pipeline(text, data, second, num_stages=2) == found
+
+
+def test_several_sources_of_packed_rows_have_the_bits_of_the_second_oracle(packed: Path, packed_second: Path) -> None:
+    """Packed rows with masks and documents of two folders → equal losses, on held-out rows too, and equal weights."""
+    text = of_two_sources(job_file('loss_mask = "data"\ndocuments = "separate"\neval_every = 2'))
+    expected = by_second_oracle(text, packed, packed_second)
+    found = by_reference(text, packed, packed_second)
     assert found == expected, first_difference(found, expected)
 
 

@@ -42,7 +42,7 @@ def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
     """A worker computes generation 1 when a recovery plans generation 2: it is prepared, and gets no order about 1."""
     state = {(1, 5): {"a": state_record(*PARTS)}}
     view = view_of(recovering(state=state, stop=StopRecord(generation=1, save=Save.MOVES)))
-    assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, "/data")]
+    assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, ("/data",))]
 
 
 def test_a_recovery_fetches_files_while_workers_prepare() -> None:
@@ -102,4 +102,4 @@ def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
     assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j/": 4})) == []
     newer = replace(BACK_TO_5, generation=5)
     steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j/": 4}))
-    assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, "/data")]
+    assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, ("/data",))]

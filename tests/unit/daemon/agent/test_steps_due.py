@@ -16,6 +16,7 @@ from headway.daemon.agent.steps import (
     RegisterWorker,
 )
 from headway.daemon.agent.steps_due import is_awaited, is_named, is_over, next_steps
+from headway.daemon.jobs.job import DataSpec, SourceSpec
 from headway.daemon.records.records import CheckpointRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.workers.orders import (
@@ -63,7 +64,7 @@ def test_the_first_stage_opens_its_data_before_it_prepares() -> None:
     """`next` names us as first stage and the data is not open: it is opened; then the worker is prepared with it."""
     view = view_of(job(next=WHOLE))
     assert next_steps(view, node(worker(), data_paths={})) == [OpenData(0, G1)]
-    assert next_steps(view, node(worker())) == [OrderPrepare(0, G1, 0, WHOLE, "/data")]
+    assert next_steps(view, node(worker())) == [OrderPrepare(0, G1, 0, WHOLE, ("/data",))]
 
 
 def test_a_new_job_under_an_old_name_opens_its_own_data() -> None:
@@ -72,10 +73,23 @@ def test_a_new_job_under_an_old_name_opens_its_own_data() -> None:
     assert next_steps(view, node(worker())) == [OpenData(0, G1)]
 
 
+def test_every_source_is_opened_before_the_first_stage_prepares() -> None:
+    """One of two sources is open: the rest is opened; then the worker gets both paths in the order of the job."""
+    mixed = job(next=WHOLE)
+    assert mixed.spec is not None
+    assert mixed.submission is not None
+    sources = SourceSpec(source="a", sha256="sha-a"), SourceSpec(source="b", sha256="sha-b")
+    spec = replace(mixed.spec, data=DataSpec(source="", sha256="sha-both", sources=sources))
+    view = view_of(replace(mixed, submission=replace(mixed.submission, spec=spec)))
+    assert next_steps(view, node(worker(), data_paths={"sha-a": "/a"})) == [OpenData(0, G1)]
+    both = {"sha-b": "/b", "sha-a": "/a"}
+    assert next_steps(view, node(worker(), data_paths=both)) == [OrderPrepare(0, G1, 0, WHOLE, ("/a", "/b"))]
+
+
 def test_a_later_stage_needs_no_data() -> None:
     """Node b is the second stage: it prepares without data."""
     steps = next_steps(view_of(job(next=SPLIT)), node(worker(), name="b", data_paths={}))
-    assert steps == [OrderPrepare(0, G2, 1, SPLIT, "")]
+    assert steps == [OrderPrepare(0, G2, 1, SPLIT, ())]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +146,7 @@ def test_a_plan_for_an_earlier_incarnation_is_ignored() -> None:
 def test_a_running_worker_prepares_the_next_plan_meanwhile() -> None:
     """`next` names the running worker too: it is prepared, and its running record stays."""
     steps = next_steps(view_of(job(plan=WHOLE, next=SPLIT, workers=RUNNING_RECORD)), node(RUNNING))
-    assert steps == [OrderPrepare(0, G2, 0, SPLIT, "/data")]
+    assert steps == [OrderPrepare(0, G2, 0, SPLIT, ("/data",))]
 
 
 def test_the_first_stage_chooses_where_to_stop_and_answers() -> None:

@@ -252,7 +252,7 @@ def test_a_worker_with_much_state_has_longer_to_load_and_to_write() -> None:
 def test_a_worker_that_compiles_has_longer() -> None:
     """Prepare of a job that compiles: alive all the time, it is given ten minutes in place of two, and told so."""
     spec = JobSpec(job=JobSection(name="j"), train=TrainSpec(compile=True))
-    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, stages=(ALONE,)), "")
+    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, stages=(ALONE,)), ())
     given: list[float] = []
     for compiles in (False, True):
         job = replace(spec, train=replace(spec.train, compile=compiles))
