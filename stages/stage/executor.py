@@ -260,7 +260,9 @@ class Executor:
         gradients, input_gradient = self._graph.backward(key, output_gradient)
         link = self._upstream[microbatch]
         if link is not None:
-            assert input_gradient is not None
+            if input_gradient is None:
+                # Upstream is a frozen embedding alone. Its schedule waits for a gradient that nobody reads.
+                input_gradient = self._unread_gradient()
             link.send(self.context.frame(FrameKind.GRADIENT, batch, microbatch, input_gradient))
         used = [tensor for tensor in (output_gradient, input_gradient) if tensor is not None]
         self._gradients.add(microbatch, gradients, others=used)
@@ -269,6 +271,13 @@ class Executor:
                 self._tell_losses(batch)
             self._gradients.end_batch(batch)
         return version
+
+    def _unread_gradient(self) -> Tensor:
+        """Return zeros in place of the gradient of the stage's input."""
+        context = self.context
+        train, model = context.train, context.model
+        shape = (train.microbatch_size, train.sequence_length, model.hidden_size)
+        return torch.zeros(shape, dtype=getattr(torch, train.dtype), device=context.device)
 
     def _tell_losses(self, batch: int) -> None:
         """Into the journal, or to the lead, who has it."""

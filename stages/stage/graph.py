@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
-from headway.stages.model.decoder import Block, build_layer
+from headway.stages.model.decoder import Block, build_layer, trained_shapes
 from headway.stages.model.documents import DocumentRows, document_rows
 from headway.stages.model.experts import set_router_losses
-from headway.stages.spec import ModelSpec, TrainSpec
+from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
 from headway.stages.telemetry.layer_times import LayerTimes, Sample
@@ -31,6 +31,8 @@ class _Piece:
     first: int
     end: int
     is_recomputed: bool
+    has_trained_below: bool
+    """Whether any layer of the model below it is trained, so that the gradient of its input is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,6 @@ class StageGraph:
         times: LayerTimes | None = None,
     ) -> None:
         self._layers = tuple(layers)
-        self._is_first = is_first
         self._is_last = is_last
         self._loss_chunk = train.loss_chunk
         self._model = model
@@ -95,7 +96,7 @@ class StageGraph:
         if train.compile:
             for module in (*self._modules[0], *self._modules[1]):
                 compile_layer(module)
-        self._pieces = _pieces([layer.name for layer in layers], train)
+        self._pieces = _pieces([layer.name for layer in layers], model, train, is_first=is_first)
         # By tensor set and piece.
         self._parameters = tuple(
             tuple(
@@ -123,7 +124,7 @@ class StageGraph:
         held = _InFlight(version, rows.targets, rows.mean_tokens, self._documents(rows), [], [], sample)
         hidden = rows.inputs
         for piece in self._pieces:
-            leaf = hidden if self._is_first and piece.first == 0 else hidden.detach().requires_grad_()
+            leaf = hidden.detach().requires_grad_() if piece.has_trained_below else hidden
             compute = self._compute if held.sample is None else self._compute_timed
             output: Tensor | None = compute(piece, leaf, held)
             assert output is not None
@@ -150,7 +151,7 @@ class StageGraph:
         """Differentiate a microbatch by the weights that its forward read, and free its graph.
 
         gradient: that of the output; None on the last stage. Returns the parameters' gradients, in the order of the
-        layers and their parameters, and that of the input; None on the first stage.
+        layers and their parameters, and that of the input; None if no layer below the stage is trained.
         """
         held = self._in_flight.pop(key)
         by_piece: list[list[Tensor]] = []
@@ -163,7 +164,7 @@ class StageGraph:
             if output is None:
                 output = self._compute(piece, leaf, held)
             parameters = self._parameters[held.version % 2][index]
-            by = parameters if self._is_first and index == 0 else [*parameters, leaf]
+            by = [*parameters, leaf] if piece.has_trained_below else parameters
             # Only the embedding's piece may have nothing to differentiate by: its weights are frozen under an adapter.
             gradients = list(torch.autograd.grad(output, by, None if gradient is None else (gradient,))) if by else []
             if held.sample is not None:
@@ -250,11 +251,19 @@ class StageGraph:
         self._times.finished(sample)
 
 
-def _pieces(names: Sequence[str], train: TrainSpec) -> tuple[_Piece, ...]:
+def _pieces(names: Sequence[str], model: ModelSpec, train: TrainSpec, *, is_first: bool) -> tuple[_Piece, ...]:
     """Return a stage's layers as pieces: all in one, or each by itself, and the blocks computed twice."""
+    every = layer_names(model)
+    lowest = next((number for number, name in enumerate(every) if trained_shapes(name, model)), len(every))
+    if train.compile:
+        lowest = 0  # layers are compiled ahead for inputs with a gradient, see compile_ahead
+    are_above = [every.index(name) > lowest and not (is_first and k == 0) for k, name in enumerate(names)]
     if train.recompute != "block":
-        return (_Piece(0, len(names), is_recomputed=False),)
-    return tuple(_Piece(k, k + 1, is_recomputed=name.startswith("block.")) for k, name in enumerate(names))
+        return (_Piece(0, len(names), is_recomputed=False, has_trained_below=are_above[0]),)
+    return tuple(
+        _Piece(k, k + 1, is_recomputed=name.startswith("block."), has_trained_below=are_above[k])
+        for k, name in enumerate(names)
+    )
 
 
 def _bound(module: nn.Module, parameters: ParameterSet) -> nn.Module:
