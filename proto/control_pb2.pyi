@@ -281,14 +281,16 @@ class StopChosen(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class AtBoundary(_message.Message):
-    __slots__ = ("job", "generation", "boundary")
+    __slots__ = ("job", "generation", "boundary", "best_batch")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    BEST_BATCH_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     boundary: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+    best_batch: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., boundary: _Optional[int] = ..., best_batch: _Optional[int] = ...) -> None: ...
 
 class WrittenFile(_message.Message):
     __slots__ = ("layer", "path", "size_bytes", "checksum")

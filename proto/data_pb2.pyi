@@ -137,6 +137,7 @@ class FrameHeader(_message.Message):
         UPDATE_SHARE: _ClassVar[FrameHeader.Kind]
         EVALUATION: _ClassVar[FrameHeader.Kind]
         TIED_SUMS: _ClassVar[FrameHeader.Kind]
+        JOB_END: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
@@ -151,6 +152,7 @@ class FrameHeader(_message.Message):
     UPDATE_SHARE: FrameHeader.Kind
     EVALUATION: FrameHeader.Kind
     TIED_SUMS: FrameHeader.Kind
+    JOB_END: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]

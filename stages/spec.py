@@ -190,6 +190,10 @@ class TrainSpec:
     """Factor of the loss by which each block's router learns to load its experts evenly."""
     router_z_loss: float = 0.0
     """Factor of the loss that keeps a router's logits small."""
+    eval_patience: int = 0
+    """P: the job ends when so many evaluations in a row have not lowered the best loss; 0: it never does."""
+    eval_min_delta: float = 0.0
+    """By how much an evaluation has to lower it."""
 
     @property
     def delay(self) -> int:
@@ -210,6 +214,11 @@ class TrainSpec:
     def num_evaluated(self) -> int:
         """Return E: the microbatches of one evaluation."""
         return self.eval_microbatches or self.microbatches
+
+    @property
+    def stops_early(self) -> bool:
+        """Return whether evaluations may end the job before its last batch."""
+        return self.eval_every > 0 and self.eval_patience > 0
 
     @property
     def evaluated_share(self) -> float:

@@ -280,12 +280,13 @@ def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: Worker
 
 def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -> WorkerRecord | None:
     worker, run_key = assignment.worker, assignment.run_key
-    boundary = None
+    boundary = best_batch = None
     failure = worker.failures.get(run_key, Failure(""))
     if run_key in worker.failures:
         state = WorkerState.FAILED
     elif assignment.standstill is not None:
         state, boundary = WorkerState.STOPPED, assignment.standstill.boundary
+        best_batch = assignment.standstill.best_batch
     elif worker.started == run_key:
         state = WorkerState.RUNNING
     elif worker.prepared == run_key:
@@ -300,6 +301,7 @@ def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -
         pid=worker.pid,
         state=state,
         boundary=boundary,
+        best_batch=best_batch,
         error=failure.text,
         batch=failure.batch,
         fault=failure.fault,

@@ -119,6 +119,8 @@ class History:
     samples: Sequence[Sample] = ()
     is_finished: bool = False
     """True if the job finished; otherwise only batches before the last plan's boundary are final."""
+    end: int | None = None
+    """Boundary at which it finished, if that is known; None: after all of its batches."""
     ended_at: float | None = None
     """Monotonic time at which the job ended; None: it still runs, or its end is unknown."""
     num_torn: int = 0
@@ -406,7 +408,7 @@ def _final_operations(history: History, train: TrainSpec) -> Iterator[Operation]
 def _num_final(history: History, train: TrainSpec) -> int:
     """Return how many batches no failure can roll back."""
     if history.is_finished:
-        return train.batches
+        return train.batches if history.end is None else history.end
     return max(history.plans, key=lambda plan: plan.generation).boundary if history.plans else 0
 
 

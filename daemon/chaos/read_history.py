@@ -43,6 +43,7 @@ def read_history(folders: Path | Iterable[Path], job: str) -> History:
         operations=operations,
         loads=loads,
         is_finished=bool(finished),
+        end=next((event.get("boundary") for event in phases if event["phase"] == Phase.FINISHED), None),
         ended_at=min(finished, default=None),
         num_torn=len(torn),
     )

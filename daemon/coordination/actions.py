@@ -177,7 +177,7 @@ def stop_for_checkpoint(situation: JobSituation, to: Phase) -> Command:
     plan, before = situation.job.plan, situation.job.stop
     assert plan is not None
     boundary = before.boundary if before is not None else None
-    end = situation.spec.train.batches
+    end = situation.end
     if boundary is None and situation.current.stopped_at(end):
         boundary = end
     stop = StopRecord(generation=plan.generation, save=Save.CHECKPOINT, boundary=boundary)

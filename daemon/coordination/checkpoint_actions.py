@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.coordination.commands import Command, CopyPart, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.sentences import early_end_text
 from headway.daemon.coordination.transactions import move
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.journal_part import own_parts, with_next_part
@@ -24,8 +25,9 @@ def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
     assert stop is not None
     assert stop.boundary is not None
     checkpoint = _checkpoint(situation, plan, (plan.timeline, stop.boundary))
+    early = early_end_text(situation)
     texts = {
-        Phase.FINISHED: f"Finished: {stop.boundary} batches, the last checkpoint is written",
+        Phase.FINISHED: early or f"Finished: {stop.boundary} batches, the last checkpoint is written",
         Phase.PAUSED: f"Paused before batch {stop.boundary}: a checkpoint is written",
         Phase.QUEUED: f"Saved before batch {stop.boundary}: continues when enough nodes are available",
     }

@@ -147,7 +147,7 @@ def state_files_lost(situation: JobSituation) -> bool:
 
 
 def all_stopped_at_end(situation: JobSituation) -> bool:
-    return situation.current.stopped_at(situation.spec.train.batches)
+    return situation.current.stopped_at(situation.end)
 
 
 def no_node_left_after_drain(situation: JobSituation) -> bool:
@@ -237,7 +237,7 @@ def pause_requested_during_move(situation: JobSituation) -> bool:
 
 def move_ends_at_last_batch(situation: JobSituation) -> bool:
     stop = situation.job.stop
-    return _saves(situation, Save.MOVES) and stop is not None and stop.boundary == situation.spec.train.batches
+    return _saves(situation, Save.MOVES) and stop is not None and stop.boundary == situation.end
 
 
 def all_stopped_and_moves_held(situation: JobSituation) -> bool:
@@ -251,7 +251,7 @@ def all_stopped_and_moves_held(situation: JobSituation) -> bool:
 
 def checkpoint_complete_at_end(situation: JobSituation) -> bool:
     stop = situation.job.stop
-    return checkpoint_complete(situation) and stop is not None and stop.boundary == situation.spec.train.batches
+    return checkpoint_complete(situation) and stop is not None and stop.boundary == situation.end
 
 
 def checkpoint_complete_and_pause_requested(situation: JobSituation) -> bool:

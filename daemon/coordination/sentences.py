@@ -65,7 +65,7 @@ def why_dropped(situation: JobSituation) -> str:
         return f"The new plan is dropped: {ways}"
     if stage := situation.next.without_worker:
         return f"The new plan is dropped: {no_worker(situation.view.nodes[stage.node], (stage.device_index,))}"
-    if situation.current.stopped_at(situation.spec.train.batches):
+    if situation.current.stopped_at(situation.end):
         return "The new plan is dropped: training has reached its end"
     if situation.known_generation > job.phase.generation:
         return "The new plan is dropped: nodes know a later plan"
@@ -81,8 +81,9 @@ def why_dropped(situation: JobSituation) -> str:
 def why_stopped(situation: JobSituation, boundary: int | None) -> str:
     """Return why the job stops for a checkpoint."""
     job = situation.job
-    if boundary == situation.spec.train.batches:
-        return "All batches are done: the last checkpoint is being written"
+    if boundary == situation.end:
+        told = f"{early}: the" if (early := early_end_text(situation)) else "All batches are done: the last"
+        return f"{told} checkpoint is being written"
     if job.desired.state is Desired.PAUSED:
         return "Pause requested: stops at a boundary and writes a checkpoint"
     if (stage := situation.next.unusable) is not None:
@@ -97,6 +98,14 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
         rivals = _jobs(situation, situation.standing.gives_way_to)
         return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
     return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
+
+
+def early_end_text(situation: JobSituation) -> str:
+    """Return why the job ends before its last batch; empty: it does not."""
+    if situation.early_end is None:
+        return ""
+    boundary, best_batch = situation.early_end
+    return f"Stopped early at batch {boundary}: the held-out loss has not fallen since batch {best_batch}"
 
 
 def why_recovering(situation: JobSituation) -> str:

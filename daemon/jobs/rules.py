@@ -38,7 +38,7 @@ MAX_TARGETS = 16
 def check_job(spec: JobSpec, source: str) -> None:
     """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
     for key, least in AT_LEAST.items():
-        if (value := _value(spec, key)) < least:
+        if not (value := _value(spec, key)) >= least:  # NaN is refused too
             _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
     for key in ABOVE_ZERO:
         if (value := _value(spec, key)) <= 0:
@@ -246,6 +246,10 @@ def _check_train(spec: JobSpec, source: str) -> None:
             f"{train.eval_microbatches} held-out microbatches are computed beside {train.microbatches} microbatches, "
             f"one beside each; set it to {train.microbatches} or less, or to 0 for as many",
         )
+    if train.eval_patience and not train.eval_every:
+        _refuse(source, "train.eval_patience", "needs evaluations; set eval_every, or leave it out")
+    if train.eval_min_delta and not train.eval_patience:
+        _refuse(source, "train.eval_min_delta", "is not used without eval_patience; leave it out")
     if (number := train.microbatch_size * train.sequence_length) > MAX_TOKENS_PER_MICROBATCH:
         _refuse(
             source,

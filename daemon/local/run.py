@@ -154,7 +154,7 @@ async def _train(
         with display:
             job = await follow_job(session, name, display=display, on_view=on_change)
         if job.phase.phase is Phase.FINISHED:
-            await journal.copy_whole(job.spec.train.batches if job.spec is not None else 0)
+            await journal.copy_whole(job.checkpoint.boundary if job.checkpoint is not None else 0)
             await export(session, name, folder.model)
         else:
             with suppress(PeerError, RecoveryError):

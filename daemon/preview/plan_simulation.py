@@ -74,7 +74,7 @@ def forecast(
     speeds = Links(links or LinkAssumptions(), profiles)
     by_stage = replicas_of(stages)
     num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
-    train = replace(spec.train, batches=num_batches)
+    train = replace(spec.train, batches=num_batches, eval_patience=0)
     schedules = [
         StageSchedule.of(
             train,

@@ -18,7 +18,7 @@ from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
@@ -386,6 +386,8 @@ class WorkerRecord:
     pid: int
     state: WorkerState
     boundary: int | None = None
+    best_batch: int | None = None
+    """Batch of the last evaluation that lowered the held-out loss, if the job ends early at `boundary`."""
     error: str = ""
     batch: int = -1
     """Batch in which it failed, if its daemon knows; -1: unknown."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.tokens import TokenShards
+from headway.stages.early_stop import EvaluationTally, StopRule
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec, codec_between
@@ -63,6 +64,7 @@ def reference(
     initial: Callable[[str], dict[str, Tensor]] | None = None,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
+    If evaluations end the job at boundary S, it is W_S.
 
     Under an adapter that is the adapters alone.
 
@@ -95,10 +97,16 @@ def reference(
     sets = [{name: _trained(layer) for name, layer in model.items()} for model in models]
     cuts = {name: _CodedCut(job) for name in coded_cuts}
 
+    rule, tally, end = StopRule.of(train), EvaluationTally(), train.batches
     for b in range(train.batches):
+        if b == end:
+            break
         started = perf_counter()
         version = weight_version(b, train.delay) % 2
         eval_loss = _evaluated(job, models[version], tokens, device) if train.evaluates(b) else None
+        if rule is not None and eval_loss is not None:
+            tally = rule.judge(tally, b, eval_loss)
+            end = tally.end or train.batches
         parameters = [tensor for layer in sets[version].values() for tensor in layer.values()]
         losses: list[Tensor] = []
         group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
@@ -145,7 +153,7 @@ def reference(
             )
         )
 
-    final = sets[train.batches % 2] if dtype == torch.float32 else master
+    final = sets[end % 2] if dtype == torch.float32 else master
     return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
 
 

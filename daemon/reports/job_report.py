@@ -72,8 +72,13 @@ class JobReport:
     """Last batch that began with an evaluation."""
     eval_loss: float | None = None
     """Its loss on held-out text, of the weights that it was computed on."""
+    may_stop_early: bool = False
+    """Whether evaluations may end the job before its last batch."""
+    stopped_early_at: int | None = None
+    """Boundary at which evaluations have ended the job; None: they have not."""
     tokens_per_second: float | None
     seconds_left: float | None
+    """Time to the last batch; evaluations may end the job before it."""
     exact: bool | None
     exact_reason: str
     plan_reason: str
@@ -148,6 +153,8 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         loss=progress.loss if progress and progress.batch == batch else None,
         eval_batch=evaluation[0] if evaluation else None,
         eval_loss=evaluation[1] if evaluation else None,
+        may_stop_early=spec.train.stops_early,
+        stopped_early_at=_early_end(job),
         tokens_per_second=rate,
         seconds_left=left if phase.phase is not Phase.FINISHED else 0.0,
         exact=is_exact,
@@ -199,6 +206,13 @@ def _report_in(view: ClusterView, job: JobView, places: Mapping[str, int]) -> Jo
         if why
         else report
     )
+
+
+def _early_end(job: JobView) -> int | None:
+    """Return the boundary at which a job has finished before its last batch; None: it has not."""
+    if job.phase.phase is not Phase.FINISHED or job.checkpoint is None or job.spec is None:
+        return None
+    return job.checkpoint.boundary if job.checkpoint.boundary < job.spec.train.batches else None
 
 
 def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
@@ -263,6 +277,12 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
 
 
+def time_left(report: JobReport) -> str:
+    """Return `3:05 left`, or `at most 3:05 left`."""
+    assert report.seconds_left is not None
+    return f"{'at most ' if report.may_stop_early else ''}{duration(report.seconds_left)} left"
+
+
 def planning_note(report: JobReport, now: float) -> str:
     """Return `planning since 3 s`, or an empty text. now: seconds since the epoch."""
     since = report.planning_since
@@ -310,7 +330,7 @@ def report_line(report: JobReport, *, now: float) -> str:
     if report.goodput.useful_share is not None:
         parts.append(f"goodput {report.goodput.useful_share:.0%}".replace("%", " %"))
     if report.seconds_left:
-        parts.append(f"{duration(report.seconds_left)} left")
+        parts.append(time_left(report))
     notes = (queue_note(report), planning_note(report, now), report.reason, *report.waits[:1], *report.ailments[:1])
     parts += [text for text in notes if text]
     return " · ".join(parts)

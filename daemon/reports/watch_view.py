@@ -29,13 +29,13 @@ from headway.daemon.reports.job_report import (
     NO_FASTER_PLAN,
     JobReport,
     StageReport,
-    duration,
     evaluation_text,
     planning_note,
     progress_text,
     queue_note,
     report_in,
     report_line,
+    time_left,
 )
 from headway.daemon.reports.loss_curve import draw_curve
 from headway.daemon.reports.moments import time_of_day
@@ -311,7 +311,7 @@ def _progress(report: JobReport, width: int) -> RenderableType:
     if report.tokens_per_second:
         numbers.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.seconds_left:
-        numbers.append(f"{duration(report.seconds_left)} left")
+        numbers.append(time_left(report))
     filled = width * min(done, report.batches) // report.batches
     bar = Text("━" * filled, style="green", no_wrap=True).append("━" * (width - filled), style="bright_black")
     return Group(bar, *(Text(line) for line in fitted(numbers, width)))

@@ -9,7 +9,7 @@ from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import is_moving
-from headway.daemon.records.records import DeviceKey, Phase, PlanRecord
+from headway.daemon.records.records import DeviceKey, Phase, PlanRecord, WorkerState
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
 from headway.daemon.situation.lost_workers import LostWorkers
@@ -61,6 +61,19 @@ class JobSituation:
     def next(self) -> PlanHealth:
         """Return the health of the plan in preparation."""
         return self._health(self.job.next)
+
+    @cached_property
+    def end(self) -> int:
+        """Return the job's last boundary. An earlier one than the last batch's is known once a worker stands there."""
+        return self.spec.train.batches if self.early_end is None else self.early_end[0]
+
+    @cached_property
+    def early_end(self) -> tuple[int, int] | None:
+        """Return the boundary at which evaluations end the job, and the best one's batch; None: none has."""
+        for worker in self.current.workers.values():
+            if worker.state is WorkerState.STOPPED and worker.boundary is not None and worker.best_batch is not None:
+                return worker.boundary, worker.best_batch
+        return None
 
     def _health(self, plan: PlanRecord | None) -> PlanHealth:
         return PlanHealth(plan=plan, job=self.job, view=self.view, now=self.now)

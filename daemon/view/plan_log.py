@@ -38,6 +38,7 @@ class PlanLog:
                     generation=job.phase.generation,
                     phase=job.phase.phase.value,
                     reason=job.phase.reason,
+                    boundary=job.checkpoint.boundary if job.checkpoint is not None else None,
                 )
         for name in self._phases.keys() - view.jobs.keys():
             del self._phases[name]

@@ -14,6 +14,7 @@ from headway.optim.layer_optimizer import optimizer_factory
 from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
 from headway.stages.data.tokens import TokenShards
 from headway.stages.device.device import StageDevice
+from headway.stages.early_stop import EvaluationTally
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, LayerName, Timeline
 from headway.stages.state.device_loading import DeviceLoading
@@ -84,7 +85,11 @@ def load_stage(
         return layers, None
     if JOURNAL in sources:
         on_layer(sources[JOURNAL])
-    return layers, _load_journal(sources.get(JOURNAL), start, session)
+    journal = _load_journal(sources.get(JOURNAL), start, session)
+    if start.source_job:
+        # The evaluations of the job that wrote the rows do not end this one.
+        journal.tally = EvaluationTally(below=start.boundary if spec.train.stops_early else 0)
+    return layers, journal
 
 
 def write_layers(order: Write, session: HeldSession) -> Wrote:

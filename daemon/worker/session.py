@@ -48,6 +48,8 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
     is_running: bool = False
     boundary: int | None = None
     """Boundary of the live layers; None while they are between boundaries."""
+    best_batch: int | None = None
+    """Batch of the best evaluation, if evaluations end the job at `boundary`."""
     layers: dict[str, LayerT] = field(default_factory=dict)
     journal: JournalT | None = None
     """The journal, on the last stage."""
@@ -123,7 +125,7 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         journal: JournalT | None,
     ) -> None:
         """Record that a generation has started: its layers are held, all others were dropped."""
-        self.generation, self.boundary = generation, boundary
+        self.generation, self.boundary, self.best_batch = generation, boundary, None
         self.timeline, self.stage = timeline, stage
         self.layers, self.journal = layers, journal
 
@@ -131,9 +133,12 @@ class WorkerSession(Generic[LayerT, JournalT, TokensT]):
         """Record that the executor is about to change the layers."""
         self.is_running, self.boundary = True, None
 
-    def did_stop(self, boundary: int | None) -> None:
-        """Record that the executor has returned: at a boundary, or interrupted between two."""
-        self.is_running, self.boundary = False, boundary
+    def did_stop(self, boundary: int | None, *, best_batch: int | None = None) -> None:
+        """Record that the executor has returned: at a boundary, or interrupted between two.
+
+        best_batch: of the evaluations that end the job at this boundary.
+        """
+        self.is_running, self.boundary, self.best_batch = False, boundary, best_batch
 
     def admit(self, job: str, generation: int) -> None:
         """Admit an order about the generation of the last Start. Raises OrderRefusedError for any other generation."""

@@ -15,9 +15,9 @@ from headway.proto.control_pb2 import Report, Start
 from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import LETTING_GO_S, Snapshots
 from headway.stages.state.host_blocks import HostBlocks
+from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import SnapshotEnded, SnapshotWriter
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class SnapshotReports:
         if not start.snapshot_dir:
             return None
         interval = SnapshotInterval(spec.fault.snapshot_every, spec.fault.checkpoint_every)
-        is_over = start.boundary == spec.train.batches
+        is_over = start.boundary == spec.train.batches  # one that ends early writes files that nobody needs
         self._snapshots = Snapshots(
             self._writer,
             interval,

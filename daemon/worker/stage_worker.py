@@ -37,6 +37,7 @@ from headway.proto import control_pb2
 from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.device.run_events import DeviceDone
+from headway.stages.early_stop import StopRule
 from headway.stages.errors import (
     AbortedError,
     CompilationError,
@@ -318,7 +319,8 @@ class StageWorker:
         """Drop rows between two operations. An order about another generation comes too late to matter."""
         session = self._session
         if (session.job, session.generation) == (order.job_name, order.generation) and session.journal is not None:
-            session.journal.drop_below(Batch(order.boundary))
+            assert session.spec is not None
+            session.journal.drop_below(Batch(order.boundary), StopRule.of(session.spec.train))
 
     # --- Running ----------------------------------------------------------------------------------------------------
 
@@ -409,13 +411,14 @@ class StageWorker:
         finally:
             # From here on heartbeats describe an idle worker; reports still name the batch.
             self._run, self._batch = None, run.executor.batch
-            session.did_stop(boundary)
+            session.did_stop(boundary, best_batch=run.executor.best_batch if boundary is not None else None)
         if boundary is None:
             self._goodput.recovers(perf_counter())
             self._records.event("aborted", batch=self._batch, reason=reason)
             return
         assert session.spec is not None
-        self._goodput.waits(IDLE if boundary == session.spec.train.batches else REPLAN, perf_counter())
+        is_over = boundary == session.spec.train.batches or session.best_batch is not None
+        self._goodput.waits(IDLE if is_over else REPLAN, perf_counter())
         self._records.event("stopped", boundary=boundary)
         log.info("boundary_reached", job=session.job, generation=session.generation, boundary=boundary)
         self._report_at_boundary(boundary)
@@ -453,7 +456,9 @@ class StageWorker:
 
     def _report_at_boundary(self, boundary: int) -> None:
         session = self._session
-        at_boundary = control_pb2.AtBoundary(job=session.job, generation=session.generation, boundary=boundary)
+        at_boundary = control_pb2.AtBoundary(
+            job=session.job, generation=session.generation, boundary=boundary, best_batch=session.best_batch
+        )
         self._report(Report(at_boundary=at_boundary))
 
     def _on_batch(self, row: JournalRow) -> None:

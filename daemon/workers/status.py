@@ -25,6 +25,8 @@ class Standstill:
 
     run_key: JobGeneration
     boundary: int
+    best_batch: int | None = None
+    """As in WorkerRecord."""
 
 
 class OrderKind(StrEnum):

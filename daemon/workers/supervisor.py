@@ -321,7 +321,8 @@ class Supervisor:
                 handle.status = status.did_choose(Standstill(run_key, report.stop_chosen.boundary))
             case "at_boundary":
                 run_key = JobGeneration(report.at_boundary.job, report.at_boundary.generation)
-                handle.status = status.did_stop(Standstill(run_key, report.at_boundary.boundary))
+                best_batch = report.at_boundary.best_batch if report.at_boundary.HasField("best_batch") else None
+                handle.status = status.did_stop(Standstill(run_key, report.at_boundary.boundary, best_batch))
             case "wrote":
                 self._wrote(handle, report.wrote)
             case "released":

@@ -5,7 +5,7 @@ from dataclasses import replace
 from headway.stages.device.device import StageDevice
 from headway.stages.links.link import Frame, FrameKind, Link
 
-HOST_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL, FrameKind.STOP})
+HOST_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL, FrameKind.STOP, FrameKind.JOB_END})
 """Kinds whose tensors the host makes."""
 
 _ROWS_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION})

@@ -20,11 +20,11 @@ from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
 
 DOWNSTREAM_KINDS = frozenset({FrameKind.ACTIVATION, FrameKind.EVALUATION, FrameKind.NORM_TOTAL, FrameKind.TIED_SUMS})
-UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.TIED_SUMS})
+UPSTREAM_KINDS = frozenset({FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.TIED_SUMS, FrameKind.JOB_END})
 REPLICA_KINDS = frozenset({FrameKind.SUMS, FrameKind.REDUCED, FrameKind.UPDATE_SHARE, FrameKind.LOSSES, FrameKind.STOP})
 """Kinds that only replicas of one stage exchange."""
-SIBLING_KINDS = REPLICA_KINDS | {FrameKind.NORM_TOTAL}
-_NORM_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL})
+SIBLING_KINDS = REPLICA_KINDS | {FrameKind.NORM_TOTAL, FrameKind.JOB_END}
+_LEADS_KINDS = frozenset({FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL, FrameKind.JOB_END})
 
 ALIGNMENT_BYTES = 64
 """Every tensor of a payload begins at a multiple of this; the gap is zeros."""
@@ -57,6 +57,9 @@ class TensorForm:
         return tuple(shape) == self.shape
 
 
+_JOB_END = TensorForm(torch.int64, (2,))
+
+
 @dataclass(frozen=True, slots=True)
 class FrameContract:
     """The forms of each kind's tensors, and how many of the largest frames one side may have unacknowledged."""
@@ -82,9 +85,8 @@ class FrameContract:
     ) -> "FrameContract":
         """Return the contract between a job's stages. No schedule has more than 2m microbatches in flight on a stage.
 
-        has_norms: only the leading replicas of two stages exchange the norm. has_ties: these are the first and the last
-        stage of a tied embedding. activations, gradients: their codecs,
-        which are equal on one link.
+        has_norms: only the leading replicas of two stages exchange the norm, and the job's end. has_ties: these are the
+        first and the last stage of a tied embedding. activations, gradients: their codecs, which are equal on one link.
         """
         tokens = (train.microbatch_size, train.sequence_length)
         hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
@@ -94,16 +96,17 @@ class FrameContract:
             FrameKind.GRADIENT: _coded(hidden, gradients),
             FrameKind.NORM_SQUARES: (TensorForm(torch.float64, (len(layer_names(model)),), may_be_shorter=True),),
             FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+            **({FrameKind.JOB_END: (_JOB_END,)} if train.stops_early else {}),
         }
         ties = cls.between_ends(model, train)
         return cls(
             forms={
-                **{kind: form for kind, form in forms.items() if has_norms or kind not in _NORM_KINDS},
+                **{kind: form for kind, form in forms.items() if has_norms or kind not in _LEADS_KINDS},
                 **(ties.forms if has_ties else {}),
             },
             max_unacknowledged_frames=(4 if train.eval_every else 2) * train.microbatches
             + (ties.max_unacknowledged_frames if has_ties else 0)
-            + 4,
+            + (8 if train.stops_early else 4),
             codecs={FrameKind.ACTIVATION: activations, FrameKind.GRADIENT: gradients},
         )
 
@@ -151,6 +154,8 @@ class FrameContract:
                 forms[FrameKind.UPDATE_SHARE] = (TensorForm(update_shares.dtype, share),)
             if speaker == 0:
                 forms[FrameKind.NORM_TOTAL] = (TensorForm(torch.float64, ()),)
+                if train.stops_early:
+                    forms[FrameKind.JOB_END] = (_JOB_END,)
             if speaker == 0 and layers[0] == layer_names(model)[0]:
                 forms[FrameKind.STOP] = (TensorForm(torch.int64, ()),)
             return forms

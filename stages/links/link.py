@@ -24,14 +24,15 @@ class FrameKind(IntEnum):
     UPDATE_SHARE = 11  # between replicas: (as iterated, [elements of the sender's share of the update],)
     EVALUATION = 12  # downstream, ahead of the ACTIVATION of its number: a held-out microbatch, never coded
     TIED_SUMS = 13  # between first and last stage: (float32 [vocabulary, hidden] of one group, for a tied embedding,)
+    JOB_END = 14  # upstream, and from the leading replica to the others: (int64 [2] boundary, best batch,)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message of one generation.
 
-    The norm kinds and STOP have microbatch 0. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the sender's
-    first one, which identifies the sender. That of TIED_SUMS is the group.
+    The norm kinds, STOP and JOB_END have microbatch 0. The microbatch of SUMS, REDUCED, LOSSES and UPDATE_SHARE is the
+    sender's first one, which identifies the sender. That of TIED_SUMS is the group.
     """
 
     kind: FrameKind

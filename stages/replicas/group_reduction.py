@@ -104,7 +104,9 @@ class GroupReduction:
     def reduce_own(self, batch: int) -> Tensor | None:
         """Return the own slice of the mean gradient, once all groups' sums of it are there; the others need it."""
         copies = self._sums.get(batch, {})
-        if len(copies) < len(self._groups) or not _are_done(copies):
+        # A copy to the device may be seen to be done before its own event, and so that of a later batch first.
+        is_next = batch == self._next_reduced[self._index]
+        if not is_next or len(copies) < len(self._groups) or not _are_done(copies):
             return None
         del self._sums[batch]
         of_replicas = {replica: copy.take()[0] for replica, copy in copies.items()}
@@ -124,7 +126,11 @@ class GroupReduction:
 
     def finish(self, batch: int) -> list[Tensor] | None:
         """Return the mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
-        if batch not in self._reduced or any(batch >= next_batch for next_batch in self._next_reduced.values()):
+        if (
+            batch not in self._reduced
+            or batch > min(self._reduced)
+            or any(batch >= next_batch for next_batch in self._next_reduced.values())
+        ):
             return None
         if not _are_done(self._slices.get(batch, {})):
             return None

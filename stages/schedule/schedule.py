@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Literal
 
+from headway.stages.early_stop import stop_lag
 from headway.stages.schedule.cursor import Cursor
 from headway.stages.spec import TrainSpec, weight_version
 
@@ -84,6 +86,7 @@ class Awaited(Enum):
     SNAPSHOT = "snapshot"  # the writer that still reads what the next update would change
     LOSSES = "losses"  # of the own last stage, from its device
     CLIP_TOTAL = "clip_total"  # squares from downstream on the first stage, the total from upstream on the others
+    JUDGEMENT = "judgement of an evaluation"  # from downstream
 
 
 def replica_depth(stage_depth: int, *, num_held: int, num_microbatches: int) -> int:
@@ -157,6 +160,8 @@ class StageSchedule:
     """True if updates wait for the norm of the whole model's gradient."""
     shares_update: bool = False
     """True if each replica of the stage orthogonalises a share of its matrices, and an update waits for all shares."""
+    judged_every: int = 0
+    """Batches between evaluations that may end the job; 0: none does."""
 
     @classmethod
     def of(
@@ -190,6 +195,7 @@ class StageSchedule:
             num_batches=train.batches,
             has_clip=train.clip_norm > 0,
             shares_update=shares_update,
+            judged_every=train.eval_every if train.stops_early else 0,
         )
 
     @property
@@ -228,11 +234,14 @@ class ScheduleState:
         "_held",
         "awaits_losses",
         "backwards",
+        "end",
+        "first_unjudged",
         "forwards",
         "gradients",
         "in_flight",
         "inputs",
         "is_forwards_turn",
+        "lag",
         "losses_below",
         "own_shares_below",
         "reduced_below",
@@ -259,6 +268,13 @@ class ScheduleState:
         """k of the newest W_k that is applied."""
         self.stop = schedule.num_batches
         """Boundary at which the stage stops."""
+        self.end = schedule.num_batches
+        """The job's last boundary, as far as the judged evaluations say."""
+        self.lag = stop_lag(schedule.delay)
+        """The first forward of a batch waits for the judgement of an evaluation so many batches before."""
+        self.first_unjudged: float = inf
+        """Oldest evaluated batch whose judgement is not known. Those that a run begins beyond have ended nothing."""
+        self._judged_below(max(0, schedule.first_batch - self.lag))
         self.inputs: set[tuple[int, int]] = set()
         """(batch, microbatch) whose activations have arrived and wait."""
         self.gradients: set[tuple[int, int]] = set()
@@ -282,8 +298,10 @@ class ScheduleState:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the stop boundary is reached: its last update applied, nothing in flight."""
-        return self.version >= self.stop and self.in_flight == 0
+        """Return whether the stop boundary is reached: its last update applied, nothing in flight, and all evaluations
+        before it judged.
+        """
+        return self.version >= self.stop <= self.first_unjudged and self.in_flight == 0
 
     @property
     def is_empty(self) -> bool:
@@ -412,6 +430,27 @@ class ScheduleState:
         contributed_below = self.reduced_below if self.schedule.is_lead else self.backwards.batch
         return self.schedule.has_clip and batch == self.totals_below < contributed_below
 
+    def expects_judgement(self, batch: int) -> bool:
+        """Return whether a judgement is new, and of an evaluation in which this stage has done its part."""
+        every = self.schedule.judged_every
+        return every > 0 and batch % every == 0 and self.first_unjudged <= batch < self.forwards.batch
+
+    def judged(self, batch: int, end: int) -> None:
+        """Note what an evaluation and all before it say about the job's last boundary.
+
+        Raises ValueError when the stage is past that boundary, or the job is.
+        """
+        assert self.expects_judgement(batch), f"unexpected judgement of batch {batch}"
+        if not self._begun <= end <= self.schedule.num_batches:
+            raise ValueError(f"the job cannot end at {end}: batches below {self._begun} have begun")
+        self._judged_below(batch + 1)
+        self.end = min(self.end, end)
+        self.stop = min(self.stop, end)
+
+    def _judged_below(self, batch: int) -> None:
+        every = self.schedule.judged_every
+        self.first_unjudged = -(-batch // every) * every if every else inf
+
     def updated(self, batch: int) -> None:
         """Note that W_{b+1} is applied."""
         assert batch == self.version, f"update {batch} on version {self.version}"
@@ -430,16 +469,22 @@ class ScheduleState:
         begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
         if self.schedule.groups is not None:
             begun = max(begun, self.backwards.batch + self.schedule.delay + 1)
+            if begun > self.first_unjudged + self.lag:  # no replica begins that batch before the judgement is known
+                begun = int(self.first_unjudged) + self.lag
         self.stop = min(self.stop, begun)
         return self.stop
 
     def stop_at(self, boundary: int) -> None:
         """Stop where the first stage has chosen. Raises ValueError when the stage is past that."""
-        begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
-        begun = max((begun, *(batch + 1 for batch, _ in self.inputs)))
-        if not begun <= boundary <= self.schedule.num_batches:
-            raise ValueError(f"cannot stop at {boundary}: batches below {begun} have begun")
+        if not self._begun <= boundary <= self.end:
+            raise ValueError(f"cannot stop at {boundary}: batches below {self._begun} have begun")
         self.stop = boundary
+
+    @property
+    def _begun(self) -> int:
+        """Return the first batch of which this stage has nothing."""
+        begun = self.forwards.batch + (1 if self.forwards.num_done else 0)
+        return max((begun, *(batch + 1 for batch, _ in self.inputs)))
 
 
 def next_op(state: ScheduleState) -> Op | Wait:
@@ -478,11 +523,16 @@ def _forward(state: ScheduleState) -> Forward | None:
     """Return the forward that could run now."""
     schedule, cursor = state.schedule, state.forwards
     batch = cursor.batch
-    if state.in_flight < schedule.depth and batch < state.stop and batch - schedule.delay <= state.version:
+    if state.in_flight < schedule.depth and batch < state.stop and _may_begin(state, batch):
         microbatch = cursor.lowest_next if schedule.is_first else cursor.first_of(state.inputs)
         if microbatch >= 0:
             return Forward(batch, microbatch)
     return None
+
+
+def _may_begin(state: ScheduleState, batch: int) -> bool:
+    """Return whether a batch's weights are there, and no evaluation can end the job before that batch any more."""
+    return batch - state.schedule.delay <= state.version and batch - state.lag < state.first_unjudged
 
 
 def awaited(state: ScheduleState) -> Awaited:
@@ -493,7 +543,7 @@ def awaited(state: ScheduleState) -> Awaited:
         return Awaited.SNAPSHOT
     schedule = state.schedule
     batch = state.forwards.batch
-    if batch < state.stop and batch - schedule.delay <= state.version and state.in_flight < schedule.depth:
+    if batch < state.stop and _may_begin(state, batch) and state.in_flight < schedule.depth:
         return Awaited.INPUT
     if state.in_flight:
         return Awaited.GRADIENT
@@ -504,4 +554,4 @@ def awaited(state: ScheduleState) -> Awaited:
             return Awaited.CLIP_TOTAL
         is_short = state.schedule.shares_update and state.shares_below <= state.version
         return Awaited.SHARES if is_short else Awaited.LOSSES
-    return Awaited.INPUT
+    return Awaited.JUDGEMENT if min(batch - state.lag + 1, state.stop) > state.first_unjudged else Awaited.INPUT

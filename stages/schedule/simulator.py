@@ -124,17 +124,20 @@ def simulate(
     seed: int = 0,
     stop: StopRequest | None = None,
     snapshots: SnapshotTimes | None = None,
+    end_after: Callable[[int], int] | None = None,
 ) -> Simulation:
     """Run a pipeline to its stop boundary, or until nothing moves.
 
     schedules and times: one per worker. links: one per neighbouring pair of stages, sibling_links: one per stage, each
     for all of their workers; none means no latency. Every duration is stretched by a factor between 1 and 1 + jitter,
-    drawn from the seed.
+    drawn from the seed. end_after: the job's last boundary, as known after the evaluation of a batch.
     """
     num_stages = len(stages_of(schedules))
     links = links or (LinkTimes(),) * (num_stages - 1)
     sibling_links = sibling_links or (LinkTimes(),) * num_stages
-    return _Pipeline(schedules, times, links, sibling_links, _stretch(jitter, seed), snapshots).run(stop)
+    pipeline = _Pipeline(schedules, times, links, sibling_links, _stretch(jitter, seed), snapshots)
+    pipeline.end_after = end_after
+    return pipeline.run(stop)
 
 
 def stages_of(schedules: Sequence[StageSchedule]) -> list[list[int]]:
@@ -164,6 +167,7 @@ class _Pipeline:
         snapshots: SnapshotTimes | None,
     ) -> None:
         self.snapshots = snapshots
+        self.end_after: Callable[[int], int] | None = None
         self.states = [ScheduleState(schedule) for schedule in schedules]
         self.times = times
         self.links = links
@@ -179,6 +183,11 @@ class _Pipeline:
         """Per worker and batch: how many reduced slices are there."""
         self.shares = [dict[int, int]() for _ in schedules]
         """Per worker and batch: how many shares of its update are there."""
+        self.losses: dict[int, int] = {}
+        """Per batch: how many workers of the last stage have told the lead its losses."""
+        self.last_lead = self.stages[-1][0]
+        if schedules[-1].judged_every:
+            self.states[self.last_lead].awaits_losses = True
         self.stretch = stretch
         self.now = 0.0
         self.running: list[Op | None] = [None] * len(schedules)
@@ -195,6 +204,7 @@ class _Pipeline:
     def run(self, stop: StopRequest | None) -> Simulation:
         if stop is not None:
             self._after(stop.at, lambda: self._ask_for_stop(stop))
+        self._begin_judging()
         for stage in range(len(self.states)):
             self._start_next(stage)
         while self.events:
@@ -257,6 +267,7 @@ class _Pipeline:
                     above = self._neighbour(stage, -1, microbatch)
                     self._send(stage, above, lambda: self.states[above].gradient_arrived(batch, microbatch))
                 if is_last_of_batch:
+                    self._tell_losses(stage, batch)
                     for sibling in self._siblings(stage):
                         self._send(stage, sibling, lambda owner=sibling: self._sums_arrived(owner, batch))  # type: ignore[misc]
                     self._sums_arrived(stage, batch)
@@ -302,6 +313,46 @@ class _Pipeline:
         if state.schedule.is_lead:
             self.squares[worker][0] = batch
             self._pass_squares(worker, batch)
+
+    def _begin_judging(self) -> None:
+        """Tell the newest judgement of the batches before the run."""
+        state = self.states[self.last_lead]
+        every = state.schedule.judged_every
+        newest = (state.schedule.first_batch - 1) // every * every if every else -1
+        if newest >= state.first_unjudged:
+            self._judge(newest)
+
+    def _tell_losses(self, worker: int, batch: int) -> None:
+        """The last backward of a batch is done: the lead of the last stage hears of its losses, ahead of the sums."""
+        if not self.states[worker].schedule.is_last or not self.states[self.last_lead].awaits_losses:
+            return
+        if worker == self.last_lead:
+            self._losses_arrived(batch)
+        else:
+            self._send(worker, self.last_lead, lambda: self._losses_arrived(batch), num_bytes=0)
+
+    def _losses_arrived(self, batch: int) -> None:
+        if _is_complete(self.losses, batch, len(self.stages[-1])):
+            state = self.states[self.last_lead]
+            state.losses_known(batch)
+            if state.expects_judgement(batch):
+                self._judge(batch)
+
+    def _judge(self, batch: int) -> None:
+        assert self.end_after is not None, "the schedule waits for judgements"
+        self._learn_end(self.last_lead, batch, self.end_after(batch))
+
+    def _learn_end(self, worker: int, batch: int, end: int) -> None:
+        """Note a judgement. A lead tells its siblings and the lead of the stage before."""
+        schedule = self.states[worker].schedule
+        self.states[worker].judged(batch, end)
+        if not schedule.is_lead:
+            return
+        listeners = self._siblings(worker)
+        if not schedule.is_first:
+            listeners.append(self._neighbour(worker, -1, 0))
+        for listener in listeners:
+            self._send(worker, listener, lambda other=listener: self._learn_end(other, batch, end), num_bytes=0)  # type: ignore[misc]
 
     def _share_arrived(self, worker: int, batch: int) -> None:
         if _is_complete(self.shares[worker], batch, len(self.stages[self.stage_of[worker]])):

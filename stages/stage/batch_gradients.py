@@ -116,9 +116,11 @@ class BatchGradients:
         self._siblings.received(frame, tensor)
 
     def go_on(self, batch: int) -> None:
-        """What a sibling has sent is on the device."""
+        """What a sibling has sent is on the device. Batches are reduced in order, so a later one may have waited."""
         assert self._siblings is not None
-        self._reduced_if_whole(batch, self._siblings.go_on(batch))
+        while self._siblings.has_contributed(batch):
+            self._reduced_if_whole(batch, self._siblings.go_on(batch))
+            batch += 1
 
     def clipped(self, batch: int) -> list[Tensor]:
         """The gradient of a batch, clipped; it stays for the update."""

@@ -22,6 +22,7 @@ from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.drawn_tokens import DrawnTokens
+from headway.stages.stage.end_relay import EndRelay
 from headway.stages.stage.frame_reception import FrameReception
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
@@ -95,6 +96,7 @@ class Executor:
         self._gradients = BatchGradients(
             context, state=self.state, links=links, siblings=self._siblings, norm=self._norm
         )
+        self._end = EndRelay(context, state=self.state, links=links, siblings=self._siblings)
         self._reception = FrameReception(
             context,
             links,
@@ -102,6 +104,7 @@ class Executor:
             siblings=self._siblings,
             gradients=self._gradients,
             norm=self._norm,
+            end=self._end,
             rows=self._rows,
             device=device,
             events=self.events,
@@ -129,6 +132,11 @@ class Executor:
         """Frames of other generations. They were dropped."""
         return self._reception.num_stale_frames
 
+    @property
+    def best_batch(self) -> Batch | None:
+        """The best evaluation's batch, if evaluations end the job at the boundary that is reached."""
+        return self._end.best_batch
+
     # --- Between operations ---
 
     def accept(self, item: Frame | LinkLost | DeviceDone) -> None:
@@ -155,6 +163,7 @@ class Executor:
         """The run begins: the journal is cut at the boundary, and a first snapshot may be due."""
         if self._rows is not None:
             self._rows.begin()
+            self._end.began(self._rows.tally)
         if self.snapshots is not None:
             self.snapshots.attach(self.events, self._snapshot_copied)
             self.snapshots.started(self._content.layers, self._content.journal)
@@ -295,6 +304,8 @@ class Executor:
     def _row_done(self, row: JournalRow) -> None:
         """All losses of a batch are known, so that its update may run."""
         self.state.losses_known(row.batch)
+        if self._rows is not None and self.state.expects_judgement(row.batch):
+            self._end.judged(row.batch, self._rows.tally)
         self.observer.batch_done(row)
 
     def _orthogonalize(self, batch: int) -> int:

@@ -23,6 +23,7 @@ from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.schedule import Awaited, ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.context import StageContext
+from headway.stages.stage.end_relay import EndRelay
 from headway.stages.stage.journal_writer import JournalWriter
 from headway.stages.stage.norm_relay import NormRelay
 from headway.stages.stage.replicas import Siblings
@@ -71,6 +72,7 @@ class FrameReception:
         siblings: Siblings | None,
         gradients: BatchGradients,
         norm: NormRelay,
+        end: EndRelay,
         rows: JournalWriter | None,
         device: StageDevice,
         events: RunEvents,
@@ -85,6 +87,7 @@ class FrameReception:
         self._siblings = siblings
         self._gradients = gradients
         self._norm = norm
+        self._end = end
         self._rows = rows
         self.inputs: dict[tuple[int, int], ArrivedMicrobatch] = {}
         """(batch, microbatch) to what has arrived."""
@@ -137,6 +140,9 @@ class FrameReception:
                 copy = self._device.copy_in(frame.tensors)
                 self._gradients.tied_arrived(frame, copy)
                 self._events.when_arrived(copy, self._gradients.join_ties)
+            case FrameKind.JOB_END:
+                self._require(frame, self._end.expects(batch))
+                self._end_arrived(frame)
             case _:
                 self._accept_from_sibling(frame)
 
@@ -158,11 +164,20 @@ class FrameReception:
                 return siblings.awaited_share(state.version) or "this stage"
             case Awaited.LOSSES:
                 return self._device.name
-            case Awaited.CLIP_TOTAL if siblings is not None and not self._schedule.is_lead:
+            case Awaited.CLIP_TOTAL | Awaited.JUDGEMENT if siblings is not None and not self._schedule.is_lead:
                 return siblings.lead
+            case Awaited.JUDGEMENT:
+                link = self._links.downstream_lead
             case Awaited.CLIP_TOTAL:
                 link = self._links.upstream_lead or self._links.downstream_lead
         return link.peer if link is not None else "the coordinator"
+
+    def _end_arrived(self, frame: Frame) -> None:
+        end, best_batch = map(int, numbers_of(frame.tensors[0]))
+        try:
+            self._end.arrived(frame.batch, end=end, best_batch=best_batch)
+        except ValueError as error:
+            raise ProtocolError(self._sender(frame), str(error)) from error
 
     def _accept_from_sibling(self, frame: Frame) -> None:
         siblings = self._siblings
@@ -221,7 +236,8 @@ class FrameReception:
             raise ProtocolError(self._sender(frame), f"sent an unexpected {what}")
 
     def _sender(self, frame: Frame) -> str:
-        if frame.kind in REPLICA_KINDS or (frame.kind is FrameKind.NORM_TOTAL and not self._schedule.is_lead):
+        is_from_lead = frame.kind in (FrameKind.NORM_TOTAL, FrameKind.JOB_END) and not self._schedule.is_lead
+        if frame.kind in REPLICA_KINDS or is_from_lead:
             return (self._siblings and self._siblings.peer(frame)) or "an unknown peer"
         if frame.kind is FrameKind.TIED_SUMS:
             other_end = self._links.tied.get(frame.microbatch)

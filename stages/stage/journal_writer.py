@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from headway.stages.early_stop import EvaluationTally, StopRule
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import Batch
 from headway.stages.spec import TrainSpec
@@ -55,6 +56,9 @@ class JournalWriter:
         self._known: dict[int, dict[int, float]] = {}
         self._next_batch = int(context.boundary)
         self._batch_ended = 0.0
+        self._rule = StopRule.of(context.train)
+        self.tally = EvaluationTally()
+        """What all evaluations of the job say about its end."""
 
     @property
     def is_empty(self) -> bool:
@@ -64,6 +68,8 @@ class JournalWriter:
     def begin(self) -> None:
         """Begin the run."""
         self._journal.truncate(self._context.boundary)
+        if self._rule is not None:
+            self.tally = self._rule.judge_all(self._journal.tally, self._journal.evaluations())
         self._batch_ended = perf_counter()
 
     def add(self, batch: int, places: Sequence[int], losses: Sequence[float]) -> None:
@@ -98,4 +104,6 @@ class JournalWriter:
         )
         self._batch_ended = now
         self._journal.append(row)
+        if self._rule is not None and row.eval_loss is not None:
+            self.tally = self._rule.judge(self.tally, row.batch, row.eval_loss)
         self._on_batch(row)

@@ -109,6 +109,10 @@ class Siblings:
             return self._reduction.expects_sums(sibling, batch)
         return self._reduction.expects_reduced(sibling, batch)
 
+    def has_contributed(self, batch: int) -> bool:
+        """Return whether this replica's own backwards of a batch are in its sums."""
+        return self._reduction.has_contributed(batch)
+
     def end_batch(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> list[Tensor] | None:
         """End the own backwards of a batch; sums: per held group. Returns as `go_on`."""
         for sibling, part in self._reduction.contribute(batch, sums).items():

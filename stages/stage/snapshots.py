@@ -11,10 +11,10 @@ from headway.stages.device.device import HostCopy
 from headway.stages.device.run_events import RunEvents
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.stage.context import StageContext
-from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.state.host_blocks import HostBlocks, HostMemoryError
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_state import LayerState
+from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.state.state_file import StateHeader, to_host
 

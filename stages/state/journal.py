@@ -1,13 +1,14 @@
 """The result of every batch: the losses as they were computed, and their cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headway.stages.early_stop import EvaluationTally, StopRule
 from headway.stages.ids import Batch, Boundary, Generation, LayerName
 from headway.stages.sums import fold
 
@@ -25,6 +26,8 @@ _EVAL_LOSS = "eval_loss"
 """A column beside them, float64 [n], NOT_EVALUATED where there is none. It is left out where no row has one."""
 NOT_EVALUATED = -1.0
 """No loss is below 0, and one of weights that have diverged may be NaN."""
+_TALLY = "evaluation_tally"
+"""What is left of evaluations whose rows were dropped, float64 [5]: the fields of EvaluationTally in their order."""
 _MIN_CAPACITY = 64
 
 
@@ -61,6 +64,8 @@ class Journal:
     def __init__(self, rows: Iterable[JournalRow] = ()) -> None:
         self._length = 0
         self._columns = _empty(_MIN_CAPACITY, 0)
+        self.tally = EvaluationTally()
+        """What evaluations say that count and have no rows here. Those of rows below its batch do not count."""
         for row in rows:
             self.append(row)
 
@@ -82,6 +87,12 @@ class Journal:
             )
             for batch, generation, losses, seconds, tokens, eval_loss in zip(*columns, strict=True)
         )
+
+    def evaluations(self) -> Sequence[tuple[int, float]]:
+        """Return batch and held-out loss of each evaluation, oldest first."""
+        batches, losses = (self._columns[name][: self._length] for name in ("batch", _EVAL_LOSS))
+        evaluated = losses != NOT_EVALUATED
+        return tuple(zip(batches[evaluated].tolist(), losses[evaluated].tolist(), strict=True))
 
     @property
     def first_batch(self) -> Batch | None:
@@ -114,26 +125,32 @@ class Journal:
         """Cut to the batches below a boundary."""
         self._length = self._length_below(boundary)
 
-    def drop_below(self, batch: Batch) -> None:
+    def drop_below(self, batch: Batch, rule: StopRule | None = None) -> None:
         """Drop the rows of older batches, and free their memory. The newest row stays: it says which batch is next.
 
-        What `tensors` has returned keeps its rows.
+        What `tensors` has returned keeps its rows. rule: the tally keeps what it needs of dropped evaluations.
         """
         first = self.first_batch
         num_dropped = 0 if first is None else min(batch - first, self._length - 1)
         if num_dropped > 0:
+            if rule is not None:
+                dropped = [each for each in self.evaluations() if each[0] < self._columns["batch"][num_dropped]]
+                self.tally = rule.judge_all(self.tally, dropped)
             self._move_rows(num_dropped, capacity=max(2 * (self._length - num_dropped), _MIN_CAPACITY))
 
     def tensors(self, *, below: Boundary | None = None) -> dict[str, Tensor]:
         """Return the rows, or those below a boundary, as columns.
 
         These are: `losses` float32 [n, m], `seconds` and `eval_loss` float64 [n], the others int64 [n]. `eval_loss` is
-        left out if no row has one. They are no copies, but rows that are appended later do not change them.
+        left out if no row has one. They are no copies, but rows that are appended later do not change them. A tally
+        goes with them.
         """
         length = self._length if below is None else self._length_below(below)
         tensors = {name: torch.from_numpy(column[:length]) for name, column in self._columns.items()}
         if (self._columns[_EVAL_LOSS][:length] == NOT_EVALUATED).all():
             del tensors[_EVAL_LOSS]
+        if self.tally != EvaluationTally():
+            tensors[_TALLY] = torch.tensor(astuple(self.tally), dtype=torch.float64)
         return tensors if length else tensors | {"losses": torch.empty(0, 0)}
 
     @classmethod
@@ -160,6 +177,8 @@ class Journal:
         for name, column in given.items():
             journal._columns[name][:length] = column
         journal._length = length
+        if _TALLY in tensors:
+            journal.tally = _tally_of(tensors[_TALLY])
         return journal
 
     def _move_rows(self, num_dropped: int, *, capacity: int) -> None:
@@ -174,6 +193,15 @@ class Journal:
         if not self._length:
             return 0
         return min(self._length, max(0, boundary - int(self._columns["batch"][0])))
+
+
+def _tally_of(tensor: Tensor) -> EvaluationTally:
+    if tensor.dtype != torch.float64 or tensor.shape != (len(fields(EvaluationTally)),):
+        raise ValueError("the journal's tally of evaluations has another form")
+    below, best_loss, best_batch, num_failures, end = tensor.tolist()
+    return EvaluationTally(
+        below=int(below), best_loss=best_loss, best_batch=int(best_batch), num_failures=int(num_failures), end=int(end)
+    )
 
 
 def _empty(capacity: int, width: int) -> dict[str, "np.ndarray[Any, Any]"]:

@@ -98,6 +98,8 @@ class Train:
     eval_microbatches: int
     router_balance_loss: float
     router_z_loss: float
+    eval_patience: int
+    eval_min_delta: float
 
     @property
     def delay(self) -> int:

@@ -1,5 +1,6 @@
 """The recurrence of docs/numerics.md, section 1: one process, one version of the weights after another."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,8 @@ class Trained:
 def train(
     job: Job, streams: Sequence[Stream], *, coded_cuts: Sequence[str] = (), held_out: Sequence[Stream] = ()
 ) -> Trained:
-    """Losses of all batches, and W_B in float32. Sets the threads of this process.
+    """Losses of all batches, and W_B in float32; if evaluations end the job at boundary S, those below S, and W_S. Sets
+    the threads of this process.
 
     coded_cuts: layers whose input, and its gradient, the job's codec rounds.
     """
@@ -43,11 +45,18 @@ def train(
     versions = {0: initial_adapters(job.model, job.adapter, seed=job.seed) if job.adapter.rank else base}
     update = Update(job, versions[0])
     losses, evaluations = [], {}
+    best, num_failed, end = math.inf, 0, settings.batches
     for b in range(settings.batches):
+        if b == end:
+            break
         version = versions[max(0, b - delay)]
         if settings.eval_every and b % settings.eval_every == 0:
             assert len(held_out) == len(streams), "an evaluation needs validation splits"
             evaluations[b] = evaluation(job, held_out, version, base)
+            is_lower = evaluations[b] < best - settings.eval_min_delta
+            best, num_failed = (evaluations[b], 0) if is_lower else (best, num_failed + 1)
+            if num_failed == settings.eval_patience and not is_lower:
+                end = min(end, b + 2 + delay)
         done = [gradient_of(job, streams, wire, version, base, b=b, i=i) for i in range(settings.microbatches)]
         losses.append(mean_loss([value for value, _ in done]))
         gradient = mean_gradient([gradient for _, gradient in done], num_groups=settings.reduction_groups)
@@ -57,7 +66,7 @@ def train(
             gradient["embed"]["weight"] = gradient["head"]["lm_head.weight"] = tied
         versions[b + 1] = update(b, versions[b], clipped(gradient, clip_norm=settings.clip_norm, is_tied=is_tied))
         versions.pop(b - delay, None)
-    return Trained(losses=losses, weights=versions[settings.batches], evaluations=evaluations)
+    return Trained(losses=losses, weights=versions[end], evaluations=evaluations)
 
 
 def evaluation(job: Job, held_out: Sequence[Stream], weights: Weights, base: Weights) -> float:

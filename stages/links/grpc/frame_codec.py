@@ -40,6 +40,7 @@ WIRE_KINDS = {
     FrameKind.UPDATE_SHARE: FrameHeader.UPDATE_SHARE,
     FrameKind.EVALUATION: FrameHeader.EVALUATION,
     FrameKind.TIED_SUMS: FrameHeader.TIED_SUMS,
+    FrameKind.JOB_END: FrameHeader.JOB_END,
 }
 _PADDING = memoryview(bytes(aligned(1)))
 

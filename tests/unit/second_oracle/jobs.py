@@ -139,6 +139,11 @@ JOBS = {
     "evaluated": job_file("eval_every = 2\neval_microbatches = 2", batches=5),
     "evaluated, masked, bfloat16": job_file('eval_every = 3\nloss_mask = "data"\ndtype = "bfloat16"\nloss_chunk = 5'),
     "evaluated, int8": job_file('eval_every = 1\nwire = "int8"\nschedule = "1f1b"'),
+    "ends early": job_file("eval_every = 1\neval_patience = 2\neval_min_delta = 0.02", batches=12),
+    "ends early, 1f1b, bfloat16": job_file(
+        'schedule = "1f1b"\neval_every = 2\neval_patience = 1\neval_min_delta = 0.05\ndtype = "bfloat16"', batches=12
+    ),
+    "may end early": job_file("eval_every = 3\neval_patience = 9", batches=8),
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
     "rate with a floor": job_file(optim="lr_floor = 0.2", batches=8),

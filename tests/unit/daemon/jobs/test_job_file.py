@@ -161,6 +161,19 @@ REFUSED = {
         NAMED + "[placement]\nreplicas = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]",
         "placement.replicas: names 11 stages, but 10 layers and",
     ),
+    "patience without evaluations": (NAMED + "[train]\neval_patience = 2", "eval_patience: needs evaluations; set"),
+    "delta without patience": (
+        NAMED + "[train]\neval_every = 2\neval_min_delta = 0.1",
+        "train.eval_min_delta: is not used without eval_patience",
+    ),
+    "negative delta": (
+        NAMED + "[train]\neval_every = 2\neval_patience = 2\neval_min_delta = -0.1",
+        "train.eval_min_delta: must be at least 0, is -0.1",
+    ),
+    "delta that is no number": (
+        NAMED + "[train]\neval_every = 2\neval_patience = 2\neval_min_delta = nan",
+        "train.eval_min_delta: expected a finite number, got nan",
+    ),
     "evaluation": (NAMED + "[train]\neval_microbatches = 9", "eval_microbatches: 9 held-out microbatches are computed"),
     "attention of compiled blocks": (
         NAMED + '[train]\nrecompute = "attention"\ncompile = true',

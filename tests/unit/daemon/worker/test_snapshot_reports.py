@@ -8,7 +8,7 @@ from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import StageRecords
 from headway.proto.control_pb2 import Report
 from headway.stages.ids import Boundary, Generation, LayerName, Timeline
-from headway.stages.stage.snapshot_interval import SnapshotInterval
+from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.state.state_file import WrittenFile
 

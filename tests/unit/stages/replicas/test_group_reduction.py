@@ -142,7 +142,7 @@ def test_who_is_late_is_named() -> None:
 @pytest.mark.parametrize("own", [0, 1])
 def test_both_ends_of_a_sibling_link_agree_on_its_frames(own: int) -> None:
     """What one end may say is what the other expects, to the element; both allow as many bytes under way."""
-    train = with_train(microbatches=7, reduction_groups=3)
+    train = with_train(microbatches=7, reduction_groups=3, eval_every=1, eval_patience=1)
     layers, held = ("block.2", "head"), ((0, 2), (1,))
     shares = UpdateShares(owners=(0, 1), num_elements=(6, 4), dtype=torch.bfloat16)
     ends = [
@@ -159,9 +159,26 @@ def test_both_ends_of_a_sibling_link_agree_on_its_frames(own: int) -> None:
     total = num_elements(layers, MODEL)
     assert at_lead[FrameKind.SUMS][0].shape == (1, total // 2)
     assert at_other[FrameKind.SUMS][0].shape == (2, total - total // 2)
-    assert at_lead[FrameKind.LOSSES][0].shape == (2,)
+    assert at_lead[FrameKind.LOSSES][0].shape == (4,), "two of held-out microbatches"
     of_updates = [at[FrameKind.UPDATE_SHARE][0] for at in (at_lead, at_other)]
     assert [(form.dtype, form.shape) for form in of_updates] == [(torch.bfloat16, (4,)), (torch.bfloat16, (6,))]
     assert FrameKind.LOSSES not in at_other
     assert FrameKind.NORM_TOTAL not in at_lead
     assert ends[0].max_unacknowledged_bytes >= 3 * 4 * (2 * (total - total // 2) + total)
+
+
+def test_batches_are_reduced_in_order() -> None:
+    """The copies of batch 1 are seen to be done before those of batch 0 → batch 1 waits until batch 0 is reduced."""
+    held: list[tuple[int, ...]] = [(0,), (1,)]
+    replica, other = (Replica(held, index, 4, 2) for index in (0, 1))
+    for batch in (0, 1):
+        replica.reduction.contribute(batch, replica.sums)
+        replica.reduction.add_sums(batch, 1, Held((other.reduction.contribute(batch, other.sums)[0],)))
+    assert replica.reduction.reduce_own(1) is None
+    for batch in (0, 1):
+        mean = replica.reduction.reduce_own(batch)
+        assert mean is not None
+        replica.reduction.add_reduced(batch, 1, Held((torch.zeros(sum(map(torch.Size.numel, SHAPES)) - len(mean)),)))
+    assert replica.reduction.finish(1) is None
+    assert replica.reduction.finish(0) is not None
+    assert replica.reduction.finish(1) is not None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from headway.stages.early_stop import stop_lag
 from headway.stages.schedule.schedule import (
     ScheduleName,
     StageSchedule,
@@ -27,6 +28,16 @@ class Case:
     seed: int = 0
     stop: StopRequest | None = None
     snapshots: SnapshotTimes | None = None
+    decided_at: int | None = None
+    """Batch whose evaluation ends the job, if the schedules judge evaluations; None: none does."""
+
+    @property
+    def end(self) -> int:
+        """The job's last boundary."""
+        schedule = self.schedules[0]
+        if self.decided_at is None:
+            return schedule.num_batches
+        return min(self.decided_at + stop_lag(schedule.delay), schedule.num_batches)
 
     def simulate(self) -> Simulation:
         return simulate(
@@ -38,7 +49,12 @@ class Case:
             seed=self.seed,
             stop=self.stop,
             snapshots=self.snapshots,
+            end_after=self._end_after,
         )
+
+    def _end_after(self, batch: int) -> int:
+        is_decided = self.decided_at is not None and batch >= self.decided_at
+        return self.end if is_decided else self.schedules[0].num_batches
 
 
 def stage_schedules(
@@ -148,3 +164,17 @@ def cases(draw: st.DrawFn) -> Case:
         stop=draw(st.none() | stop),
         snapshots=draw(st.none() | st.builds(SnapshotTimes, every=st.integers(1, 3), seconds=st.floats(0.0, 200.0))),
     )
+
+
+@st.composite
+def judged_cases(draw: st.DrawFn) -> Case:
+    """The same with evaluations that are judged, one of which may end the job; it may lie before the run."""
+    case, every = draw(cases()), draw(st.integers(1, 4))
+    first, delay = case.schedules[0].first_batch, case.schedules[0].delay
+    num_batches = first + draw(st.integers(1, 14))
+    case = replace(
+        case,
+        schedules=tuple(replace(each, num_batches=num_batches, judged_every=every) for each in case.schedules),
+    )
+    possible = [b for b in range(0, num_batches, every) if b + stop_lag(delay) >= first]
+    return replace(case, decided_at=draw(st.none() | st.sampled_from(possible)) if possible else None)

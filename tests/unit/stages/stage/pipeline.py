@@ -36,7 +36,6 @@ from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.loop import StageLoop
 from headway.stages.stage.observer import StageObserver
-from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.host_blocks import HostBlocks
@@ -44,6 +43,7 @@ from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
 from headway.stages.state.layer_state import LayerState
 from headway.stages.state.optimizer import OptimizerFactory
+from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.telemetry.goodput import Goodput
 from headway.stages.telemetry.recent_ops import RecentOps

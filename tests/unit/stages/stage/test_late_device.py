@@ -12,10 +12,10 @@ from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.links.codec import Codec
 from headway.stages.schedule.schedule import Update
-from headway.stages.stage.snapshot_interval import SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal
+from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotWriter
 from tests.fakes.late_streams import late_device
 from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots

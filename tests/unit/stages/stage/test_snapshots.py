@@ -17,10 +17,10 @@ from headway.stages.schedule.schedule import Backward, Update
 from headway.stages.stage import snapshots
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.loop import StageLoop
-from headway.stages.stage.snapshot_interval import LATE_S, SnapshotInterval
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import SUFFIX
+from headway.stages.state.snapshot_interval import LATE_S, SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.state.state_file import StateHeader, read_state
 from tests.unit.stages.stage.pipeline import (
