@@ -13,6 +13,9 @@ from headway.stages.spec import ModelSpec
 MIXTURES: Final = ("mixtral", "qwen3_moe", "dots1")
 """The families, by `model_type`."""
 
+MOST_EXPERTS: Final = 512
+"""Each expert of each block is three matrices by themselves, which are listed before a weight is read."""
+
 _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "mixtral": {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
@@ -51,6 +54,8 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         field: _count(config, _present(config, field, names.get(field, field))) for field in _COUNTS
     }
+    if fields["num_experts"] > MOST_EXPERTS:
+        raise ValueError(f"{fields['num_experts']} experts are more than the {MOST_EXPERTS} that are read")
     if fields["num_experts_per_tok"] > fields["num_experts"]:
         raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {fields['num_experts']} experts")
     is_normed = config.get("norm_topk_prob", model_type == "mixtral")

@@ -225,6 +225,7 @@ def test_options_that_no_family_has_are_named() -> None:
             family_of(spec)
 
 
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if value is not None}
 
 
@@ -246,6 +247,13 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
         ({"sliding_window": 16}, "sliding_window = 16"),
         ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window = 'all'"),
         ({"model_type": "qwen2", "head_dim": 16}, "head_dim = 16"),
+        (MIXTRAL | {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
+        (MIXTRAL | {"num_local_experts": 10**9}, "1000000000 experts are more than"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 4 experts"),
+        (MIXTRAL | {"n_group": 2}, "n_group = 2"),
+        (MIXTRAL | {"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers = \[0\]"),
+        (MIXTRAL | {"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        ({"model_type": "dots1", "n_routed_experts": 4, "num_experts_per_tok": 2}, "moe_intermediate_size = None"),
         ({"model_type": "qwen2", "attention_bias": True}, "attention_bias = True"),
         ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
         ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear'"),
