@@ -54,6 +54,7 @@ class Case:
 
     name: str
     replicas: tuple[int, ...] = (1, 1, 1)
+    model: dict[str, Any] = field(default_factory=dict)
     adapter: AdapterSpec = field(default_factory=AdapterSpec)
     train: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Case:
         """Return the job."""
         return JobSpec(
             job=JobSection(name="memory"),
-            model=replace(MODEL, adapter=self.adapter),
+            model=replace(MODEL, adapter=self.adapter, **self.model),
             train=replace(TRAIN, **self.train),
             optim=replace(OPTIM, **self.optim),
             placement=PlacementSpec(replicas=self.replicas, share_updates=self.share_updates),
@@ -86,6 +87,9 @@ ADAMW, LION = GroupSpec(name="adamw"), GroupSpec(name="lion")
 LORA = AdapterSpec(rank=16)
 BF16 = {"dtype": "bfloat16"}
 NARROW = {"matrices": replace(OPTIM.matrices, momentum_dtype="bfloat16"), "error_feedback_dtype": "bfloat16"}
+DOCUMENTS = {"loss_mask": "data", "documents": "separate"}
+QWEN3 = {"qk_norm": True, "head_dim": 64}
+LARGE = {"vocab_size": 152_064, "hidden_size": 64, "num_hidden_layers": 2}
 CASES = (
     Case("2bw"),
     Case("1f1b", train={"schedule": "1f1b"}, most=1.15),
@@ -130,6 +134,28 @@ CASES = (
     Case("LoRA, loss in chunks", adapter=LORA, train={"loss_chunk": 64}),
     Case("LoRA, 1f1b", adapter=LORA, train={"schedule": "1f1b"}, most=1.15),
     Case("LoRA, replicas", (2, 2), adapter=LORA, train={"reduction_groups": 4, "batches": 5}, most=MOST_OF_REPLICAS),
+    Case("LoRA, qwen3", model=QWEN3, adapter=LORA),
+    Case("LoRA, documents", adapter=LORA, train=DOCUMENTS),
+    Case("LoRA, documents, evaluated", adapter=LORA, train=DOCUMENTS | {"eval_every": 1}),
+    Case("LoRA, 152k tokens in chunks", (1, 1), model=LARGE, adapter=LORA, train={"loss_chunk": 32}),
+    Case("mask", train={"loss_mask": "data"}),
+    Case("documents, five stages", (1, 1, 1, 1, 1), train=DOCUMENTS),
+    Case("documents, bfloat16", train=DOCUMENTS | BF16),
+    Case("documents, recompute block", train=DOCUMENTS | {"recompute": "block"}),
+    Case("evaluated", train={"eval_every": 1}),
+    Case("evaluated, 1f1b", train={"eval_every": 1, "schedule": "1f1b"}, most=1.15),
+    Case("evaluated, loss in chunks", train={"eval_every": 1, "loss_chunk": 64}),
+    Case("qwen3", model=QWEN3),
+    Case("qwen3, bfloat16", model=QWEN3, train=BF16),
+    Case("qwen2", model={"qkv_bias": True}),
+    Case("sliding window", model={"sliding_window": 32}),
+    Case("sliding window, documents", model={"sliding_window": 32}, train=DOCUMENTS),
+    Case("phi3", model={"fused_projections": True, "num_key_value_heads": 4}),
+    Case("tied", model={"tie_word_embeddings": True}),
+    Case("tied, two stages", (1, 1), model={"tie_word_embeddings": True}),
+    Case("152k tokens", (1, 1), model=LARGE),
+    Case("152k tokens in chunks", (1, 1), model=LARGE, train={"loss_chunk": 32}),
+    Case("152k tokens in chunks, bfloat16", (1, 1), model=LARGE, train={"loss_chunk": 32} | BF16),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
     Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),
 )

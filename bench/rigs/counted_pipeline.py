@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -33,8 +34,12 @@ As = Callable[[int], AbstractContextManager[None]]
 """Counts what is made inside for a worker."""
 
 
+DOCUMENT: Final = 48
+"""Tokens of a document."""
+
+
 class RandomTokens:
-    """Tokens by (batch, microbatch)."""
+    """Tokens by (batch, microbatch). Every other target counts if there is a mask, and documents follow each other."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -45,7 +50,13 @@ class RandomTokens:
         window = torch.randint(
             self._vocabulary, (train.microbatch_size, train.sequence_length + 1), generator=generator
         )
-        return Microbatch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
+        inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        if not train.has_mask:
+            return Microbatch(inputs, targets)
+        targets[:, ::2] = -100
+        places = torch.arange(train.sequence_length, dtype=torch.int32) % DOCUMENT
+        positions = places.repeat(train.microbatch_size, 1) if train.separates_documents else None
+        return Microbatch(inputs, targets, positions, torch.tensor(targets.numel() / 2))
 
     def held_out(self, train: TrainSpec, microbatch: int) -> Microbatch:
         """As a `MicrobatchSource`."""
@@ -192,12 +203,17 @@ class CountedPipeline:
                 links |= dict.fromkeys(plan.stages[other].groups or every, link)
             return {group: links[group] for group in plan.stages[position].groups or every}
 
+        # The other end's link is the neighbour's where there are two stages.
+        has_ties = self._spec.model.trains_tie and plan.num_stages > 1
+        other_end = {0: plan.num_stages - 1, plan.num_stages - 1: 0}.get(here, -1) if has_ties else -1
         siblings = {
             index: CopyLink(str(other), self._from_siblings[other])
             for index, other in enumerate(plan.replicas[here])
             if other != position
         }
-        return StageLinks(upstream=to_stage(here - 1), downstream=to_stage(here + 1), siblings=siblings)
+        return StageLinks(
+            upstream=to_stage(here - 1), downstream=to_stage(here + 1), siblings=siblings, tied=to_stage(other_end)
+        )
 
 
 def unlimited_node(name: str) -> NodeRecord:

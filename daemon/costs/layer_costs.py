@@ -294,7 +294,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
     bytes a logit in all, in either dtype, before the gradient of the head's weights is there. Its forward needs less.
     In chunks it keeps none: each chunk is computed a second time, beside the fp32 sum of its weight's gradients and the
-    chunk's own.
+    chunk's own. The gradient that the backward returns comes after that.
     """
     model, train = spec.model, spec.train
     num_matrix = model.vocab_size * model.hidden_size
@@ -305,7 +305,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
         of_weight = 0 if is_frozen else (FP32_BYTES + element_bytes(train)) * num_matrix
-        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + of_weight
+        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + of_weight - own_gradient
     return _cost(
         spec,
         "head",
