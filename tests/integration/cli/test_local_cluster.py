@@ -57,7 +57,9 @@ def test_a_second_ctrl_c_does_not_wait(program: Any) -> None:
     up.send_signal(signal.SIGINT)
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=30)
-    assert program.leftovers() == []
+    assert (
+        program.leftovers(within_s=10) == []
+    )  # a killed daemon's worker ends by itself, on a busy machine a bit later
 
 
 def test_a_state_folder_serves_one_cluster(standing: Any) -> None:
