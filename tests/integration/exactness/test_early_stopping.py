@@ -58,6 +58,7 @@ def assert_told(job: JobView, end: int, eval_losses: tuple[float, ...]) -> None:
     assert report.reason == f"Stopped early at batch {end}: the held-out loss has not fallen since batch {best}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "schedule"), [(1, "2bw"), (2, "1f1b"), (3, "2bw"), (2, "2bw"), (3, "1f1b"), (1, "1f1b")]
 )
@@ -73,7 +74,7 @@ async def test_a_job_ends_where_the_plain_loop_does(
         assert_told(job_of(await session.view(), spec.job.name), len(plain.losses), result.eval_losses)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("schedule", ["2bw", pytest.param("1f1b", marks=pytest.mark.slow)])
 async def test_a_kill_between_the_decision_and_the_end_changes_nothing(
     harness: FaultHarness, oracle: Oracle, tmp_path: Path, schedule: str
 ) -> None:
@@ -87,6 +88,7 @@ async def test_a_kill_between_the_decision_and_the_end_changes_nothing(
     assert_told(outcome.job, end, outcome.result.eval_losses)
 
 
+@pytest.mark.slow
 async def test_replicas_end_together(harness: FaultHarness, oracle: Oracle, tmp_path: Path) -> None:
     """2-1-2, and a replica of the last stage that does not lead dies in the last batch."""
     spec = ending_early(replicated_job("early-replicas", 2, 1, 2), tmp_path / "data")
@@ -98,6 +100,7 @@ async def test_replicas_end_together(harness: FaultHarness, oracle: Oracle, tmp_
     assert_told(outcome.job, end, outcome.result.eval_losses)
 
 
+@pytest.mark.slow
 async def test_a_pause_before_the_end_loses_no_evaluation(
     cluster: LocalCluster, set_pace: Callable[[float], None], oracle: Oracle, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from headway.stages.data.shard_writer import writing_shards
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, small_job
 from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(180)]
 
 EPOCHS = 2
 NUM_ROWS = 250
