@@ -22,12 +22,12 @@ from typing import cast
 
 from rigs.measure import machine, progress, versions
 
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.telemetry.reading_reports import PERIOD_S
 from headway.daemon.view.cluster_view import ClusterView, JobView

@@ -32,7 +32,6 @@ from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.agent.agent import REST_S
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import FetchState
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, SpecRecord
@@ -40,6 +39,7 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView

@@ -21,12 +21,12 @@ import torch
 from rigs.measure import Figure, progress, report
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.node.lifecycle import KEPT_BYTES
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import fetch_from_nodes
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.reach.reach_target import Reach
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 

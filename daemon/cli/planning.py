@@ -132,8 +132,8 @@ def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[J
 
     Raises ConfigError for what `submit` would refuse.
     """
-    from headway.daemon.data.tokenizer_match import check_tokenizer
     from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
+    from headway.daemon.shards.tokenizer_match import check_tokenizer
 
     check_adapter(spec, job)
     train = spec.train

@@ -67,7 +67,6 @@ def submit(
     from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
-    from headway.daemon.data.tokenizer_match import check_tokenizer
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
     from headway.daemon.jobs.epochs import epochs_text
@@ -76,6 +75,7 @@ def submit(
     from headway.daemon.origin.origin_config import model_opener, whole_path
     from headway.daemon.origin.submission import read_parts
     from headway.daemon.reports.safety_report import why_unprotected
+    from headway.daemon.shards.tokenizer_match import check_tokenizer
 
     if job is None and origin is None:
         raise ConfigError("name a job file, or a checkpoint with --from", "submit")

@@ -1,1 +1,1 @@
-"""Turns text into token shards, and finds them for a node."""
+"""Turns text into tokens: its sources, its tokenizers, its chats."""

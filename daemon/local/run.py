@@ -13,7 +13,6 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import check_finished, follow_job
 from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.data.tokenizer_match import check_tokenizer
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.device_defaults import what_was_filled_in
 from headway.daemon.jobs.job import JobSpec
@@ -26,6 +25,7 @@ from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import check_place
+from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.errors import PeerError
 

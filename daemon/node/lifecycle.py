@@ -19,7 +19,6 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint, join_address, split_address
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
@@ -38,6 +37,7 @@ from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_watch import ClusterWatch

@@ -21,7 +21,6 @@ from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.cleanup.left_downloads import sweep_downloads
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -42,6 +41,7 @@ from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest

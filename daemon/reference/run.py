@@ -9,7 +9,6 @@ import torch
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.data.data_tokenizer import tokenizer_of
-from headway.daemon.data.tokenizer_match import check_tokenizer
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
@@ -24,6 +23,7 @@ from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import check_place
+from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError

@@ -12,7 +12,6 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import join_address
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.origin.origin_parts import read_part
@@ -27,6 +26,7 @@ from headway.daemon.serving.log_files import read_log
 from headway.daemon.serving.status_report import status_reply
 from headway.daemon.serving.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
 from headway.daemon.serving.trace_source import TraceSource
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile

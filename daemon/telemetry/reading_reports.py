@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
@@ -17,6 +16,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import Phase
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 PERIOD_S: Final = 2.0

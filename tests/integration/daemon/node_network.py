@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, SpecRecord, StateFile, StateRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView

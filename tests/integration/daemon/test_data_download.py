@@ -14,15 +14,15 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.cleanup.left_downloads import KEPT_S, sweeping
-from headway.daemon.data import download, verified_shards
-from headway.daemon.data.incoming_shard import IncomingShard
-from headway.daemon.data.library import DataLibrary, Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving import service
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.shards import download, verified_shards
+from headway.daemon.shards.incoming_shard import IncomingShard
+from headway.daemon.shards.library import DataLibrary, Reading
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView

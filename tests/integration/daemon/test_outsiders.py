@@ -15,12 +15,12 @@ import grpc.aio
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.records.records import Phase
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import CallLimit, StreamLimits
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2, control_pb2_grpc

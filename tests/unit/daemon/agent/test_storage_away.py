@@ -12,11 +12,11 @@ from headway.daemon.agent import agent as agent_module
 from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
 from headway.daemon.agent.steps import FetchState
 from headway.daemon.agent.surroundings import Surroundings
-from headway.daemon.data.library import Reading
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.shards.library import Reading
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView, JobView

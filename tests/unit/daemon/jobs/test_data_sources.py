@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.daemon.data.tokenizer_match import check_tokenizer
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, SourceSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
@@ -15,6 +14,7 @@ from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.jobs.source_shares import shares_text
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.records import Device
+from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
 

@@ -9,8 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headway.daemon.data import library
-from headway.daemon.data.library import DataLibrary
 from headway.daemon.errors import RecoveryError
 from headway.daemon.etcd.client import KeyValue, Snapshot
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
@@ -18,6 +16,8 @@ from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.shards import library
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView, JobView

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from headway.daemon.data.library import Reading
 from headway.daemon.errors import ConflictError, StoreUnreachableError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import SpecRecord
+from headway.daemon.shards.library import Reading
 from headway.daemon.telemetry import reading_reports
 from headway.daemon.telemetry.reading_reports import ReadingReports
 from headway.daemon.view.cluster_view import ClusterView

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.daemon.data.tokenizer_match import check_tokenizer
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, OriginSpec
+from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.stages.data.shard_writer import writing_shards
 
 VOCABULARY = {f"t{number}": number for number in range(200)}

@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from headway.daemon.data.verified_shards import CHUNK_BYTES, Advance
 from headway.daemon.errors import DamagedCopyError, RecoveryError
+from headway.daemon.shards.verified_shards import CHUNK_BYTES, Advance
 
 
 class IncomingShard:

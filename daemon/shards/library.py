@@ -10,13 +10,13 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.data.download import Download
-from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import data_folder
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.shared_work import SharedWork
+from headway.daemon.shards.download import Download
+from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.data.shard_files import fingerprint
 from headway.stages.data.shard_index import INDEX_NAME

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.data.incoming_shard import IncomingShard
-from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import in_time
+from headway.daemon.shards.incoming_shard import IncomingShard
+from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.data.shard_index import INDEX_NAME, DataFile, ShardIndex, read_index
 from headway.stages.errors import DataError, PeerError

@@ -9,9 +9,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from headway.daemon.data import verified_shards
-from headway.daemon.data.library import DataLibrary, Reading
-from headway.daemon.data.verified_shards import VerifiedShards
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.jobs.preparation import preparation_s
@@ -20,6 +17,9 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.shards import verified_shards
+from headway.daemon.shards.library import DataLibrary, Reading
+from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.start_progress import MOST_READINGS
