@@ -157,6 +157,46 @@ class FetchStateRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., boundary: _Optional[int] = ..., layer: _Optional[str] = ..., offset: _Optional[int] = ..., forward: _Optional[bool] = ..., unhurried: _Optional[bool] = ...) -> None: ...
 
 class FetchDataRequest(_message.Message):
+    __slots__ = ("sha256", "offset", "data_sha256", "forward_file")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_SHA256_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FILE_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    data_sha256: str
+    forward_file: str
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., data_sha256: _Optional[str] = ..., forward_file: _Optional[str] = ...) -> None: ...
+
+class HasDataRequest(_message.Message):
+    __slots__ = ("sha256", "source")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    source: str
+    def __init__(self, sha256: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class HasDataReply(_message.Message):
+    __slots__ = ("is_here", "free_bytes")
+    IS_HERE_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    is_here: bool
+    free_bytes: int
+    def __init__(self, is_here: _Optional[bool] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
+class GivenData(_message.Message):
+    __slots__ = ("sha256", "piece", "is_last", "error")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    piece: bytes
+    is_last: bool
+    error: str
+    def __init__(self, sha256: _Optional[str] = ..., piece: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
+
+class WantedData(_message.Message):
     __slots__ = ("sha256", "offset")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]

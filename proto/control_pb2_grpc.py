@@ -76,6 +76,16 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.TryFolderRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.TryFolderReply.FromString,
                 _registered_method=True)
+        self.HasData = channel.unary_unary(
+                '/headway.control.Node/HasData',
+                request_serializer=headway_dot_proto_dot_control__pb2.HasDataRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.HasDataReply.FromString,
+                _registered_method=True)
+        self.GiveData = channel.stream_stream(
+                '/headway.control.Node/GiveData',
+                request_serializer=headway_dot_proto_dot_control__pb2.GivenData.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.WantedData.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/headway.control.Node/Trace',
                 request_serializer=headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
@@ -144,6 +154,20 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HasData(self, request, context):
+        """Whether this node has a data set, by name and place, and room for another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GiveData(self, request_iterator, context):
+        """Bring a data set into this node's cache: the node asks for one file after the other, and the caller sends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """What the workers of a job did last, one message per worker of the plan in force.
         """
@@ -193,6 +217,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.TryFolder,
                     request_deserializer=headway_dot_proto_dot_control__pb2.TryFolderRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.TryFolderReply.SerializeToString,
+            ),
+            'HasData': grpc.unary_unary_rpc_method_handler(
+                    servicer.HasData,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.HasDataRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.HasDataReply.SerializeToString,
+            ),
+            'GiveData': grpc.stream_stream_rpc_method_handler(
+                    servicer.GiveData,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.GivenData.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.WantedData.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -418,6 +452,60 @@ class Node:
             '/headway.control.Node/TryFolder',
             headway_dot_proto_dot_control__pb2.TryFolderRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.TryFolderReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HasData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/HasData',
+            headway_dot_proto_dot_control__pb2.HasDataRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.HasDataReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveData(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headway.control.Node/GiveData',
+            headway_dot_proto_dot_control__pb2.GivenData.SerializeToString,
+            headway_dot_proto_dot_control__pb2.WantedData.FromString,
             options,
             channel_credentials,
             insecure,

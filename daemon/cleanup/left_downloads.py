@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.daemon.cleanup.compiled_code import once_a_day
-from headway.daemon.shards.download import INCOMING
+from headway.daemon.shards.incoming_data import INCOMING
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.data.shard_index import INDEX_NAME
 

@@ -1,11 +1,16 @@
 """Commands about data."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.daemon.cli.options import AsJson, OutDir, say, say_json
+from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, OutDir, say, say_json, show_sending, with_cluster
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.client.data_upload import Sent
 
 
 def register(app: typer.Typer) -> None:
@@ -13,14 +18,16 @@ def register(app: typer.Typer) -> None:
     data_app = typer.Typer(no_args_is_help=True)
     data_app.callback()(_data)
     data_app.command()(prepare)
+    data_app.command()(send)
     app.add_typer(data_app, name="data")
 
 
 def _data() -> None:
-    """Make token shards.
+    """Make token shards, and send them to a cluster.
 
     \b
     headway data prepare books/ --out data/books
+    headway data send data/books
     """
 
 
@@ -104,3 +111,45 @@ def prepare(
         say_json({"out": str(out), **table_of(prepared)})
     else:
         say("\n".join(lines_of(out, prepared)))
+
+
+def send(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)],
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send token shards to the node with the most room, unless a node has them; `submit` does so by itself.
+
+    Use it for a job that waits for data that its nodes have lost. Each node fetches what it needs from the others. A
+    transfer that broke off goes on where it stopped.
+
+    \b
+    headway data send data/books
+    """
+    from headway.daemon.client.data_upload import send_missing
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.jobs.job import DataSpec
+    from headway.stages.data.shard_index import read_index
+    from headway.stages.errors import DataError
+
+    try:
+        data = DataSpec(source=str(folder.expanduser().resolve()), sha256=read_index(folder.expanduser()).sha256)
+    except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
+        raise ConfigError(f"{error}; make data with `headway data prepare`", "FOLDER") from error
+    warnings: list[str] = []
+
+    async def work(session: "ClusterSession") -> "list[Sent]":
+        return await send_missing(session, data, warn=warnings.append, tell=show_sending)
+
+    sent = with_cluster(etcd, certs, cluster, work)
+    if as_json:
+        say_json({"sent": sent, "warnings": warnings})
+        return
+    for each in sent:
+        say(each.told)
+    if not sent and not warnings:
+        say(f"{data.source}: a node has it already")
+    for line in warnings:
+        sys.stderr.write(f"headway: {line}\n")

@@ -82,3 +82,14 @@ def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
     for row in [titles, *rows]:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_sending(node: str, num_bytes: int, total_bytes: int) -> None:
+    """Draw how much of the data a node has received."""
+    from headway.daemon.terminal import behind
+
+    if sys.stderr.isatty():
+        drawn = behind(sys.stderr)
+        end = "\n" if num_bytes == total_bytes else ""
+        drawn.write(f"\rdata to {node}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB {end}")
+        drawn.flush()

@@ -133,6 +133,7 @@ def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[J
     Raises ConfigError for what `submit` would refuse.
     """
     from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
+    from headway.daemon.shards.data_source import index_at, why_no_answer
     from headway.daemon.shards.tokenizer_match import check_tokenizer
 
     check_adapter(spec, job)
@@ -140,7 +141,10 @@ def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[J
     is_built_in = spec.data.source == BUILT_IN_SOURCE  # never of several sources, some of which are folders
     if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
         return spec, False
-    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named)
+    if why := why_no_answer(spec.data):
+        sys.stderr.write(f"headway: the plan is made without the data: {why}\n")
+        return spec, False
+    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
     check_tokenizer(spec, job)
     return spec, True
 

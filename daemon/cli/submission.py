@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, JobName, LinkKind, say, say_json, with_cluster
+from headway.daemon.cli.options import (
+    AsJson,
+    Certs,
+    Cluster,
+    Etcd,
+    JobName,
+    LinkKind,
+    say,
+    say_json,
+    show_sending,
+    with_cluster,
+)
 
 if TYPE_CHECKING:
     from headway.daemon.client.checkpoint_folder import FoundCheckpoint
@@ -65,6 +76,7 @@ def submit(
 
     from headway.daemon.client import checkpoint_folder
     from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
+    from headway.daemon.client.data_upload import Sent, send_missing
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.errors import ConfigError
@@ -75,6 +87,7 @@ def submit(
     from headway.daemon.origin.origin_config import model_opener, whole_path
     from headway.daemon.origin.submission import read_parts
     from headway.daemon.reports.safety_report import why_unprotected
+    from headway.daemon.shards.data_source import index_at
     from headway.daemon.shards.tokenizer_match import check_tokenizer
 
     if job is None and origin is None:
@@ -99,16 +112,27 @@ def submit(
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
         devices = [device for node in view.nodes.values() for device in node.devices]
-        resolved = resolve_job(spec, job_file=source, devices=devices, cache_dir=default_cache_dir(), named=named)
+        resolved = await asyncio.to_thread(
+            resolve_job,
+            spec,
+            job_file=source,
+            devices=devices,
+            cache_dir=default_cache_dir(),
+            named=named,
+            read_url=index_at,
+        )
         are_nodes_asked = session.identity is not None
         root = session.address.state_dir
         check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
         access = await folder_access(session, view, resolved.fault.checkpoint_dir)
         access.check(f"{source}:fault.checkpoint_dir")
-        name = spec.job.name
+        name, sent, warnings = spec.job.name, list[Sent](), list(access.warnings)
         if manifest is None:
             await asyncio.to_thread(check_tokenizer, resolved, source)
             resolved = await asyncio.to_thread(read_parts, resolved)
+        if name not in view.jobs:  # otherwise the job is refused, and nothing need move
+            sent = await send_missing(session, resolved.data, warn=warnings.append, tell=show_sending)
+        if manifest is None:
             await submit_job(session, resolved)
         else:
             first = checkpoint_folder.begin_with(manifest)
@@ -118,8 +142,10 @@ def submit(
             boundary = manifest.checkpoint.boundary if manifest is not None else 0
             parent = manifest.job if manifest is not None else ""
             told = {"job": name, "boundary": boundary, "from": parent, "unprotected": warning}
-            say_json({**told, "warnings": access.warnings})
+            say_json({**told, "sent": sent, "warnings": warnings})
             return
+        for each in sent:
+            say(each.told)
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         if resolved.train.epochs:
@@ -128,7 +154,7 @@ def submit(
             sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
         if warning:
             sys.stderr.write(f"headway: {name} is unprotected: {warning}\n")
-        for line in access.warnings:
+        for line in warnings:
             sys.stderr.write(f"headway: {line}\n")
 
     with_cluster(etcd, certs, cluster, work)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.data.byte_tokenizer import tokenizer_json
-from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_of
+from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir
 from headway.daemon.origin.carried import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
@@ -20,10 +20,10 @@ from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
 from headway.daemon.results.model_place import told_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import in_time
+from headway.daemon.shards.data_source import tokenizer_at
 from headway.daemon.situation.boundaries import holders, newest_complete
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView
-from headway.stages.data.shard_index import read_index
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.model.adapters import merged
 from headway.stages.model.initial_weights import initial_parameters
@@ -221,8 +221,7 @@ def _tokenizer(spec: JobSpec) -> DataTokenizer | None:
     source = spec.data.parts[0].source  # all sources have one tokenizer
     if source == BUILT_IN_SOURCE:
         return DataTokenizer(text=tokenizer_json())
-    folder = Path(source)
     try:
-        return tokenizer_of(folder, read_index(folder))
-    except (DataError, OSError):
+        return tokenizer_at(source, default_cache_dir())
+    except (ConfigError, DataError, OSError):
         return None  # without its tokenizer, the folder still holds a usable model

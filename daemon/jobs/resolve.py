@@ -4,12 +4,13 @@ Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits 
 """
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.epochs import with_epochs_of
 from headway.daemon.jobs.flags_choice import with_flags_of
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from headway.stages.data.shard_index import ShardIndex
 
 BUILT_IN_SOURCE = "python-stdlib"
+
+ReadIndex = Callable[[str], "ShardIndex"]
+"""Returns the index of the data at a URL. Raises ConfigError."""
+
+
+def no_urls(url: str) -> "ShardIndex":
+    """Raise ConfigError: this caller reads folders alone."""
+    raise ConfigError("is a URL, and only folders are read here", url)
 
 
 def default_cache_dir() -> Path:
@@ -40,17 +49,19 @@ def resolve_job(
     devices: Iterable[KernelDevice],
     cache_dir: Path,
     named: Collection[str] | None = None,
+    read_url: ReadIndex = no_urls,
 ) -> JobSpec:
     """Return the job with everything fixed. devices: those that may compute it.
 
-    named: the keys of its file, so that the devices may decide some others; None: the job leaves none open.
+    named: the keys of its file, so that the devices may decide some others; None: the job leaves none open. read_url:
+    reads what lies at a URL.
 
     A relative data source is relative to the job file's folder. Raises ConfigError: data that is missing, damaged,
     other than the job's sha256, too short, or of a larger vocabulary; a kernel of attention that no device has; an
     adapter beside random weights.
     """
     check_adapter(spec, job_file)
-    known = with_data(spec, job_file=job_file, cache_dir=cache_dir, named=named)
+    known = with_data(spec, job_file=job_file, cache_dir=cache_dir, named=named, read_url=read_url)
     return for_devices(known, devices, source=str(job_file), named=named)
 
 
@@ -61,10 +72,20 @@ def check_adapter(spec: JobSpec, job_file: Path) -> None:
         raise ConfigError(what, f"{job_file}:adapter.rank")
 
 
-def with_data(spec: JobSpec, *, job_file: Path, cache_dir: Path, named: Collection[str] | None = None) -> JobSpec:
+def with_data(
+    spec: JobSpec,
+    *,
+    job_file: Path,
+    cache_dir: Path,
+    named: Collection[str] | None = None,
+    read_url: ReadIndex = no_urls,
+) -> JobSpec:
     """Return the job with everything fixed that its data decides. Arguments and errors are those of `resolve_job`."""
-    parts = zip(spec.data.parts, spec.data.part_keys, strict=True)
-    found = [_read_data(spec, part, f"{job_file}:{key}", job_file, cache_dir) for part, key in parts]
+    found = []
+    for part, key in zip(spec.data.parts, spec.data.part_keys, strict=True):
+        source, index = _find_data(part, f"{job_file}:{key}", job_file, cache_dir, read_url)
+        _check_data(spec, part, source, index, place=f"{job_file}:{key}", job_file=job_file)
+        found.append((source, index))
     check_agreement(found, str(job_file), spec.train)
     train, indices = spec.train, [index for _, index in found]
     for index in indices:
@@ -89,8 +110,8 @@ def _named_data(data: DataSpec, found: "Sequence[tuple[str, ShardIndex]]", job_f
 
 
 def has_data_here(spec: JobSpec, job_file: Path) -> bool:
-    """Return whether the job's data can be read on this machine. The built-in data always can."""
-    folders = [part.source for part in spec.data.parts if part.source != BUILT_IN_SOURCE]
+    """Return whether the job's folders of data are on this machine. The built-in data always is."""
+    folders = [part.source for part in spec.data.parts if part.source != BUILT_IN_SOURCE and not is_url(part.source)]
     try:
         return all((job_file.parent / Path(source).expanduser() / INDEX_NAME).exists() for source in folders)
     except (OSError, RuntimeError):  # RuntimeError: ~NAME of an unknown user
@@ -107,18 +128,26 @@ def data_folder(source: str, cache_dir: Path) -> Path:
     return builtin_corpus(cache_dir) if source == BUILT_IN_SOURCE else Path(source)
 
 
-def _read_data(spec: JobSpec, data: DataSpec, place: str, job_file: Path, cache_dir: Path) -> "tuple[str, ShardIndex]":
-    """Return the path and the index of one source of a job's data. place: of its keys in the job file."""
+def _find_data(
+    data: DataSpec, place: str, job_file: Path, cache_dir: Path, read_url: ReadIndex
+) -> "tuple[str, ShardIndex]":
+    """Return the path or URL, and the index, of one source of a job's data. place: of its keys in the job file."""
     from headway.stages.data.shard_index import read_index
     from headway.stages.errors import DataError
 
     source = data.source
+    if is_url(source):
+        return source.rstrip("/"), read_url(source.rstrip("/"))
     try:
         if source != BUILT_IN_SOURCE:
             source = str((job_file.parent / Path(source).expanduser()).resolve())
-        index = read_index(data_folder(source, cache_dir))
+        return source, read_index(data_folder(source, cache_dir))
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
         raise ConfigError(f"{error}; make data with `headway data prepare`", f"{place}.source") from error
+
+
+def _check_data(spec: JobSpec, data: DataSpec, source: str, index: "ShardIndex", *, place: str, job_file: Path) -> None:
+    """Raise ConfigError if a job cannot train on a source. source: its path or URL."""
     if data.sha256 and data.sha256 != index.sha256:
         what = f"{source} holds data {index.sha256[:12]}…, not {data.sha256[:12]}…"
         raise ConfigError(f"{what}; correct the hash or the source", f"{place}.sha256")
@@ -136,4 +165,3 @@ def _read_data(spec: JobSpec, data: DataSpec, place: str, job_file: Path, cache_
             "shorten them or prepare more data",
             f"{job_file}:train.sequence_length",
         )
-    return source, index

@@ -17,6 +17,7 @@ from headway.daemon.jobs.bounds import (
     WEIGHT_RANGE,
 )
 from headway.daemon.jobs.checkpoint_place import why_no_place
+from headway.daemon.jobs.data_place import is_url, why_no_url
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.typed_toml import nearest
 from headway.daemon.names import JOB_NAME_RULE, is_job_name
@@ -73,6 +74,8 @@ def _check_data(spec: JobSpec, source: str) -> None:
         _check_text(source, f"{key}.source", part.source)
         if not part.source:
             _refuse(source, f"{key}.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")
+        if is_url(part.source) and (why := why_no_url(part.source)):
+            _refuse(source, f"{key}.source", why)
         least, most = WEIGHT_RANGE
         if not least <= weight <= most:
             _refuse(source, f"{key}.weight", f"must be from {least:g} to {most:g}, is {weight:g}")

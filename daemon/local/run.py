@@ -25,6 +25,7 @@ from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import check_place
+from headway.daemon.shards.data_source import index_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.errors import PeerError
@@ -82,7 +83,12 @@ async def run_job(
     """
     given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
     spec = resolve_job(
-        given.with_link(link), job_file=job_file, devices=local_devices(), cache_dir=default_cache_dir(), named=named
+        given.with_link(link),
+        job_file=job_file,
+        devices=local_devices(),
+        cache_dir=default_cache_dir(),
+        named=named,
+        read_url=index_at,
     )
     if filled_in := what_was_filled_in(given, spec):
         sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")

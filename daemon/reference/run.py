@@ -8,23 +8,23 @@ import torch
 
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.data.data_tokenizer import tokenizer_of
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.node.hardware import find_devices, memory_bytes
 from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of
 from headway.daemon.planning.cluster_plan import size
+from headway.daemon.reference.data_here import folder_here
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import check_place
+from headway.daemon.shards.data_source import index_at, tokenizer_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
-from headway.stages.data.shard_index import read_index
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
@@ -51,11 +51,11 @@ def run_reference(
     cache_dir = default_cache_dir()
     devices = find_devices(chosen, 0)
     given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
-    spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named)
+    spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named, read_url=index_at)
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)
-    folders = [data_folder(part.source, cache_dir) for part in spec.data.parts]
+    folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def run_reference(
             raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
     if progress is not None:
         progress.write("\n")
-    tokenizer = tokenizer_of(folders[0], read_index(folders[0]))
+    tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
         with AdapterFolderWriter(
             out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried

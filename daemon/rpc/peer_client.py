@@ -142,13 +142,50 @@ class NodeClient:
         timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
         return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
 
-    def fetch_data(self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+    def fetch_data(
+        self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0, data_sha256: str = "", forward_file: str = ""
+    ) -> AsyncIterator[bytes]:
         """Yield a token shard, or the index of a whole data set, by its SHA-256. Errors as in `fetch_state`.
+
+        data_sha256: of that index, so that the node looks for the data where it was not verified yet. forward_file: the
+        file's name, so that the node reads it at the job's URL. A piece may be empty: the node is at work.
 
         A shard may have any size, so there is no overall deadline: the caller limits the wait for each piece.
         """
-        request = control_pb2.FetchDataRequest(sha256=sha256, offset=offset)
+        request = control_pb2.FetchDataRequest(
+            sha256=sha256, offset=offset, data_sha256=data_sha256, forward_file=forward_file
+        )
         return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchData")(request))
+
+    async def has_data(self, endpoint: NodeEndpoint, sha256: str, source: str) -> control_pb2.HasDataReply:
+        """Return whether a node has a data set in its cache or in a folder, and its room for one. Raises PeerError."""
+        request = control_pb2.HasDataRequest(sha256=sha256, source=source)
+        return await self._ask(endpoint, lambda stub: stub.HasData(request, timeout=FOLDER_TIMEOUT_S))
+
+    async def give_data(
+        self, endpoint: NodeEndpoint, sha256: str, read: Callable[[str, int], AsyncIterator[bytes]]
+    ) -> None:
+        """Send a data set, by the SHA-256 of its index, file by file as the node asks for them.
+
+        read: yields the pieces of a file, by its SHA-256 and from an offset on; an empty hash means the index. Raises
+        PeerError, RecoveryError: the node refuses the data, or a file cannot be read.
+        """
+        wanted_files: asyncio.Queue[control_pb2.WantedData] = asyncio.Queue()
+
+        async def given() -> AsyncIterator[control_pb2.GivenData]:
+            yield control_pb2.GivenData(sha256=sha256)
+            while True:
+                wanted = await wanted_files.get()
+                try:
+                    async for piece in read(wanted.sha256, wanted.offset):
+                        yield control_pb2.GivenData(piece=piece)
+                except RecoveryError as error:
+                    yield control_pb2.GivenData(error=str(error))
+                    return
+                yield control_pb2.GivenData(is_last=True)
+
+        async for wanted in self._read(endpoint, lambda stub: stub.GiveData(given())):
+            wanted_files.put_nowait(wanted)
 
     def logs(self, endpoint: NodeEndpoint, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         """Yield the lines of a job's workers. Following has no deadline: it ends with the caller or the peer."""

@@ -35,6 +35,9 @@ class SharedWork(Generic[K, T]):
     def __len__(self) -> int:
         return len(self._under_way)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._under_way
+
     async def result(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the running work, or of the work that begins now. A caller may be cancelled alone."""
         while (work := self._under_way.get(key)) is not None and work.is_cancelled:

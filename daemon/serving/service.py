@@ -20,6 +20,7 @@ from headway.daemon.rpc.byte_streams import add_byte_streams
 from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.serving.data_service import DataService
 from headway.daemon.serving.folder_trial import FolderTrial
 from headway.daemon.serving.journal_source import JournalSource
 from headway.daemon.serving.log_files import read_log
@@ -30,7 +31,7 @@ from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
-from headway.daemon.storage.state_store import StateStore, read_chunks
+from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto import control_pb2, control_pb2_grpc
@@ -99,6 +100,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
         )
         self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
         self._folders = FolderTrial()
+        self._data = DataService(desk.node, desk.view, desk.library)
         self._traces = TraceSource(
             node=desk.node,
             view=desk.view,
@@ -164,14 +166,23 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 yield piece
 
     async def fetch_data(self, request: control_pb2.FetchDataRequest, context: Any) -> AsyncIterator[bytes]:
-        """Send a token shard or the index of a data set, by SHA-256, if this node has verified it."""
+        """Send a token shard or the index of a data set, by SHA-256."""
         async with _answering(context):
-            path = self._desk.library.find(request.sha256)
-            if path is None:
-                raise RecoveryError(f"data {request.sha256[:12]}…", f"is not on node {self._desk.node}")
-            chunks = _in_thread(read_chunks(path, offset=request.offset))
-            async for piece in self._desk.outgoing.send(TransferKind.DATA, chunks):
+            async for piece in self._desk.outgoing.send(TransferKind.DATA, self._data.pieces(request)):
                 yield piece
+
+    async def HasData(self, request: control_pb2.HasDataRequest, context: Any) -> control_pb2.HasDataReply:  # noqa: N802
+        """Return whether a data set lies here, and how much room there is for one."""
+        async with _answering(context):
+            return await self._data.has(request)
+
+    async def GiveData(  # noqa: N802
+        self, given: AsyncIterator[control_pb2.GivenData], context: Any
+    ) -> AsyncIterator[control_pb2.WantedData]:
+        """Take a data set that the caller offers: ask it for one file after the other."""
+        async with _answering(context):
+            async for wanted in self._data.take(given, caller=f"the caller at {context.peer()}"):
+                yield wanted
 
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
         """Send the output of a job's workers: of this node, of the named one, or of all."""

@@ -41,6 +41,8 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "Probe": CallLimit(in_all=8, per_connection=2),
     "FetchState": CallLimit(in_all=128, per_connection=64),
     "FetchData": CallLimit(in_all=32, per_connection=8),
+    "HasData": CallLimit(in_all=32, per_connection=8),
+    "GiveData": CallLimit(in_all=4, per_connection=2),
     "Logs": CallLimit(in_all=128, per_connection=32),
     "Journal": CallLimit(in_all=16, per_connection=8),
     "DialPeers": CallLimit(in_all=8, per_connection=2),
@@ -96,8 +98,14 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         """Return the method's handler, inside its limits."""
         handler = await continuation(details)
         name = details.method.rpartition("/")[2]
-        if handler is None or handler.request_streaming:
+        if handler is None:
             return handler
+        if handler.request_streaming:
+            assert handler.response_streaming, f"{name} answers a stream with one message"
+            wrapped = self._stream(name, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(
+                wrapped, handler.request_deserializer, handler.response_serializer
+            )
         wrapped, make = (
             (self._stream(name, handler.unary_stream), grpc.unary_stream_rpc_method_handler)
             if handler.response_streaming

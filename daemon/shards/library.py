@@ -1,6 +1,7 @@
-"""Finds a node's token shards: in the cache, in the job's folder or on another node; verified before use."""
+"""Finds a node's token shards: in the cache, in the job's folder, on another node or at a URL; verified before use."""
 
 import errno
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,15 +12,17 @@ import structlog
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.jobs.resolve import data_folder
+from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.shared_work import SharedWork
 from headway.daemon.shards.download import Download
+from headway.daemon.shards.givers import Giver, NodeGiver, UrlGiver
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.data.shard_files import fingerprint
-from headway.stages.data.shard_index import INDEX_NAME
+from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 
@@ -73,6 +76,7 @@ class DataLibrary:
         self._verified = VerifiedShards(memory)
         self._threads = FileThreads("data")
         self._downloads = FileThreads("downloads of data", num_at_once=NUM_DOWNLOAD_CALLS)
+        self._urls = FileThreads("data at URLs", num_at_once=NUM_DOWNLOAD_CALLS)
         self._opening: SharedWork[tuple[str, str], Path] = SharedWork()
         """Openings in progress by SHA-256 and source: another job may name another folder for the same data."""
         self._fetching: SharedWork[str, None] = SharedWork()
@@ -87,19 +91,21 @@ class DataLibrary:
 
         Files are read if they changed since their verification. Missing files are fetched, once for all callers.
 
-        Raises RecoveryError when no node has it, StorageAwayError when it was here or a file system does not answer.
+        Raises RecoveryError when nobody has it, StorageAwayError when it was here or a file system does not answer.
         """
         try:
             return await self._open_once(data)
         except (DataError, RecoveryError) as error:
             why_not_here = error
         try:
-            await self._fetching.result(data.sha256, partial(self._fetch, data.sha256))
+            await self._fetching.result(data.sha256, partial(self._fetch, data))
             return await self._open_once(data)
         except (DataError, RecoveryError) as error:
             is_outage = any(isinstance(each, StorageAwayError) for each in (why_not_here, error))
             kind = StorageAwayError if is_outage else RecoveryError
-            raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}") from error
+            is_folder = data.source != BUILT_IN_SOURCE and not is_url(data.source)
+            hint = "; `headway data send FOLDER`, where it lies, sends it" if is_folder and not is_outage else ""
+            raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}{hint}") from error
 
     async def look_ahead(self, data: DataSpec) -> None:
         """Verify local data in advance, so that this node can start at once. It fetches nothing."""
@@ -107,6 +113,45 @@ class DataLibrary:
             await self._open_once(data)
         except (DataError, RecoveryError, OSError) as error:
             log.info("data_not_here", sha256=data.sha256, reason=str(error))
+
+    async def has(self, data: DataSpec) -> bool:
+        """Return whether the data lies here, by its index alone."""
+
+        def look(_: Beat) -> bool:
+            try:
+                return read_index(self._place(data)).sha256 == data.sha256
+            except DataError:
+                return False
+
+        return bool(data.sha256) and await self._threads.run(data.source or str(self._cache_dir), look)
+
+    async def free_bytes(self) -> int:
+        """Return the room in the cache. Raises RecoveryError."""
+
+        def look(_: Beat) -> int:
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
+            return shutil.disk_usage(self._cache_dir).free
+
+        return await self._threads.run(str(self._cache_dir), look)
+
+    async def take(self, sha256: str, giver: Giver) -> None:
+        """Bring the data set that a caller offers. Raises RecoveryError, PeerError."""
+        if sha256 in self._fetching:
+            raise RecoveryError(f"data {sha256[:12]}…", "is arriving already; wait for it, or try again")
+        await self._fetching.result(sha256, partial(self._bring, sha256, lambda: [giver]))
+        await self._open_once(DataSpec(source="", sha256=sha256))
+
+    async def found(self, sha256: str, data_sha256: str, sources: Iterable[str]) -> Path | None:
+        """Return the file with this hash from a data set that lies here, which is verified now if it was not before.
+
+        sources: folders in which the data set may lie, beside the cache.
+        """
+        for source in ("", *sources):
+            if (path := self.find(sha256)) is not None:
+                return path
+            if await self.has(data := DataSpec(source=source, sha256=data_sha256)):
+                await self.look_ahead(data)
+        return self.find(sha256)
 
     async def _open_once(self, data: DataSpec) -> Path:
         """Open the data. Raises DataError, RecoveryError."""
@@ -154,10 +199,7 @@ class DataLibrary:
 
     def _verify(self, data: DataSpec, beat: Beat) -> _DataSet:
         """Verify in a thread."""
-        folder = self._cache_dir / data.sha256
-        if not data.sha256 or not (folder / INDEX_NAME).exists():
-            self._cache_dir.mkdir(parents=True, exist_ok=True)
-            folder = data_folder(data.source, self._cache_dir)
+        folder = self._place(data)
         index = TokenShards.open(folder, expected_sha256=data.sha256, verify=False).index
         total, done = self._verified.num_bytes_to_read(folder), 0
 
@@ -175,15 +217,37 @@ class DataLibrary:
         shards = {each.sha256: folder / each.file for each in index.files}
         return _DataSet(index.sha256, folder, state, {**shards, index.sha256: folder / INDEX_NAME})
 
-    async def _fetch(self, sha256: str) -> None:
+    def _place(self, data: DataSpec) -> Path:
+        """Return the folder with the data, if it lies here. Raises DataError."""
+        folder = self._cache_dir / data.sha256
+        if data.sha256 and (folder / INDEX_NAME).exists():
+            return folder
+        if not data.source or is_url(data.source):
+            raise DataError(data.source or f"data {data.sha256[:12]}…", "is not on this node yet")
+        self._cache_dir.mkdir(parents=True, exist_ok=True)
+        return data_folder(data.source, self._cache_dir)
+
+    async def _fetch(self, data: DataSpec) -> None:
+        """Bring data from nodes that have it; else from its URL, which another node reads for one without access."""
+
+        def givers() -> list[Giver]:
+            peers = list(self._peers())
+            nodes: list[Giver] = [NodeGiver(self._client, each, data.sha256) for each in peers]
+            if not is_url(data.source):
+                return nodes
+            others = (NodeGiver(self._client, each, data.sha256, reads_url=True) for each in peers)
+            return [*nodes, UrlGiver(data.source, self._urls), *others]
+
+        await self._bring(data.sha256, givers)
+
+    async def _bring(self, sha256: str, givers: Callable[[], Iterable[Giver]]) -> None:
         def tell(num_bytes: int, total_bytes: int) -> None:
             self.reading[sha256] = Reading(num_bytes, total_bytes)
 
         download = Download(
             self._cache_dir / sha256,
             sha256,
-            client=self._client,
-            peers=self._peers,
+            givers=givers,
             verified=self._verified,
             threads=self._downloads,
             tell=tell,

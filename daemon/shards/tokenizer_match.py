@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-from headway.daemon.data.data_tokenizer import TOKENIZER_NAME, tokenizer_of
+from headway.daemon.data.data_tokenizer import TOKENIZER_NAME
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.resolve import data_folder, default_cache_dir
-from headway.stages.data.shard_index import read_index
-
-MAX_TOKENIZER_BYTES = 256 << 20
+from headway.daemon.jobs.resolve import default_cache_dir
+from headway.daemon.shards.data_source import MAX_TOKENIZER_BYTES, tokenizer_at
 
 
 def check_tokenizer(spec: JobSpec, job_file: Path) -> None:
@@ -50,8 +48,7 @@ def _check_alike(spec: JobSpec, job_file: Path) -> None:
 
 def _tokenizer_text(source: str) -> str:
     """Return the tokenizer.json of a data source; empty if it has none."""
-    data = data_folder(source, default_cache_dir())
-    tokenizer = tokenizer_of(data, read_index(data))
+    tokenizer = tokenizer_at(source, default_cache_dir())
     return tokenizer.text if tokenizer is not None else ""
 
 

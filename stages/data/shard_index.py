@@ -20,6 +20,8 @@ from headway.stages.errors import DataError
 INDEX_NAME = "shards.json"
 FORMAT_VERSION: Final = 2
 """Newest format that this version reads."""
+MAX_INDEX_BYTES: Final = 64 << 20
+"""Maximum size of an index: some 300,000 shards."""
 TOKEN_TYPES: Final = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
 IS_TARGET: Final = 1
 """Bit of a token's flags: the token is one to train on."""
@@ -125,13 +127,24 @@ def read_index(path: Path) -> ShardIndex:
     """Return `shards.json` of a data folder. Raises DataError when it is missing, broken or inconsistent."""
     file = path / INDEX_NAME
     try:
-        index = msgspec.json.decode(file.read_bytes(), type=ShardIndex)
+        with file.open("rb") as stream:
+            return parse_index(stream.read(MAX_INDEX_BYTES + 1), str(file))
     except FileNotFoundError as error:
         raise DataError(str(path), f"no token shards here: {INDEX_NAME} is missing") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise DataError(str(file), f"cannot be read: {error}") from error
+
+
+def parse_index(raw: bytes, place: str) -> ShardIndex:
+    """Return the index in the bytes of a `shards.json`. place: of the file, for errors. Raises DataError."""
+    if len(raw) > MAX_INDEX_BYTES:
+        raise DataError(place, f"has more than {MAX_INDEX_BYTES >> 20} MiB, which no index has")
+    try:
+        index = msgspec.json.decode(raw, type=ShardIndex)
+    except ValueError as error:
+        raise DataError(place, f"cannot be read: {error}") from error
     if (why := _why_wrong(index)) is not None:
-        raise DataError(str(file), why)
+        raise DataError(place, why)
     return index
 
 
@@ -153,6 +166,8 @@ def _why_wrong(index: ShardIndex) -> str | None:
         return f"dtype {index.dtype!r} is not one of {', '.join(TOKEN_TYPES)}"
     if index.row_tokens < 0 or index.row_tokens == 1:
         return f"row_tokens {index.row_tokens} is no length of rows"
+    if not _is_plain(index.tokenizer):
+        return f"tokenizer {index.tokenizer!r} is not a plain file name"
     for shard in (*index.shards, *index.validation):
         if (why := _why_wrong_shard(shard, index)) is not None:
             return f"shard {shard.file!r} {why}"

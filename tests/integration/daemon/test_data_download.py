@@ -18,9 +18,9 @@ from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving import service
+from headway.daemon.serving import data_service
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards import download, verified_shards
+from headway.daemon.shards import incoming_data, verified_shards
 from headway.daemon.shards.incoming_shard import IncomingShard
 from headway.daemon.shards.library import DataLibrary, Reading
 from headway.daemon.storage.file_threads import FileThreads
@@ -112,7 +112,7 @@ async def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     elsewhere = DataSpec(source=str(tmp_path / "nowhere"), sha256=data.sha256)
     found = Holders(folders, tmp_path / "cache", client, endpoints, elsewhere)
     found.gate.set()
-    monkeypatch.setattr(service, "read_chunks", found.read)
+    monkeypatch.setattr(data_service, "read_chunks", found.read)
     fetch = client.fetch_data
 
     async def gated(*arguments: Any, **options: Any) -> AsyncIterator[bytes]:
@@ -206,7 +206,7 @@ async def test_nodes_are_asked_again_for_as_long_as_more_comes(
         heal()
         return read(path, offset=offset)
 
-    monkeypatch.setattr(service, "read_chunks", healing)
+    monkeypatch.setattr(data_service, "read_chunks", healing)
     assert await holders.library().open(holders.data) == holders.folder
     offsets = [offset for _, offset in holders.asked]
     assert offsets.count(0) == 2
@@ -246,7 +246,7 @@ async def test_other_bytes_are_not_kept(holders: Holders) -> None:
         RecoveryError, match=r"node b.*: shard .* arrived with SHA-256 .*; node c.*: shard .* arrived with SHA-256"
     ):
         await holders.library().open(holders.data)
-    assert [path.name for path in (holders.folder / download.INCOMING).iterdir()] == [INDEX_NAME]
+    assert [path.name for path in (holders.folder / incoming_data.INCOMING).iterdir()] == [INDEX_NAME]
     raw[-1] ^= 1
     holders.shard("c").write_bytes(raw)
     assert await holders.library().open(holders.data) == holders.folder
@@ -278,7 +278,7 @@ async def test_data_whose_file_system_went_away_comes_from_another_node(holders:
     assert await library.open(there) == holders.folders["c"]
     holders.folders["c"].rename(holders.folders["c"].with_name("elsewhere"))
     everyone, holders.endpoints = holders.endpoints, []
-    with pytest.raises(StorageAwayError, match=r"no token shards here.*there are none"):
+    with pytest.raises(StorageAwayError, match=r"no token shards here.*there is no other node"):
         await library.open(there)
     holders.endpoints = everyone
     assert await library.open(there) == holders.folder
@@ -358,7 +358,7 @@ async def test_what_nobody_goes_on_with_leaves_the_cache(holders: Holders) -> No
     await holders.library().open(holders.data)
     now = (holders.folder / INDEX_NAME).stat().st_mtime + 2 * KEPT_S
     for name, age_s in (("old", KEPT_S + 60), ("new", KEPT_S - 60)):
-        incoming = holders.cache / name / download.INCOMING
+        incoming = holders.cache / name / incoming_data.INCOMING
         incoming.mkdir(parents=True)
         (incoming / "part").write_bytes(b"12345")
         (holders.cache / name / "shard").write_bytes(b"123")

@@ -1,0 +1,71 @@
+"""Reads what a data set says of itself, in a folder of this machine or at a URL: for commands, before a job runs.
+
+All functions block. Every fault of a URL is a ConfigError of one line.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headway.daemon.data.data_tokenizer import (
+    BYTES,
+    TOKENIZER_CONFIG_NAME,
+    DataTokenizer,
+    tokenizer_of,
+)
+from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.data_place import is_url
+from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.resolve import data_folder
+from headway.daemon.origin.origin_config import as_config_error
+from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, ShardIndex, parse_index, read_index
+from headway.stages.errors import DataError
+
+if TYPE_CHECKING:
+    from headway.daemon.origin.origin_folder import OriginFolder
+
+MAX_TOKENIZER_BYTES: Final = 256 << 20
+MAX_CONFIG_BYTES: Final = 16 << 20
+
+
+def index_at(url: str) -> ShardIndex:
+    """Return the index of the data at a URL. Raises ConfigError."""
+    with as_config_error():
+        raw = _opened(url).read_small(INDEX_NAME, MAX_INDEX_BYTES)
+    try:
+        return parse_index(raw, f"{url}/{INDEX_NAME}")
+    except DataError as error:
+        raise ConfigError(error.reason, error.path) from error
+
+
+def why_no_answer(data: DataSpec) -> str:
+    """Return why a URL among a job's sources cannot be read from here now; empty: all can, or there is none."""
+    for part in data.parts:
+        try:
+            if is_url(part.source):
+                _opened(part.source).size_of(INDEX_NAME)
+        except RecoveryError as error:
+            return str(error)
+    return ""
+
+
+def tokenizer_at(source: str, cache_dir: Path) -> DataTokenizer | None:
+    """Return the tokenizer beside a data set; None: it has none that can be read. Raises ConfigError, DataError."""
+    if not is_url(source):
+        folder = data_folder(source, cache_dir)
+        return tokenizer_of(folder, read_index(folder))
+    index = index_at(source)
+    with tempfile.TemporaryDirectory() as draft, as_config_error():
+        if index.tokenizer != BYTES:
+            away = _opened(source)
+            sizes = {index.tokenizer: MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_NAME: MAX_CONFIG_BYTES}
+            for name, most_bytes in sizes.items():
+                if away.has(name):
+                    (Path(draft) / name).write_bytes(away.read_small(name, most_bytes))
+        return tokenizer_of(Path(draft), index)
+
+
+def _opened(url: str) -> "OriginFolder":
+    from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
+
+    return OriginFolder(url)
