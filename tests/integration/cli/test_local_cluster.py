@@ -39,7 +39,7 @@ def test_a_killed_parent_takes_everything_with_it(program: Any) -> None:
     assert program.leftovers(within_s=30) == []
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_moment_leaves_nothing(program: Any, seed: int) -> None:
     """Ctrl-C while `up` is starting, at a moment drawn by chance: it ends and leaves nothing."""
     up = program.start("up", "--nodes", "2")

@@ -77,6 +77,7 @@ def test_sixty_four_nodes_take_as_long_as_predicted(bench: ModuleType, seed: int
     assert run.step_seconds <= 1.07 * plan.predicted_batch_seconds
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_are_near_the_bound(bench: ModuleType) -> None:
     """Five nodes for each layer: most stages are one layer with replicas. The bound knows nothing of the way through so
     long a pipe, which 256 microbatches do not hide; the prediction does, and says how many would."""

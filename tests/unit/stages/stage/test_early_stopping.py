@@ -73,7 +73,14 @@ def test_devices_whose_losses_come_late_end_it_at_the_same_boundary(late_seed: i
     assert_ended(job, pipeline, layers, journal)
 
 
-@pytest.mark.parametrize("job", [JOBS["2bw"], JOBS["1f1b"], EVERY_BATCH], ids=["2bw", "1f1b", "2bw, every batch"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(JOBS["2bw"], id="2bw"),
+        pytest.param(JOBS["1f1b"], id="1f1b", marks=pytest.mark.slow),
+        pytest.param(EVERY_BATCH, id="2bw, every batch"),
+    ],
+)
 def test_a_run_may_be_interrupted_before_and_after_the_decision(job: JobSpec, tmp_path: Path) -> None:
     """Stop at each boundary, also between the decision and the end, and at the end itself; go on with another cut."""
     for stop in range(1, end_of(job) + 1):
