@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import ClusterSession
@@ -46,16 +45,19 @@ async def _is_back(client: EtcdClient, before: NodeRecord) -> NodeRecord:
     return now
 
 
-async def _accompanied(cluster: LocalCluster, by: Iterable[str], of: NodeRecord) -> None:
-    """Return when one of these daemons keeps another company."""
-    logs = [cluster.state_dir / "nodes" / name / "daemon.log" for name in by]
+async def _accompanied(cluster: LocalCluster, by: NodeRecord, of: NodeRecord) -> None:
+    """Return when a daemon's present process keeps another company; what its predecessor found does not count."""
+    log = cluster.state_dir / "nodes" / by.name / "daemon.log"
     async with asyncio.timeout(DEADLINE_S):
-        while not any("company_found" in line and of.incarnation in line for path in logs for line in _lines(path)):
+        while not _has_found(log.read_text(errors="replace").splitlines(), by, of):
             await asyncio.sleep(0.05)
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines()
+def _has_found(lines: list[str], finder: NodeRecord, found: NodeRecord) -> bool:
+    registered = [at for at, line in enumerate(lines) if "node_registered" in line and finder.incarnation in line]
+    return bool(registered) and any(
+        "company_found" in line and found.incarnation in line for line in lines[registered[0] :]
+    )
 
 
 async def test_a_dead_daemons_records_are_gone_at_once(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ async def test_a_dead_daemons_records_are_gone_at_once(tmp_path: Path) -> None:
     """
     settings = {"lease_ttl_s": LEASE_TTL_S, "num_spares": 0}
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=settings) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=settings) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         client = session.client
@@ -74,20 +76,23 @@ async def test_a_dead_daemons_records_are_gone_at_once(tmp_path: Path) -> None:
 
         for victim in (follower, leader):
             before = await _node(client, victim)
+            other = await _node(client, follower if victim == leader else leader)
             assert before is not None
-            others = [node.name for node in cluster.nodes if node.name != victim]
-            await _accompanied(cluster, others if victim == leader else [leader], before)
+            assert other is not None
+            await _accompanied(cluster, other, before)
             cluster.kill_node(victim, signal.SIGKILL)
             assert await _vanished(client, before) < LEASE_TTL_S / 2
             after = await _is_back(client, before)
             assert after.address == before.address
         successor = await _leader(client)
-        assert successor != leader
+        assert successor == follower
 
-        stopped = next(node.name for node in cluster.nodes if node.name not in (leader, successor))
-        cluster.kill_node(stopped, signal.SIGSTOP)
-        before = await _node(client, stopped)
+        keeper = await _node(client, follower)
+        assert keeper is not None
+        await _accompanied(cluster, keeper, after)
+        cluster.kill_node(leader, signal.SIGSTOP)
+        before = await _node(client, leader)
         assert before is not None
         await asyncio.sleep(LEASE_TTL_S / 4)
-        assert await _node(client, stopped) == before
-        cluster.kill_node(stopped, signal.SIGCONT)
+        assert await _node(client, leader) == before
+        cluster.kill_node(leader, signal.SIGCONT)
