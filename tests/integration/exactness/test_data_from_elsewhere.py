@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.data_upload import send_missing
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.data.shard_index import read_index
@@ -56,11 +59,21 @@ checkpoint_dir = "{checkpoints}"
 """
 
 
-def made(folder: Path, *, seed: int) -> str:
-    """Write tokens that no other test has. Returns the data's name."""
+def made(folder: Path) -> str:
+    """Write tokens that no test has, nor had: the nodes' cache outlives them. Returns the data's name."""
     with writing_shards(folder, vocab_size=256, shard_tokens=4000) as writer:
-        writer.append(np.random.default_rng(seed).integers(0, 256, 10_000))
+        writer.append(np.random.default_rng().integers(0, 256, 10_000))
     return read_index(folder).sha256
+
+
+@pytest.fixture(autouse=True)
+def _cache_is_left_as_it_was() -> Iterator[None]:
+    """Delete the data that a test brings into the nodes' cache."""
+    before = set(default_cache_dir().glob("*"))
+    yield
+    for folder in set(default_cache_dir().glob("*")) - before:
+        if len(folder.name) == 64:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def headway(folder: Path, *arguments: str) -> str:
@@ -81,7 +94,7 @@ def reached(cluster: LocalCluster) -> list[str]:
 
 async def test_a_job_trains_on_data_at_a_url(cluster: LocalCluster, tmp_path: Path) -> None:
     """`submit`, `reference` and two nodes read one URL, and have one result."""
-    made(tmp_path / "served" / "shards", seed=1)
+    made(tmp_path / "served" / "shards")
     with serving(tmp_path / "served") as server:
         (tmp_path / "url.toml").write_text(
             JOB.format(name="at-a-url", source=f"{server.url}/shards/", checkpoints=tmp_path)
@@ -99,7 +112,7 @@ async def test_a_job_trains_on_data_that_was_sent(
     cluster: LocalCluster, tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node takes the data into its cache, the folder is gone, and a job on two nodes finds it by its name."""
-    sha256 = made(tmp_path / "mine", seed=2)
+    sha256 = made(tmp_path / "mine")
     assert "a node has it already" in await headway(tmp_path, "data", "send", "mine", *reached(cluster))
     spec = small_job("sent", batches=6)
     plain = oracle(replace(spec, data=DataSpec(source=str(tmp_path / "mine"), sha256=sha256)))
