@@ -1,5 +1,8 @@
 """Reads text in columns: parquet and Arrow files, also those that `datasets` saves; a few hundred rows at a time.
 
+A small file may name a long text many times over, or inflate to any size. So a batch has so few rows that it fits into
+memory, lists of texts stay references to them, and a record's size is known before the record is made.
+
 `pyarrow` belongs to the optional extra `data` and is imported when a source needs it.
 """
 
@@ -10,11 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.data.documents import BadRecord, Document, Field, FileSource, library
+from headway.daemon.data.arrow_messages import check_inflated
+from headway.daemon.data.column_size import can_measure, num_bytes
+from headway.daemon.data.documents import MAX_RECORD_BYTES, BadRecord, Document, Field, FileSource, library
 from headway.daemon.errors import ConfigError
 from headway.daemon.storage.file_system import sentence
 
 ROWS: Final = 256
+MAX_BATCH_BYTES: Final = 1 << 30
+"""A group of rows that may take more is read row by row."""
+_BUFFER_BYTES: Final = 1 << 20
+_HEAD: Final = b"ARROW1\0\0"
 _ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
@@ -49,12 +58,28 @@ class ParquetSource(FileSource):
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         parquet = library("pyarrow.parquet")
         with _readable(self.path):
-            file = parquet.ParquetFile(self.path)
-            _check_column(file.schema_arrow, self.field, self.path)
-            share = self.size / max(1, file.metadata.num_rows)
-            yield from _rows(
-                file.iter_batches(batch_size=ROWS, columns=[self.field.name]), self.field, self.path, share
-            )
+            with parquet.ParquetFile(self.path) as described:
+                _check_column(described.schema_arrow, self.field, self.path)
+                metadata = described.metadata
+            parts = _leaves(metadata, self.field.name)
+            in_lists = [name for name in parts.values() if name != self.field.name]
+            with parquet.ParquetFile(
+                self.path, metadata=metadata, read_dictionary=in_lists, pre_buffer=False, buffer_size=_BUFFER_BYTES
+            ) as file:
+                share = self.size / max(1, metadata.num_rows)
+                batches = self._batches(file, list(parts), is_nested=bool(in_lists))
+                yield from _rows(batches, self.field, self.path, share)
+
+    def _batches(self, file: Any, columns: list[int], *, is_nested: bool) -> Iterator[Any]:
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            size = sum(group.column(column).total_uncompressed_size for column in columns)
+            if size > MAX_RECORD_BYTES * group.num_rows:
+                what = f"the {group.num_rows} rows of its row group {number} inflate to {size >> 20:,} MiB"
+                raise ConfigError(f"{what}; a record has at most {MAX_RECORD_BYTES >> 20} MiB", str(self.path))
+            # Each row of plain text is a copy, also where the file has that text once.
+            rows = ROWS if is_nested and size <= MAX_BATCH_BYTES else 1
+            yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=[self.field.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +95,14 @@ class ArrowSource(FileSource):
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         arrow, ipc = library("pyarrow"), library("pyarrow.ipc")
         with _readable(self.path), arrow.memory_map(str(self.path)) as stream:
-            try:
-                reader = ipc.open_stream(stream)
-                batches: Iterable[Any] = reader
-            except arrow.ArrowInvalid:
-                stream.seek(0)
-                reader = ipc.open_file(stream)
-                batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+            # With random access, the file is a stream between a head and a table of contents.
+            start = len(_HEAD) if stream.read(len(_HEAD)) == _HEAD else 0
+            stream.seek(start)
+            check_inflated(ipc.MessageReader.open_stream(stream), str(self.path))
+            stream.seek(start)
+            reader = ipc.open_stream(stream)
             _check_column(reader.schema, self.field, self.path)
-            yield from _rows(batches, self.field, self.path, 0.0)
+            yield from _rows(reader, self.field, self.path, 0.0)
 
 
 def _rows(
@@ -88,9 +112,29 @@ def _rows(
     for batch in batches:
         column = batch.column(field.name)
         for start in range(0, len(column), ROWS):
-            for text in column.slice(start, ROWS).to_pylist():
+            for values in _made(column.slice(start, ROWS)):
                 number += 1
-                yield field.document({field.name: text}, f"{path}, row {number}"), share
+                where = f"{path}, row {number}"
+                if values is None:
+                    yield BadRecord(f"is longer than {MAX_RECORD_BYTES >> 20} MiB", where), share
+                else:
+                    yield field.document({field.name: values[0]}, where), share
+
+
+def _made(column: Any) -> Iterator[list[Any] | None]:
+    """Yield each record in a list; None: it is too long."""
+    if num_bytes(column) <= MAX_RECORD_BYTES:
+        yield from ([value] for value in column.to_pylist())
+        return
+    for index in range(len(column)):
+        one = column.slice(index, 1)
+        yield one.to_pylist() if num_bytes(one) <= MAX_RECORD_BYTES else None
+
+
+def _leaves(metadata: Any, name: str) -> dict[int, str]:
+    """Return the columns of a parquet file that a column of Arrow consists of, with their names."""
+    paths = ((number, metadata.schema.column(number).path) for number in range(metadata.num_columns))
+    return {number: path for number, path in paths if path == name or path.startswith(f"{name}.")}
 
 
 def _check_column(schema: Any, field: Field, path: Path) -> None:
@@ -98,6 +142,8 @@ def _check_column(schema: Any, field: Field, path: Path) -> None:
         raise ConfigError("tools are read from .jsonl alone, and this file has a column of them", str(path))
     if field.name not in schema.names:
         raise ConfigError(f"has no column {field.name!r}; there are {', '.join(schema.names[:20])}", str(path))
+    if not can_measure(kind := schema.field(field.name).type):
+        raise ConfigError(f"its column {field.name!r} has the type {kind}, which is not read", str(path))
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headway.daemon.data.pieces import pieces_of
 from headway.daemon.errors import ConfigError
+
+MAX_RECORD_BYTES: Final = 128 << 20
+"""Maximum size of one record, which is in memory as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

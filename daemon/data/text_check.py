@@ -39,9 +39,9 @@ def _why_no_text(head: bytes) -> str:
 def _files(sources: Sequence[str]) -> Iterator[Path]:
     for name in sources:
         path = Path(name)
-        if name.startswith(HUGGING_FACE_PREFIX) or not path.exists():
+        if name.startswith(HUGGING_FACE_PREFIX):
             continue
         if path.is_dir():
             yield from sorted(file for file in path.rglob("*") if file.is_file())[:MAX_FILES]
-        else:
+        elif path.is_file():  # a pipe has no beginning that could be read twice
             yield path

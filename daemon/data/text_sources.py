@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
-from headway.daemon.data.documents import BadRecord, Document, Field, FileSource, library
+from headway.daemon.data.documents import MAX_RECORD_BYTES, BadRecord, Document, Field, FileSource, library
 from headway.daemon.data.pieces import pieces_from
 from headway.daemon.errors import ConfigError
 
 HUGGING_FACE_PREFIX = "hf:"
-MAX_LINE_BYTES: Final = 128 << 20
+MAX_LINE_BYTES: Final = MAX_RECORD_BYTES
 """Maximum length of a JSON line, which is parsed as a whole."""
+_SKIP_BYTES: Final = 1 << 20
 
 
 class Source(Protocol):
@@ -54,6 +55,8 @@ def open_sources(name: str, *, field: Field, config: str | None, split: str) -> 
         if not files:
             raise ConfigError("this folder holds no files", name)
         return [_file_source(file, field) for file in files]
+    if path.exists() and not path.is_file():
+        raise ConfigError("is a pipe, a socket or a device; write its text to a file first", name)
     if not path.is_file():
         raise ConfigError("no such file or folder (a Hugging Face data set is written hf:NAME)", name)
     return [_file_source(path, field)]
@@ -84,9 +87,9 @@ class JsonLinesSource(FileSource):
                 number += 1
                 where = f"{self.path}, line {number}"
                 if len(line) > MAX_LINE_BYTES:
-                    num_bytes = len(line)
+                    num_bytes, line = len(line), line[-1:]  # so that two lines are never in memory
                     while line and not line.endswith(b"\n"):
-                        line = stream.readline(MAX_LINE_BYTES)
+                        line = stream.readline(_SKIP_BYTES)
                         num_bytes += len(line)
                     yield BadRecord(f"is longer than {MAX_LINE_BYTES >> 20} MiB", where), num_bytes
                 elif line.strip():
