@@ -64,6 +64,12 @@ class FileSource:
         return str(self.path)
 
     @property
+    def identity(self) -> str | None:
+        """Return a text that another content changes."""
+        status = self.path.stat()
+        return f"{self.path} {status.st_size} {status.st_mtime_ns}"
+
+    @property
     def size(self) -> float:
         """Return the total that the second halves of `documents()` reach."""
         return self.path.stat().st_size

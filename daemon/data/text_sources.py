@@ -29,6 +29,11 @@ class Source(Protocol):
         ...
 
     @property
+    def identity(self) -> str | None:
+        """Return a text that another content changes; None: there is no such text."""
+        ...
+
+    @property
     def size(self) -> float:
         """Return the sum of the second halves of `documents()`; 0: not known before the end."""
         ...
@@ -116,6 +121,10 @@ class HuggingFaceSource:
     @property
     def name(self) -> str:
         return HUGGING_FACE_PREFIX + self.repository
+
+    @property
+    def identity(self) -> str | None:
+        return None  # the repository may get another commit at any time
 
     @property
     def size(self) -> float:

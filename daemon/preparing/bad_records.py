@@ -15,6 +15,7 @@ class BadRecords:
 
     def __init__(self, limit: int, warn: Callable[[str], None]) -> None:
         self.count = 0
+        """Of an earlier run too, if this one goes on with it."""
         self._limit = limit
         self._warn = warn
 

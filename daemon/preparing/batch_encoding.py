@@ -1,7 +1,7 @@
 """Encodes documents in batches, in order: the tokenizer's library then works on all cores, and takes bounded memory."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,17 @@ class Read:
     size: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A place between two items of the sources; everything before it has been passed on."""
+
+    source_index: int = 0
+    num_items: int = 0
+    """Items of that source before the place: pieces, bad records and the ends of records."""
+    begins: bool = True
+    """No token has come since the last document ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """A piece of a document; no content: the end of a text."""
@@ -44,14 +55,17 @@ _Found = tuple[Tokens, Spoken | None] | BadRecord
 
 
 def encoded_pieces(
-    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut
-) -> Iterator[EncodedPiece | BadRecord | Read]:
+    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+) -> Iterator[EncodedPiece | BadRecord | Read | Position]:
     """Yield the pieces of all documents in their order, records that have none, and how far the sources are read.
+
+    After each batch comes a position. From it a later call goes on: it reads again what lies before in the same source,
+    but encodes none of it, and neither opens nor checks an earlier source.
 
     Raises ConfigError for text that is not UTF-8, or that the tokenizer cannot encode.
     """
-    begins = True
-    for batch in _batches(sources, encoder, held_out):
+    begins = start.begins
+    for batch, end in _batches(sources, encoder, held_out, start):
         found = _encoded(batch, encoder)
         for item in batch:
             if not isinstance(item, _Piece):
@@ -64,29 +78,49 @@ def encoded_pieces(
             begins = begins or item.is_first
             yield _piece(*result, begins=begins, is_held_out=item.is_held_out)
             begins = begins and not len(result[0])
+        yield replace(end, begins=begins)
 
 
-def _batches(sources: Iterable[Source], encoder: Encoder, held_out: HeldOut) -> Iterator[list[_Item]]:
+def _batches(
+    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+) -> Iterator[tuple[list[_Item], Position]]:
+    """Yield batches, each with the position after it."""
     batch: list[_Item] = []
     num_bytes = 0
-    for item in _items(sources, encoder, held_out):
+    end = start
+    for item, end in _items(sources, encoder, held_out, start):
         batch.append(item)
         content = item.content if isinstance(item, _Piece) else None
         num_bytes += len(content) if isinstance(content, bytes) else CONVERSATION_BYTES * (content is not None)
         if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_ITEMS:
-            yield batch
+            yield batch, end
             batch, num_bytes = [], 0
-    yield batch
+    yield batch, end
 
 
-def _items(sources: Iterable[Source], encoder: Encoder, held_out: HeldOut) -> Iterator[_Item]:
-    for source in sources:
-        for document, size in source.documents():
-            if isinstance(document, BadRecord):
-                yield document
-            else:
-                yield from _pieces(document, source.name, held_out, has_end=encoder.end_of_text is not None)
-            yield Read(size)
+def _items(
+    sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
+) -> Iterator[tuple[_Item, Position]]:
+    """Yield what comes after the start, each with the position after it; and how far is read also before the start."""
+    for index, source in enumerate(sources):
+        if index < start.source_index:
+            yield Read(source.size), start
+            continue
+        known = start.num_items if index == start.source_index else 0
+        for number, item in enumerate(_items_of(source, encoder, held_out), 1):
+            if number > known:
+                yield item, Position(source_index=index, num_items=number)
+            elif isinstance(item, Read):
+                yield item, start
+
+
+def _items_of(source: Source, encoder: Encoder, held_out: HeldOut) -> Iterator[_Item]:
+    for document, size in source.documents():
+        if isinstance(document, BadRecord):
+            yield document
+        else:
+            yield from _pieces(document, source.name, held_out, has_end=encoder.end_of_text is not None)
+        yield Read(size)
 
 
 def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool) -> Iterator[_Piece]:

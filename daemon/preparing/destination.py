@@ -1,13 +1,14 @@
 """Writes encoded documents to their split: as one stream, or packed into rows. Counts what a summary says."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy.typing as npt
 
-from headway.daemon.preparing.row_packer import RowPacker
-from headway.stages.data.shard_writer import ShardWriter, SplitWriter
+from headway.daemon.preparing.row_packer import NOTHING, Piece, RowPacker
+from headway.stages.data.shard_writer import ShardWriter, SplitState, SplitWriter
 
 Numbers = npt.NDArray[Any]
 
@@ -63,6 +64,18 @@ class Destination:
         self._num_taken += len(tokens)
         self._splits[piece.is_held_out].add(tokens, flags, begins=piece.begins)
 
+    def state(self) -> tuple[dict[str, Any], list[Piece]]:
+        """Make all that is written durable. Returns what `resume` takes: fields for JSON, and the tokens that wait."""
+        states = [split.state() for split in self._splits]
+        fields = {"num_taken": self._num_taken, "splits": [fields for fields, _ in states]}
+        return fields, [waiting for _, waiting in states]
+
+    def resume(self, fields: dict[str, Any], waiting: list[Piece]) -> None:
+        """Go on after another destination's state in this folder. Raises DataError when a file is not as it was."""
+        self._num_taken = fields["num_taken"]
+        for split, of_split, held in zip(self._splits, fields["splits"], waiting, strict=True):
+            split.resume(of_split, held)
+
     def finish(self) -> tuple[SplitCounts, SplitCounts]:
         """Write what is held back. Returns the counts of training and of validation."""
         train, validation = (split.finish() for split in self._splits)
@@ -82,6 +95,17 @@ class _Split:
             self._writer.append(tokens, flags if self._writer.form.has_flags else None)
         else:
             self._write(self._packer.add(tokens, flags, begins=begins))
+
+    def state(self) -> tuple[dict[str, Any], Piece]:
+        packed, waiting = self._packer.state() if self._packer else ({}, NOTHING)
+        written = asdict(self._writer.state())
+        return {"num_documents": self._num_documents, "written": written, "packed": packed}, waiting
+
+    def resume(self, fields: dict[str, Any], waiting: Piece) -> None:
+        self._num_documents = fields["num_documents"]
+        self._writer.resume(msgspec.convert(fields["written"], SplitState))
+        if self._packer:
+            self._packer.resume(fields["packed"], waiting)
 
     def finish(self) -> SplitCounts:
         packer = self._packer

@@ -19,13 +19,14 @@ from headway.daemon.data.documents import BadRecord
 from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.bad_records import BadRecords
-from headway.daemon.preparing.batch_encoding import Read, encoded_pieces
-from headway.daemon.preparing.destination import Destination
+from headway.daemon.preparing.batch_encoding import Position, Read, encoded_pieces
 from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation, Prepared
+from headway.daemon.preparing.restartable_run import RestartableRun, RunOptions
+from headway.daemon.preparing.unfinished import unfinished
+from headway.daemon.preparing.work import name_of_work
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import ShardWriter, writing_shards
+from headway.stages.data.shard_writer import ShardWriter, data_form, publish
 from headway.stages.errors import DataError
 
 
@@ -38,6 +39,9 @@ def prepare(
     console: Console | None = None,
 ) -> Prepared:
     """Make the data folder `out` from sources in their order; it appears complete or not at all.
+
+    A run that is stopped leaves a folder beside `out`, and a run of the same work goes on from there, to the same
+    bytes.
 
     A source is a text file, a `.jsonl`, `.parquet` or `.arrow` file, a folder (all its files, by name; of a saved
     `DatasetDict` the split) or `hf:NAME`, a Hugging Face data set. warn receives doubts about the input. console
@@ -53,29 +57,27 @@ def prepare(
         for source in open_sources(name, field=options.record_field, config=options.config, split=options.split)
     ]
     try:
-        with writing_shards(
-            out,
-            vocab_size=encoder.vocab_size,
-            tokenizer=TOKENIZER_NAME if encoder.file else BYTES,
-            provenance=", ".join(sources),
-            has_flags=options.has_flags,
-            row_tokens=options.row_tokens,
-        ) as writer:
-            if encoder.file:
-                (writer.folder / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
-                (writer.folder / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
-            destination = Destination(writer, padding=encoder.padding, max_tokens=options.max_tokens)
-            bad = BadRecords(options.max_bad, warn)
-            _fill(destination, opened, encoder, bad, held_out=options.held_out, console=console)
-            train, validation = destination.finish()
-            _check(writer, ", ".join(sources), options)
+        work = name_of_work(opened, sources, encoder, options)
+        with unfinished(out, work, warn) as place:
+            run = RestartableRun.begin(place, _run_options(encoder, options), warn)
+            try:
+                _fill(run, opened, encoder, held_out=options.held_out, console=console)
+                train, validation = run.destination.finish()
+                _check(run.writer, ", ".join(sources), options)
+                if encoder.file:
+                    (place.data / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
+                    (place.data / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
+                run.writer.close(tokenizer=TOKENIZER_NAME if encoder.file else BYTES, provenance=", ".join(sources))
+            finally:
+                run.writer.abandon()
+            publish(place.data, out)
     except DataError as error:
         raise ConfigError(error.reason, error.path) from error
     except OSError as error:  # of a source, which it names, or of the shards
         raise ConfigError(
             f"cannot be read or written: {error.strerror or error}", error.filename or str(out)
         ) from error
-    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=bad.count)
+    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=run.bad.count)
 
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
@@ -90,11 +92,15 @@ def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
     return encoder
 
 
+def _run_options(encoder: Encoder, options: Preparation) -> RunOptions:
+    form = data_form(vocab_size=encoder.vocab_size, has_flags=options.has_flags, row_tokens=options.row_tokens)
+    return RunOptions(form=form, padding=encoder.padding, max_tokens=options.max_tokens, max_bad=options.max_bad)
+
+
 def _fill(
-    destination: Destination,
+    run: RestartableRun,
     sources: Sequence[Source],
     encoder: Encoder,
-    bad: BadRecords,
     *,
     held_out: HeldOut,
     console: Console | None,
@@ -113,14 +119,16 @@ def _fill(
     )
     with progress:
         task = progress.add_task("preparing", total=sum(sizes) if all(sizes) else None, tokens=0)
-        for item in encoded_pieces(sources, encoder, held_out):
+        for item in encoded_pieces(sources, encoder, held_out, run.start):
             if isinstance(item, BadRecord):
-                bad.leave_out(item)
+                run.bad.leave_out(item)
             elif isinstance(item, Read):
-                progress.update(task, advance=item.size, tokens=destination.num_taken)
+                progress.update(task, advance=item.size, tokens=run.destination.num_taken)
+            elif isinstance(item, Position):
+                run.save_if_due(item)
             else:
-                destination.add(item)
-                if destination.is_full:
+                run.destination.add(item)
+                if run.destination.is_full:
                     return
 
 

@@ -22,6 +22,7 @@ _MIN_PART: Final = 2
 Numbers = npt.NDArray[Any]
 Piece = tuple[Numbers, Numbers]
 """Tokens with their flags."""
+NOTHING: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 
 
 class RowPacker:
@@ -59,6 +60,39 @@ class RowPacker:
         self._open.clear()
         for number in sorted(self._rows):
             yield self._close(number)
+
+    def state(self) -> tuple[dict[str, Any], Piece]:
+        """Return what `resume` takes: numbers for JSON, and all tokens that wait, the document's before the rows'."""
+        numbers = sorted(self._rows)
+        rows = [_joined(self._rows[number]) for number in numbers]
+        fields = {
+            "num_cut_documents": self.num_cut_documents,
+            "num_padding": self.num_padding,
+            "num_left_out": self.num_left_out,
+            "num_held": self._num_held,
+            "was_cut": self._was_cut,
+            "open": self._open,
+            "rows": [(number, len(tokens)) for number, (tokens, _) in zip(numbers, rows, strict=True)],
+            "next_row": self._next_row,
+        }
+        return fields, _joined([NOTHING, *self._document, *rows])
+
+    def resume(self, fields: dict[str, Any], waiting: Piece) -> None:
+        """Go on after another packer's state."""
+        self.num_cut_documents = fields["num_cut_documents"]
+        self.num_padding = fields["num_padding"]
+        self.num_left_out = fields["num_left_out"]
+        self._num_held = fields["num_held"]
+        self._was_cut = fields["was_cut"]
+        self._open = [(free, number) for free, number in fields["open"]]
+        self._next_row = fields["next_row"]
+        tokens, flags = waiting
+        end = self._num_held
+        self._document = [(tokens[:end], flags[:end])] if end else []
+        self._rows = {}
+        for number, length in fields["rows"]:
+            start, end = end, end + length
+            self._rows[number] = [(tokens[start:end], flags[start:end])]
 
     def _end_document(self) -> Iterator[Piece]:
         if self._document:

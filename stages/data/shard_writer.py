@@ -5,6 +5,9 @@
         writer.validation.append(tokens, flags)    # held out; a folder may have none
 
 With rows, what is appended to a split is whole rows in the end, and no file ends inside a row.
+
+`ShardWriter(folder, form)` writes a folder that outlives its process. A later one goes on from the `state` of both
+splits with `resume`. `publish` gives the complete folder its name.
 """
 
 import hashlib
@@ -15,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +35,10 @@ from headway.stages.data.shard_index import (
 )
 from headway.stages.errors import DataError
 
+SHARD_TOKENS: Final = 1 << 28
+"""Most tokens of one file, unless told otherwise."""
+_BLOCK_BYTES: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataForm:
@@ -47,6 +54,15 @@ class DataForm:
     def dtype(self) -> str:
         """Return the type of the tokens."""
         return narrowest_dtype(self.vocab_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitState:
+    """What of a split is durable."""
+
+    shards: tuple[Shard, ...] = ()
+    growing: Shard | None = None
+    """The beginning of a further shard."""
 
 
 class SplitWriter:
@@ -90,6 +106,35 @@ class SplitWriter:
             raise DataError(str(self.folder), f"{self.num_tokens} tokens are no whole rows of {self.form.row_tokens}")
         self._end_shard()
         return tuple(self._shards)
+
+    def state(self) -> SplitState:
+        """Make all that was appended durable, and return what it is."""
+        if self._tokens is None:
+            return SplitState(shards=tuple(self._shards))
+        growing = Shard(file=self._tokens.name, num_tokens=self._in_shard, sha256=self._tokens.sync())
+        if self._flags is not None:
+            growing = replace(growing, flags=self._flags.name, flags_sha256=self._flags.sync())
+        return SplitState(shards=tuple(self._shards), growing=growing)
+
+    def resume(self, state: SplitState) -> None:
+        """Go on after a state of an earlier writer of this folder. Raises DataError when a file is not as it was."""
+        for shard in state.shards:
+            for file in self._reopened(shard):
+                file.close()
+        self._shards = list(state.shards)
+        self.num_tokens = sum(shard.num_tokens for shard in state.shards)
+        if state.growing is not None:
+            self._tokens, *flags = self._reopened(state.growing)
+            self._flags = flags[0] if flags else None
+            self._in_shard = state.growing.num_tokens
+            self.num_tokens += self._in_shard
+
+    def _reopened(self, shard: Shard) -> list["_HashedFile"]:
+        width = np.dtype(self.form.dtype).itemsize
+        found = [_HashedFile.reopen(self.folder / shard.file, shard.num_tokens * width, shard.sha256)]
+        if shard.flags:
+            found.append(_HashedFile.reopen(self.folder / shard.flags, shard.num_tokens, shard.flags_sha256))
+        return found
 
     def abandon(self) -> None:
         """Close the open files. Idempotent."""
@@ -154,24 +199,65 @@ class ShardWriter(SplitWriter):
 class _HashedFile:
     """A new file whose bytes are hashed while they are written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = True) -> None:
         self.name = path.name
-        self._file: BinaryIO = path.open("xb")
+        self._file: BinaryIO = path.open("xb" if is_new else "r+b")
         self._hash = hashlib.sha256()
+
+    @classmethod
+    def reopen(cls, path: Path, num_bytes: int, sha256: str) -> "_HashedFile":
+        """Go on after a file's first bytes, and drop the rest. Raises DataError when they are not the ones."""
+        try:
+            found = cls(path, is_new=False)
+        except OSError as error:
+            raise DataError(str(path), f"cannot be opened: {error.strerror}") from error
+        left = num_bytes
+        while left and (block := found._file.read(min(left, _BLOCK_BYTES))):
+            found._hash.update(block)
+            left -= len(block)
+        if left or found._hash.hexdigest() != sha256:
+            found.close()
+            raise DataError(str(path), "is not as it was")
+        found._file.truncate(num_bytes)
+        found._file.seek(num_bytes)
+        return found
 
     def write(self, raw: bytes) -> None:
         self._file.write(raw)
         self._hash.update(raw)
 
-    def end(self) -> str:
-        """Make it durable. Returns its SHA-256."""
+    def sync(self) -> str:
+        """Make what is written durable. Returns its SHA-256."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
         return self._hash.hexdigest()
+
+    def end(self) -> str:
+        """Make it durable, and close it. Returns its SHA-256."""
+        sha256 = self.sync()
+        self._file.close()
+        return sha256
 
     def close(self) -> None:
         self._file.close()
+
+
+def data_form(*, vocab_size: int, shard_tokens: int = SHARD_TOKENS, has_flags: bool, row_tokens: int) -> DataForm:
+    """Return the form of shards in which no file ends inside a row."""
+    if row_tokens:
+        shard_tokens = max(shard_tokens // row_tokens, 1) * row_tokens
+    return DataForm(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
+
+
+def publish(folder: Path, out: Path) -> None:
+    """Give a complete data folder its name. Raises DataError when another was quicker."""
+    folder.chmod(0o755)
+    try:
+        folder.rename(out)
+    except OSError as error:
+        if not (out / INDEX_NAME).exists():
+            raise
+        raise DataError(str(out), "exists already") from error
 
 
 @contextmanager
@@ -181,7 +267,7 @@ def writing_shards(
     vocab_size: int,
     tokenizer: str = "bytes",
     provenance: str = "",
-    shard_tokens: int = 1 << 28,
+    shard_tokens: int = SHARD_TOKENS,
     has_flags: bool = False,
     row_tokens: int = 0,
 ) -> Iterator[ShardWriter]:
@@ -199,20 +285,12 @@ def writing_shards(
         folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     except OSError as error:
         raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
-    if row_tokens:
-        shard_tokens = max(shard_tokens // row_tokens, 1) * row_tokens
-    form = DataForm(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
+    form = data_form(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
     writer = ShardWriter(folder, form)
     try:
         yield writer
         writer.close(tokenizer=tokenizer, provenance=provenance)
-        folder.chmod(0o755)
-        try:
-            folder.rename(out)
-        except OSError as error:
-            if not (out / INDEX_NAME).exists():
-                raise
-            raise DataError(str(out), "exists already") from error
+        publish(folder, out)
     finally:
         writer.abandon()
         shutil.rmtree(folder, ignore_errors=True)

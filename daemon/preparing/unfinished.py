@@ -1,0 +1,167 @@
+"""The folder of an unfinished preparation, with a journal from which the same command goes on after it was stopped.
+
+The folder `.NAME.unfinished` lies beside NAME. It holds the growing data in `data`, and in `journal` a SHA-256, a line
+of JSON, and the tokens that wait for their row. The journal names what is durable in `data`; what lies beyond it is
+dropped.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.row_packer import Piece
+from headway.stages.errors import DataError
+
+FORMAT: Final = 1
+_JOURNAL: Final = "journal"
+_DATA: Final = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What an earlier run wrote into its journal."""
+
+    fields: dict[str, Any]
+    waiting: list[Piece]
+
+
+class Unfinished:
+    """A preparation's folder, which this process holds alone."""
+
+    def __init__(self, place: Path, work: str | None) -> None:
+        """work: names arguments and inputs; None: another run could not go on."""
+        self.data = place / _DATA
+        self.can_go_on = work is not None
+        self._journal = place / _JOURNAL
+        self._work = work
+
+    def left(self) -> Left | None:
+        """Return the journal of an earlier run; None: there is none, it is damaged, or of another work."""
+        try:
+            sha256, rest = self._journal.read_bytes().split(b"\n", 1)
+            if self._work is None or sha256.decode() != hashlib.sha256(rest).hexdigest():
+                return None
+            line, raw = rest.split(b"\n", 1)
+            said = json.loads(line)
+            if (said["format"], said["work"]) != (FORMAT, self._work):
+                return None
+            return Left(said["fields"], _unpacked(said["lengths"], raw))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, fields: dict[str, Any], waiting: list[Piece]) -> None:
+        """Replace the journal, durably. What it names in `data` is durable already."""
+        said = {"format": FORMAT, "work": self._work, "fields": fields, "lengths": [len(each) for each, _ in waiting]}
+        rest = json.dumps(said).encode() + b"\n" + _packed(waiting)
+        growing = self._journal.with_suffix(".new")
+        with growing.open("wb") as file:
+            file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+            file.flush()
+            os.fsync(file.fileno())
+        growing.replace(self._journal)
+        _sync_folder(self.data)
+        _sync_folder(self._journal.parent)
+
+    def start_afresh(self) -> bool:
+        """Empty the folder. Returns whether there was anything in it."""
+        was_used = self.data.exists() or self._journal.exists()
+        self._journal.unlink(missing_ok=True)
+        if self.data.exists():
+            shutil.rmtree(self.data)
+        self.data.mkdir()
+        return was_used
+
+    def keep_only(self, names: set[str]) -> None:
+        """Delete files of the data that the journal does not name."""
+        for file in self.data.iterdir():
+            if file.name not in names:
+                file.unlink()
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Return whether a later run can go on with it."""
+        return self.can_go_on and self._journal.exists()
+
+
+@contextmanager
+def unfinished(out: Path, work: str | None, warn: Callable[[str], None]) -> Iterator[Unfinished]:
+    """Hold the folder of the unfinished `out`. If the block fails for an outer reason, the folder stays.
+
+    Raises DataError when `out` exists, cannot be written, or another process prepares it.
+    """
+    if out.exists():
+        raise DataError(str(out), "exists already")
+    place = out.parent / f".{out.name}.unfinished"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
+    try:
+        _take(lock, place, out)
+        yield from _kept_if_stopped(Unfinished(place, work), place, warn)
+    finally:
+        os.close(lock)
+
+
+def _kept_if_stopped(found: Unfinished, place: Path, warn: Callable[[str], None]) -> Iterator[Unfinished]:
+    try:
+        yield found
+    except (ConfigError, DataError):
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    except BaseException:
+        if found.is_worth_keeping:
+            warn(f"{place}: holds what is done so far; the same command goes on from there")
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _take(lock: int, place: Path, out: Path) -> None:
+    """Lock the folder. Raises DataError when another process has it, or has just ended with it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), place.lstat()) and not out.exists():
+            return
+    except OSError:
+        pass
+    raise DataError(str(out), "is being prepared by another process")
+
+
+def _packed(waiting: list[Piece]) -> bytes:
+    return b"".join(
+        np.asarray(tokens, dtype="<i8").tobytes() + np.asarray(flags, dtype=np.uint8).tobytes()
+        for tokens, flags in waiting
+    )
+
+
+def _unpacked(lengths: list[int], raw: bytes) -> list[Piece]:
+    found: list[Piece] = []
+    start = 0
+    for length in lengths:
+        tokens = np.frombuffer(raw, dtype="<i8", count=length, offset=start)
+        flags = np.frombuffer(raw, dtype=np.uint8, count=length, offset=start + tokens.nbytes)
+        found.append((tokens, flags))
+        start += tokens.nbytes + flags.nbytes
+    return found
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
