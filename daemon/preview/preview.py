@@ -15,6 +15,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.epochs import epochs_text
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.source_shares import shares_text
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
 from headway.daemon.planning.planner import make_plan
@@ -137,6 +138,10 @@ class PlanPreview:
     """Number of epochs that the job names; 0: its file says `batches`."""
     batches: int | None = None
     """Number of batches of the job; None: its epochs are not counted, because the data is not here."""
+    may_stop_early: bool = False
+    """Whether evaluations may end the job before its last batch."""
+    data: str = ""
+    """Several data sources with their shares; empty: there is one."""
     exact: bool
     exact_reason: str
     explanation: tuple[str, ...]
@@ -170,7 +175,7 @@ class PlanPreview:
         exact = f"Exact: {'yes' if self.exact else 'no'}, because {self.exact_reason}."
         kinds = link_sentences(self.link_kinds)
         left_out = [f"The job leaves some keys to the cards: {self.filled_in}."] if self.filled_in else []
-        facts = [*left_out, *self._epochs, self.bottleneck, *reductions, *self.about_distance]
+        facts = [*left_out, *self._data, *self._epochs, self.bottleneck, *reductions, *self.about_distance]
         return [*lines, "", *facts, *kinds, *spares, exact]
 
     @property
@@ -183,6 +188,12 @@ class PlanPreview:
             joined = [(*name, *row) for name, row in zip(names, rows, strict=True)]
             tables.append(table(("stage", "node", "device", *titles), joined))
         return ["memory on devices, GiB:", *tables[0], "", *legend(told), "", "seconds:", *tables[1]]
+
+    @property
+    def _data(self) -> list[str]:
+        mixed = [f"Microbatches draw their rows from several sources: {self.data}."] if self.data else []
+        early = ["Evaluations may end the job before its last batch."] if self.may_stop_early else []
+        return mixed + early
 
     @property
     def _epochs(self) -> list[str]:
@@ -266,6 +277,8 @@ def preview(
         filled_in=what_was_filled_in(given, spec),
         epochs=spec.train.epochs,
         batches=None if spec.train.epochs and not has_data else spec.train.batches,
+        may_stop_early=spec.train.stops_early,
+        data=shares_text(spec.data),
         exact=plan.is_exact,
         exact_reason=plan.exact_reason,
         explanation=explanation,

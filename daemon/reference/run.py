@@ -38,7 +38,7 @@ def run_reference(
     coded_cuts: Sequence[str] = (),
     progress: IO[str] | None = None,
 ) -> str:
-    """Write DIR/metrics.jsonl and DIR/model/; return which runs have these bits, in a sentence.
+    """Write DIR/metrics.jsonl and DIR/model/; return whether evaluations ended it, and which runs have these bits.
 
     coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
 
@@ -65,9 +65,12 @@ def run_reference(
         ) from error
     check_place(out / "model")
     initial, carried = initial_weights_of(spec), carried_of(spec)
+    num_done = 0
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
         def on_batch(result: BatchResult) -> None:
+            nonlocal num_done
+            num_done = result.batch + 1
             metrics.append(
                 batch=result.batch,
                 loss=result.loss,
@@ -77,7 +80,7 @@ def run_reference(
                 eval_loss=result.eval_loss,
             )
             if progress is not None:
-                progress.write(f"\rbatch {result.batch + 1}/{spec.train.batches}  loss {result.loss:.4f} ")
+                progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
                 progress.flush()
 
         try:
@@ -97,7 +100,7 @@ def run_reference(
         ) as writer:
             for layer, parameters in weights.items():
                 writer.add(layer, parameters)
-        return _comparable(spec, coded_cuts)
+        return _told(spec, coded_cuts, num_done)
     write_model(
         out / "model",
         spec.model,
@@ -106,7 +109,7 @@ def run_reference(
         tokenizer=tokenizer,
         carried=carried,
     )
-    return _comparable(spec, coded_cuts)
+    return _told(spec, coded_cuts, num_done)
 
 
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
@@ -141,6 +144,11 @@ def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
                 f"{spec.layers[-1]}",
                 "--coded-cuts",
             )
+
+
+def _told(spec: JobSpec, cuts: Sequence[str], num_done: int) -> str:
+    early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
+    return (early if num_done < spec.train.batches else "") + _comparable(spec, cuts)
 
 
 def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:

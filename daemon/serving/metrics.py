@@ -145,6 +145,11 @@ _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]]
     ("headway_job_batch", "Last batch whose loss is known.", lambda job: job.batch),
     ("headway_job_loss", "Loss of that batch.", lambda job: job.loss),
     ("headway_job_eval_loss", "Loss on held-out text, at the last evaluation.", lambda job: job.eval_loss),
+    (
+        "headway_job_stopped_early_at",
+        "Boundary at which evaluations ended the job before its last batch.",
+        lambda job: job.stopped_early_at,
+    ),
     ("headway_job_tokens_per_second", "Tokens a second.", lambda job: job.tokens_per_second),
     ("headway_job_goodput", "Share of all workers' seconds that was useful.", lambda job: job.goodput.useful_share),
     (

@@ -3,20 +3,23 @@
 import asyncio
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import JobSection
 from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
+from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.serving.metrics import MetricSource, serve_metrics
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
-from tests.unit.daemon.cli.fake_cluster import cluster_view
+from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
 
 
 def scrape(port: int) -> dict[str, float]:
@@ -27,12 +30,19 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def view_with_goodput() -> ClusterView:
-    """The fake cluster, whose leader is b, with what b's worker says and a failure of b."""
+    """The fake cluster, whose leader is b, with what b's worker says, a failure of b and a job that ended early."""
     view = cluster_view()
     seconds = {"useful": 80.0, "waiting:stage 0 at a:1": 15.0, "waiting:the coordinator": 5.0}
     record = GoodputRecord(node="b", incarnation="w", seconds=seconds, num_replayed=4, num_resumed=2)
-    failure = NodeFailureRecord(at=1.0, text="it died")
-    for revision, (key, value) in enumerate(((Keys.goodput("demo", 3, 1), record), (Keys.failure("b", 1), failure))):
+    ended = replace(SPEC, job=JobSection(name="patient"))
+    records = {
+        Keys.goodput("demo", 3, 1): record,
+        Keys.failure("b", 1): NodeFailureRecord(at=1.0, text="it died"),
+        Keys.of("patient", "spec"): SpecRecord(spec=ended, submitted_at=3.0),
+        Keys.of("patient", "phase"): PhaseRecord(phase=Phase.FINISHED),
+        Keys.of("patient", "checkpoint"): CheckpointRecord(timeline=1, boundary=7, url="/nowhere"),
+    }
+    for revision, (key, value) in enumerate(records.items()):
         view.apply(key, encode(value), mod_revision=1000 + revision, create_revision=1000)
     return view
 
@@ -72,6 +82,8 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     assert leader['headway_job_lag_batches{job="demo"}'] == 50
     assert leader['headway_job_phase{job="demo",phase="running"}'] == 1
     assert 'headway_job_restorable_boundary{job="demo"}' not in leader, "there is none"
+    assert 'headway_job_stopped_early_at{job="demo"}' not in leader, "it is under way"
+    assert leader['headway_job_stopped_early_at{job="patient"}'] == 7
     assert found["a"]["headway_etcd_reachable"] == 1
     assert not [name for name in found["a"] if name.startswith(("headway_job", "headway_goodput_seconds_total{"))]
 
