@@ -427,25 +427,28 @@ class Agent:
         asyncio.get_running_loop().call_later(seconds, wake)
 
     async def _do(self, step: Step, conditions: list[Compare]) -> None:
-        around = self._around
+        around, keeper = self._around, self._keeper
         match step:
             case OpenData():
                 for part in self._spec(step.run_key.job).data.parts:
                     if part.sha256 not in self._data_paths:  # sources that were opened before another one failed
-                        async with self._readings.telling(step.run_key.job, part.sha256):
+                        async with self._readings.telling(step.run_key.job, self._readings.of_data(part.sha256)):
                             self._data_paths[part.sha256] = str(await around.library.open(part))
             case ProveLink():
                 await self._links.prove(step)
+            case FetchState() if step.key.is_of_origin:
+                async with self._readings.telling(step.run_key.job, lambda: keeper.reads.of(step.run_key.job)):
+                    await keeper.fetch(step)
             case FetchState():
-                await self._keeper.fetch(step)
+                await keeper.fetch(step)
             case FetchCopies():
-                await self._keeper.fetch_copies(step)
+                await keeper.fetch_copies(step)
             case CopyToCheckpoint():
-                await self._keeper.copy_to_checkpoint(step)
+                await keeper.copy_to_checkpoint(step)
             case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
                 await self._records.write(step, conditions)
             case DeleteState():
-                await self._keeper.delete(step)
+                await keeper.delete(step)
 
 
 def _storage_ailment(step: Step) -> str:

@@ -11,9 +11,11 @@ from zlib import crc32
 import structlog
 
 from headway.daemon.agent.checkpoint_access import CheckpointAccess
+from headway.daemon.agent.origin_reads import OriginReads, counted
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
 from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import Save
 from headway.daemon.rpc.peer_client import NodeClient
@@ -77,6 +79,7 @@ class StateKeeper:
         self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
+        self.reads = OriginReads()
         self.durable: set[StateKey] = set()
         """Held files that are also in the checkpoint folder."""
         self.troubles: dict[StateKey, str] = {}
@@ -136,7 +139,9 @@ class StateKeeper:
 
     async def fetch(self, step: FetchState) -> None:
         """Fetch one file that a worker is to load. Raises RecoveryError or ConfigError."""
-        if step.checkpoint_url:
+        if step.key.is_of_origin:
+            await self._fetch_of_origin(step)
+        elif step.checkpoint_url:
             await self._fetch_stored(step)
         else:
             async with self._fetches:
@@ -144,46 +149,69 @@ class StateKeeper:
                 await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
 
     async def _fetch_stored(self, step: FetchState) -> None:
-        """Fetch from the checkpoint, or from the folder with the initial weights; else through another node."""
+        """Fetch from the checkpoint; else through another node."""
         key, job = step.key, self._job(step.run_key.job)
-        assert job.spec is not None, "a job that is known has its spec"
-        spec, is_of_origin = job.spec, step.key.is_of_origin
-        url = (
-            step.checkpoint_url if is_of_origin else resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root)
-        )
+        url = resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root)
 
         def fetch(path: Path, beat: Beat) -> None:
-            if is_of_origin:
-                keep_chunks(f"{url} ({key.layer})", read_part(spec, key.layer, beat=beat), step.expected, path)
-            else:
-                fetch_from_checkpoint(url, key.layer, step.expected, path, beat=beat)
+            fetch_from_checkpoint(url, key.layer, step.expected, path, beat=beat)
 
         try:
-            await fetch_stored(
-                self._store,
-                self._reads,
-                key,
-                url=url,
-                fetch=fetch,
-                expected=step.expected,
-                generation=step.run_key.generation,
-                uid=_uid(job),
+            await self._read_stored(step, url, fetch)
+        except DamagedCopyError:
+            raise
+        except RecoveryError as error:
+            if isinstance(error, NoAccessError):
+                self.access.lacks(job.name, error)
+            try:
+                await self._fetch_forwarded(step)
+            except RecoveryError as second:
+                raise error from second
+
+    async def _fetch_of_origin(self, step: FetchState) -> None:
+        """Fetch from the model's folder; else through another node."""
+        key, url, spec = step.key, step.checkpoint_url, self._spec(step.run_key.job)
+        with self.reads.reading(spec.job.name, key, url=url, size_bytes=step.expected.size_bytes) as read:
+
+            def fetch(path: Path, beat: Beat) -> None:
+                chunks = counted(read_part(spec, key.layer, beat=beat), read.reached)
+                keep_chunks(f"{url} ({key.layer})", chunks, step.expected, path)
+
+            try:
+                await self._read_stored(step, url, fetch)
+            except RecoveryError as error:
+                try:
+                    await self._fetch_forwarded(step, tell=read.reached)
+                except RecoveryError as second:
+                    others = self._others
+                    raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
+
+    async def _read_stored(self, step: FetchState, url: str, fetch: Callable[[Path, Beat], None]) -> None:
+        await fetch_stored(
+            self._store,
+            self._reads,
+            step.key,
+            url=url,
+            fetch=fetch,
+            expected=step.expected,
+            generation=step.run_key.generation,
+            uid=_uid(self._job(step.run_key.job)),
+        )
+
+    async def _fetch_forwarded(self, step: FetchState, *, tell: Callable[[int], None] = lambda _: None) -> None:
+        """Fetch through a node that reads the file for this one. tell: is called with the bytes that are there."""
+        generation = step.run_key.generation
+        try:
+            await self._fetch_from(
+                self._others, step.key, step.expected, generation=generation, is_forwarded=True, tell=tell
             )
         except RecoveryError as error:
-            if isinstance(error, DamagedCopyError) and not is_of_origin:
-                raise
-            if isinstance(error, NoAccessError) and not is_of_origin:
-                self.access.lacks(job.name, error)
-            others = tuple(sorted(self._view.nodes.keys() - {self._node}))
-            try:
-                await self._fetch_from(
-                    others, key, step.expected, generation=step.run_key.generation, is_forwarded=True
-                )
-            except RecoveryError as second:
-                log.warning("not_forwarded", key=str(key), reason=second.reason)
-                if is_of_origin:
-                    raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
-                raise error from second
+            log.warning("not_forwarded", key=str(step.key), reason=error.reason)
+            raise
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(sorted(self._view.nodes.keys() - {self._node}))
 
     async def fetch_copies(self, step: FetchCopies) -> None:
         """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others have
@@ -215,6 +243,7 @@ class StateKeeper:
         generation: int,
         unhurried: bool = False,
         is_forwarded: bool = False,
+        tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         job = self._job(key.job)
         names = [name for name in holders if name in self._view.nodes]
@@ -236,6 +265,7 @@ class StateKeeper:
             uid=_uid(job),
             unhurried=unhurried,
             is_forwarded=is_forwarded,
+            tell=tell,
         )
 
     async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
@@ -245,14 +275,14 @@ class StateKeeper:
 
         """
         key = step.key
-        job = self._job(key.job)
-        assert job.spec is not None, "a job that is known has its spec"
+        spec = self._spec(key.job)
+        uid = _uid(self._job(key.job))
         file = self._store.get(key)
         if file is None:
             raise RecoveryError(str(key), "is not held any more")
         try:
-            folder = resolve_checkpoint_dir(job.spec.fault.checkpoint_dir, self._checkpoint_root)
-            url = boundary_url(folder, key.job, uid=_uid(job), timeline=key.timeline, boundary=key.boundary)
+            folder = resolve_checkpoint_dir(spec.fault.checkpoint_dir, self._checkpoint_root)
+            url = boundary_url(folder, key.job, uid=uid, timeline=key.timeline, boundary=key.boundary)
             await self._copy(file.path, url, key)
         except Exception as error:
             if isinstance(error, NoAccessError):
@@ -327,6 +357,12 @@ class StateKeeper:
         if job is None or job.spec is None:
             raise RecoveryError(name, "was removed")
         return job
+
+    def _spec(self, name: str) -> JobSpec:
+        """Return a job's spec. Raises as `_job`."""
+        spec = self._job(name).spec
+        assert spec is not None, "a job that is known has its spec"
+        return spec
 
 
 def _asked_too(others: tuple[str, ...], key: StateKey) -> str:

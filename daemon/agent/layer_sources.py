@@ -78,6 +78,16 @@ def base_source(assignment: Assignment, layer: str, node: NodeState) -> Source |
     return replace(found, layer=f"{BASE_PREFIX}{layer}") if isinstance(found, Source) else found
 
 
+def frozen_fetches(assignment: Assignment, node: NodeState) -> list[FetchState]:
+    """Return the fetches of frozen weights for layers that come to a worker with a plan in preparation."""
+    worker = assignment.worker
+    if assignment.run_key in worker.failures:
+        return []
+    there = worker.layers if worker.job == assignment.job.name else ()
+    found = (base_source(assignment, layer, node) for layer in assignment.stage.layers if layer not in there)
+    return [each for each in found if isinstance(each, FetchState)]
+
+
 def _has_adapter(assignment: Assignment) -> bool:
     return assignment.job.spec is not None and assignment.job.spec.model.has_adapter
 

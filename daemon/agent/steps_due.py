@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
 from headway.daemon.agent.journal_steps import trim_steps
-from headway.daemon.agent.layer_sources import base_source, carried_source, source_of
+from headway.daemon.agent.layer_sources import base_source, carried_source, frozen_fetches, source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import state_steps_of
@@ -71,7 +71,10 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
     is_recovering = job.phase.phase is Phase.RECOVERING
     if job.next is not None and node.may_obey(job, job.next):
         for assignment in assignments_of(job, job.next, node):
-            yield from _prepare(assignment, node)
+            frozen = frozen_fetches(assignment, node)
+            yield from frozen
+            if not frozen or is_recovering or job.plan is None:  # otherwise it trains under its plan meanwhile
+                yield from _prepare(assignment, node)
             yield from links_to_prove(view, assignment, node)
             if is_recovering:
                 yield from _fetch_ahead(view, assignment, node)

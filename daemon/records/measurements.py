@@ -14,10 +14,14 @@ MOST_SPEED: Final = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingRecord:
-    """`jobs/<job>/reading/<node>`, leased by its node, which is reading the job's data to verify it."""
+    """`jobs/<job>/reading/<node>`, leased by its node, which is reading the job's data, or its model's folder."""
 
     num_bytes: int
     total_bytes: int
+    url: str = ""
+    """The model's folder; empty: the data is read, to verify it."""
+    silent_s: float = 0.0
+    """Time since the last byte came, in steps of a few seconds; 0: bytes are coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.copy_places import num_copies
+from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import TERMINAL_PHASES, NodeRecord
 from headway.daemon.situation import boundaries
 from headway.daemon.view.cluster_view import JobView
@@ -97,10 +98,13 @@ def _unprotected(job: JobView, spec: JobSpec, nodes: Mapping[str, NodeRecord]) -
 
 
 def _readings(job: JobView) -> tuple[str, ...]:
-    return tuple(
-        f"{node} reads data: {reading.num_bytes / 1e9:.1f} of {reading.total_bytes / 1e9:.1f} GB"
-        for node, reading in sorted(job.readings.items())
-    )
+    return tuple(_reading(node, reading) for node, reading in sorted(job.readings.items()))
+
+
+def _reading(node: str, reading: ReadingRecord) -> str:
+    what = f"its layers of {reading.url}" if reading.url else "data"
+    silence = f", and nothing has come for {reading.silent_s:.0f} s" if reading.silent_s else ""
+    return f"{node} reads {what}: {reading.num_bytes / 1e9:.1f} of {reading.total_bytes / 1e9:.1f} GB{silence}"
 
 
 def _troubles(job: JobView) -> tuple[str, ...]:

@@ -40,11 +40,12 @@ async def fetch_from_nodes(
     uid: str = "",
     unhurried: bool = False,
     is_forwarded: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Fetch a file from the first holder that gives it, continuing at the next where one failed.
 
     unhurried: no worker waits for it, so holders may send it slowly. is_forwarded: a holder without the file reads it
-    where it can, also from the checkpoint folder.
+    where it can, also from the checkpoint folder. tell: is called with the number of bytes that are there.
 
     Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
     come stay for the next attempt, until the file is abandoned.
@@ -54,7 +55,9 @@ async def fetch_from_nodes(
     reasons = []
     for endpoint in endpoints:
         try:
-            await download(client, endpoint, key, incoming, expected, unhurried=unhurried, is_forwarded=is_forwarded)
+            await download(
+                client, endpoint, key, incoming, expected, unhurried=unhurried, is_forwarded=is_forwarded, tell=tell
+            )
             store.adopt(
                 key,
                 incoming.path,
@@ -103,6 +106,7 @@ async def download(
     *,
     unhurried: bool = False,
     is_forwarded: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError."""
     offset = incoming.offset
@@ -111,6 +115,7 @@ async def download(
         async for piece in in_time(endpoint, pieces, heard=client.heard):
             incoming.append(piece, offset=offset)
             offset += len(piece)
+            tell(offset)
         await asyncio.to_thread(incoming.verify, expected.checksum)
     except RecoveryError:
         if not is_forwarded:

@@ -1,10 +1,9 @@
-"""Reports in etcd how far this node has read a job's data to verify it, so that the node does not count as late.
+"""Reports in etcd how far this node has read a job's data or its model's folder, so that it does not count as late.
 
 Each node that computes for a job verifies its data while training, because any node may have the first stage next.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -20,6 +19,9 @@ from headway.daemon.shards.library import DataLibrary
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 PERIOD_S: Final = 2.0
+
+Look = Callable[[], ReadingRecord | None]
+"""Returns how far a read is; None: it has not begun."""
 
 
 class ReadingReports:
@@ -37,14 +39,14 @@ class ReadingReports:
         self._lease_id = lease_id
         self._told: set[str] = set()
         """Keys that etcd may have: of running reads, and of records that could not be withdrawn."""
-        self._reading: Counter[str] = Counter()
-        """The keys of present reads."""
+        self._looks: dict[str, list[Look]] = {}
+        """How far each present read is, by key; the first of a key is told."""
 
     async def run_ahead(self) -> None:
         """Look at the data of the jobs that this node computes for, until cancelled."""
         while True:
-            for key in self._told - self._reading.keys():
-                if key not in self._reading:  # nor since the last record was withdrawn
+            for key in self._told - self._looks.keys():
+                if key not in self._looks:  # nor since the last record was withdrawn
                     await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
@@ -59,11 +61,11 @@ class ReadingReports:
         return any(stage.node == self._node for stage in stages)
 
     @asynccontextmanager
-    async def telling(self, job: str, sha256: str) -> AsyncIterator[None]:
-        """Report while the body opens the data of a job. A read shorter than PERIOD_S leaves no trace."""
+    async def telling(self, job: str, look: Look) -> AsyncIterator[None]:
+        """Report while the body reads for a job. A read shorter than PERIOD_S leaves no trace."""
         key = Keys.reading(job, self._node)
-        telling = asyncio.create_task(self._tell(job, key, sha256), name=f"reading of {job}")
-        self._reading[key] += 1
+        telling = asyncio.create_task(self._tell(job, key, look), name=f"reading of {job}")
+        self._looks.setdefault(key, []).append(look)
         try:
             yield
         finally:
@@ -71,10 +73,12 @@ class ReadingReports:
             try:
                 await asyncio.wait({telling})
             finally:
-                self._reading = self._reading - Counter([key])
+                self._looks[key].remove(look)
+                if not self._looks[key]:
+                    del self._looks[key]
             if not telling.cancelled():
                 telling.exception()
-            if key in self._told and key not in self._reading:
+            if key in self._told and key not in self._looks:
                 await self._take_back(key)
 
     async def _take_back(self, key: str) -> None:
@@ -90,13 +94,23 @@ class ReadingReports:
         finally:
             self._told |= set() if is_done else {key}
 
-    async def _tell(self, job: str, key: str, sha256: str) -> None:
-        while True:
-            await asyncio.sleep(PERIOD_S)
+    def of_data(self, sha256: str) -> Look:
+        """Return how to look at a read of data."""
+
+        def look() -> ReadingRecord | None:
             reading = self._library.reading.get(sha256)
             if reading is None:
+                return None
+            return ReadingRecord(num_bytes=reading.num_bytes, total_bytes=reading.total_bytes)
+
+        return look
+
+    async def _tell(self, job: str, key: str, look: Look) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            record = look()
+            if record is None or self._looks[key][0] is not look:
                 continue
-            record = ReadingRecord(num_bytes=reading.num_bytes, total_bytes=reading.total_bytes)
             with suppress(StoreError):
                 put = Put(key, encode(record), self._lease_id())
                 self._told.add(key)

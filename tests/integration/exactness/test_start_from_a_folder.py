@@ -1,6 +1,7 @@
-"""A job that starts from a model's folder, on two nodes of which one cannot read the folder."""
+"""Jobs that start from a model's folder: a node that cannot read it, and one that gets no answer."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,19 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
+from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import OriginSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
 from headway.daemon.reference.loop import reference
+from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import write_model
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.data.tokens import TokenShards
+from headway.stages.spec import AdapterSpec
+from tests.fakes.file_server import serving
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Result,
@@ -23,6 +29,8 @@ from tests.integration.exactness.training import (
     finished,
     read_weights,
     small_job,
+    until,
+    until_batch,
 )
 
 pytest.importorskip("transformers")
@@ -30,6 +38,8 @@ pytest.importorskip("transformers")
 from tests.fakes.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+LAYER_S = 0.005
 
 
 async def test_a_node_without_the_folder_gets_its_layers_from_the_other(
@@ -56,3 +66,57 @@ async def test_a_node_without_the_folder_gets_its_layers_from_the_other(
     )
     write_model(tmp_path / "plain", spec.model, weights=weights, sequence_length=spec.train.sequence_length)
     assert_same_bits(piped, Result(tuple(losses), read_weights(tmp_path / "plain")))
+
+
+async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
+    cluster: LocalCluster, set_pace: Callable[[float], None], tmp_path: Path
+) -> None:
+    """A node is free again, and the model's URL does not answer it: the job goes on without it, and says which node
+    reads what. The URL answers: the node takes its layers. The adapters are those of the plain loop.
+    """
+    name = "frozen"
+    await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
+    away = [node.name for node in cluster.nodes[1:]]
+    with serving(tmp_path) as server:
+        url, model = model_opener(tmp_path)(f"{server.url}/model")
+        spec = small_job(name, batches=60)
+        spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4)), origin=OriginSpec(url=url, job=name))
+        spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=1, max_nodes=2)))
+        set_pace(LAYER_S)
+        async with ClusterSession(cluster.address) as session:
+            for node in away:
+                await drain(session, node)
+            try:
+                await submit(session, spec)
+                before = await until_batch(session, name, 1)
+                server.gate.clear()
+                await release(session, away[0])
+
+                def is_told(_: ClusterView, job: JobView) -> bool:
+                    reading = job.readings.get(away[0])
+                    return reading is not None and reading.url == url and reading.silent_s > 0
+
+                job = await until(session, is_told, name)
+                assert job.progress is not None
+                job = await until_batch(session, name, job.progress.batch + 3)
+                assert (job.plan, server.gate.is_set()) == (before.plan, False)
+                server.gate.set()
+                await until_batch(session, name, 0, generation=before.phase.generation + 1)
+                set_pace(0)
+                piped = await finished(session, name, tmp_path / "piped")
+            finally:
+                for node in away:
+                    await release(session, node)
+        losses: list[float] = []
+        weights = reference(
+            spec,
+            TokenShards.open(data_folder(spec.data.source, default_cache_dir())),
+            on_batch=lambda result: losses.append(result.loss),
+            initial=initial_weights_of(spec),
+        )
+    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=url) as writer:
+        for layer, parameters in weights.items():
+            writer.add(layer, parameters)
+    assert piped.losses == tuple(losses)
+    files = [tmp_path / "piped" / "model", tmp_path / "plain"]
+    assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1

@@ -8,7 +8,9 @@ from headway.daemon.jobs.job import OriginPart, OriginSpec
 from headway.daemon.records.records import WorkerState
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
 from headway.daemon.view.cluster_view import JobView
-from headway.daemon.workers.orders import OrderStart, SourceKind
+from headway.daemon.workers.orders import OrderPrepare, OrderStart, SourceKind
+from headway.daemon.workers.status import Failure, JobGeneration
+from headway.stages.spec import AdapterSpec
 from tests.unit.daemon.agent.order_views import G1, LAYERS, held, job, node, of_kind, plan, record, view_of, worker
 
 PREPARED = worker().did_prepare(G1)
@@ -64,3 +66,39 @@ def test_parts_stay_until_they_are_loaded() -> None:
     steps = next_steps(view_of(from_folder()), node(started, held=of_folder(*PARTS)))
     assert of_kind(steps, DeleteState) == [DeleteState("j", *ORIGIN_PLACE, tuple(sorted(LAYERS)))]
     assert not of_kind(waiting + steps, RegisterState)
+
+
+def with_adapter(job: JobView) -> JobView:
+    assert job.submission is not None
+    assert job.spec is not None
+    spec = replace(job.spec, model=replace(job.spec.model, adapter=AdapterSpec(rank=2)))
+    return replace(job, submission=replace(job.submission, spec=spec))
+
+
+def test_frozen_layers_come_before_a_worker_is_prepared_for_a_change() -> None:
+    """A node is to take over a layer of a job that trains: it is prepared once the frozen weights are there."""
+    change = with_adapter(from_folder(plan=plan(1, ("b", LAYERS)), next=plan(2, ("b", LAYERS[:1]), ("a", LAYERS[1:]))))
+    steps = next_steps(view_of(change), node(worker()))
+    fetched = [step for step in of_kind(steps, FetchState) if isinstance(step, FetchState)]
+    assert [step.key.layer for step in fetched] == list(LAYERS[1:])
+    assert not of_kind(steps, OrderPrepare)
+    assert of_kind(next_steps(view_of(change), node(worker(), held=of_folder(*LAYERS[1:]))), OrderPrepare)
+
+
+def test_a_worker_fetches_no_frozen_layer_that_it_has() -> None:
+    """It keeps one layer and takes another from its neighbour: it fetches that one alone."""
+    stages = plan(1, ("a", LAYERS[:1]), ("b", LAYERS[1:]))
+    change = with_adapter(from_folder(plan=stages, next=plan(2, ("a", LAYERS[:2]), ("b", LAYERS[2:]))))
+    running = replace(worker(), job="j", prepared=G1, started=G1, layers=LAYERS[:1])
+    steps = next_steps(view_of(change), node(running))
+    assert [step.key.layer for step in of_kind(steps, FetchState) if isinstance(step, FetchState)] == [LAYERS[1]]
+
+
+def test_frozen_layers_of_a_job_that_does_not_train_come_beside_the_preparation() -> None:
+    """The first plan of a job: a worker imports its model while the layers are read. One that gave up fetches none."""
+    first = with_adapter(from_folder(plan=None, next=plan(1, ("a", LAYERS))))
+    steps = next_steps(view_of(first), node(worker()))
+    assert len(of_kind(steps, FetchState)) == len(LAYERS)
+    assert of_kind(steps, OrderPrepare)
+    failed = replace(worker(), failures={JobGeneration("j", 1): Failure("it broke")})
+    assert not of_kind(next_steps(view_of(first), node(failed)), FetchState)

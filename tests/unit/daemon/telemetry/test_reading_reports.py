@@ -87,7 +87,7 @@ def reports(etcd: Etcd, library: Any) -> ReadingReports:
 
 
 async def test_what_is_read_is_told_and_taken_back(etcd: Etcd, reports: ReadingReports, library: Any) -> None:
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         await etcd.until(10)
         library.reading["sha"] = Reading(50, 100)
         await etcd.until(50)
@@ -113,7 +113,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later(
     """etcd is away as the reading ends, or its answer to the first write was lost: nobody reads when it is back."""
     etcd.answers_are_lost = answers_are_lost
     ahead = asyncio.create_task(reports.run_ahead())
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         await etcd.until(10)
         etcd.is_away = True
     assert etcd.told == 10
@@ -126,12 +126,12 @@ async def test_what_is_left_of_an_earlier_reading_is_not_taken_from_a_new_one(
     etcd: Etcd, reports: ReadingReports, library: Any
 ) -> None:
     """etcd was away as the first reading ended, and the second is under way as it comes back."""
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         await etcd.until(10)
         etcd.is_away = True
     ahead = asyncio.create_task(reports.run_ahead())
     library.reading["sha"] = Reading(70, 100)
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         etcd.is_away = False
         await etcd.until(70)
         for _ in range(5):
@@ -160,7 +160,7 @@ async def test_a_reading_that_tells_while_one_is_taken_back_is_taken_back_too(
     first.cancel()
     await asyncio.wait_for(is_slow.wait(), DEADLINE_S)
     library.reading["sha"] = Reading(70, 100)
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         await etcd.until(70)
         answers.set()
         await asyncio.wait({first})
@@ -168,5 +168,5 @@ async def test_a_reading_that_tells_while_one_is_taken_back_is_taken_back_too(
 
 
 async def _tell_for_ever(reports: ReadingReports) -> None:
-    async with reports.telling("j", "sha"):
+    async with reports.telling("j", reports.of_data("sha")):
         await asyncio.Event().wait()
