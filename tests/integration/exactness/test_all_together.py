@@ -42,6 +42,10 @@ PATIENCE_S = 300.0
 LAYER_S = 0.02
 """Pace of the layers until all changes have happened, so that none comes too late."""
 ADAPTER: Final = "[adapter]\nrank = 4\nalpha = 8\n"
+ROUTED: Final = {"head_dim": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True}
+QWEN3_MOE: Final = ROUTED | {"num_experts": 6}
+DOTS1: Final = ROUTED | {"n_routed_experts": 6, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+ROUTER_LOSSES: Final = "router_balance_loss = 0.02\nrouter_z_loss = 0.001\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Features:
     """Of the model's config."""
     lines: str = ""
     """Of the job file."""
+    train: str = ""
+    """Further lines of its [train]."""
 
 
 FEATURES = (
@@ -61,6 +67,9 @@ FEATURES = (
     Features("qwen3-full", "qwen3", {"head_dim": 16}),
     Features("tied-lora", "qwen3", {"head_dim": 16, "tie_word_embeddings": True}, ADAPTER),
     Features("tied-full", "qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    Features("mixture", "dots1", DOTS1, train=ROUTER_LOSSES),
+    Features("tied-mixture", "qwen3_moe", QWEN3_MOE | {"tie_word_embeddings": True}, train=ROUTER_LOSSES),
+    Features("tied-mixture-lora", "qwen3_moe", QWEN3_MOE | {"tie_word_embeddings": True}, ADAPTER),
 )
 JOB = """\
 [job]
@@ -76,7 +85,7 @@ microbatches = 6
 microbatch_size = 2
 sequence_length = 64
 eval_every = 7
-[optim]
+{train}[optim]
 warmup_batches = 5
 [fault]
 snapshot_every = 5
@@ -117,7 +126,9 @@ class Workshop:
         prepare = "data prepare chats.jsonl --chat --tokenizer model --pack 64 --validation 0.2 --out data"
         await headway(self._folder, prepare)
         for schedule in ("2bw", "1f1b"):
-            self._file(schedule).write_text(JOB.format(schedule=schedule, lines=self.features.lines))
+            self._file(schedule).write_text(
+                JOB.format(schedule=schedule, lines=self.features.lines, train=self.features.train)
+            )
 
     def job(self, name: str, schedule: str, placement: PlacementSpec) -> JobSpec:
         """Return the job under another name, as `submit` would put it into the queue."""
