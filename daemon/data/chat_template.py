@@ -4,6 +4,7 @@ The time of day is not in the sandbox: the same data gives the same tokens on an
 """
 
 import json
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -23,6 +24,11 @@ MAX_BITS: Final = 1024
 """Maximum width of a whole number that is a product."""
 MAX_SECONDS: Final = 20.0
 """Maximum time to render one conversation once."""
+MAX_BYTES: Final = 1 << 30
+"""Maximum memory that one rendering adds: a template may double a text again and again within the time."""
+MAX_SOURCE: Final = 1 << 20
+"""Maximum size of a template: those of the Hub have a hundredth of it."""
+_TOO_LARGE: Final = f"it takes more than {MAX_BYTES >> 30} GiB of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,12 @@ class ChatTemplate:
         self._spans: list[tuple[int, int, str]] = []
         self._length = 0
         try:
-            self._template = _environment(self).from_string(source)
+            with _limited_time(), _limited_memory():  # jinja2 computes constant expressions at once
+                self._template = _environment(self).from_string(source)
         except ConfigError:
             raise
+        except MemoryError:
+            raise ConfigError(f"its chat template is invalid: {_TOO_LARGE}", name) from None
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"its chat template is invalid: {_line(error)}", name) from error
 
@@ -65,12 +74,15 @@ class ChatTemplate:
             "add_generation_prompt": is_prompt,
         }
         try:
-            with _limited_time():
+            with _limited_time(), _limited_memory():
                 for piece in self._template.generate(values):
                     pieces.append(piece)
                     self._length += len(piece)
                     if self._length > MAX_CHARACTERS:
                         raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
+        except MemoryError:  # its traceback would keep what the template has made
+            pieces.clear()
+            raise ConfigError(f"the chat template cannot render it: {_TOO_LARGE}", chat.where) from None
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"the chat template cannot render it: {_line(error)}", chat.where) from error
         text = "".join(pieces)
@@ -89,7 +101,7 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | Non
     file, source = folder / TEMPLATE_NAME, config.get("chat_template")
     if file.is_file():
         try:
-            source = file.read_text(encoding="utf-8")
+            source = _read(file)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot be read: {error}", str(file)) from error
     elif isinstance(source, list):
@@ -97,10 +109,19 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | Non
         source = named.get("default")
     if source is None:
         return None
+    place = str(file if file.is_file() else folder / "tokenizer_config.json")
     if not isinstance(source, str):
-        raise ConfigError("chat_template is no text", str(folder / "tokenizer_config.json"))
+        raise ConfigError("chat_template is no text", place)
+    if len(source) > MAX_SOURCE:
+        raise ConfigError(f"its chat template has more than {MAX_SOURCE} characters", place)
     texts = {key: _text(value) for key, value in config.items() if key.endswith("_token")}
     return ChatTemplate(source, special={key: text for key, text in texts.items() if text}, name=str(folder))
+
+
+def _read(file: Path) -> str:
+    """Return a template's text, of which no more is read than is allowed."""
+    with file.open(encoding="utf-8") as stream:
+        return stream.read(MAX_SOURCE + 1)
 
 
 def _text(value: Any) -> str:
@@ -156,6 +177,10 @@ def _limited_product(_self: Any, _context: Any, operator: str, left: Any, right:
     return left * right
 
 
+class _OutOfTimeError(BaseException):
+    """The time is over. No Exception: jinja2 ignores those of a constant expression, and goes on."""
+
+
 @contextmanager
 def _limited_time() -> Iterator[None]:
     """Raise TimeoutError in the block when it takes too long; only a main thread can be interrupted."""
@@ -164,16 +189,33 @@ def _limited_time() -> Iterator[None]:
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"it takes longer than {MAX_SECONDS:.0f} s")
+        raise _OutOfTimeError
 
     handler = signal.signal(signal.SIGALRM, end)
     seconds, interval = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
         yield
+    except _OutOfTimeError as error:
+        raise TimeoutError(f"it takes longer than {MAX_SECONDS:.0f} s") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, seconds, interval)
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Raise MemoryError in the block when the process grows by more than a maximum. A lower limit of its own stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MAX_BYTES
+    if soft != resource.RLIM_INFINITY and soft <= most:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Conversations become tokens by the tokenizer's own chat template; only what the assistant says is a target."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ MARKED = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant\n"
     "{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n"
     "{% else %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+)
+DOUBLED = (
+    "{% set held = namespace(text=messages[0].content) %}"
+    "{% for a in range(99) %}{% set held.text = held.text OP held.text %}{% endfor %}"
 )
 CHATS = [
     [("user", "Hi there"), ("assistant", "Hello, ça va?"), ("user", "Bye"), ("assistant", "So long")],
@@ -116,7 +121,11 @@ def test_without_marks_an_answer_is_what_follows_its_prompt(tmp_path: Path) -> N
         ("{{ 'a' * 100000000000 }}", {"messages": []}, "line 1: .* longer than 16 Mi characters"),
         (f"{{{{ {1 << 1000} * {1 << 1000} }}}}", {"messages": []}, "line 1: .* more than 1024 bits"),
         ("{{ 9 ** 9 ** 9 ** 9 }}", {"messages": []}, "line 1: .* raises to a power"),
+        (DOUBLED.replace("OP", "+"), {"messages": []}, "line 1: .* more than 1 GiB of memory"),
+        (DOUBLED.replace("OP", "~"), {"messages": []}, "line 1: .* more than 1 GiB of memory"),
+        ("{{ 'x'.center(30000000000) }}", {"messages": []}, "line 1: .* more than 1 GiB of memory"),
         ("{% for", {"messages": []}, "its chat template is invalid"),
+        ("x" * ((1 << 20) + 1), {"messages": []}, "its chat template has more than 1048576 characters"),
         (None, {"messages": []}, "has no chat template"),
     ],
 )
@@ -135,6 +144,22 @@ def test_a_template_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"line 1: .* takes longer than"):
         prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
+
+
+def test_a_constant_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """jinja2 computes a constant expression while it compiles: the limit of time is in force there too."""
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
+    endless = "{{ ([1]|slice(99999999))|first }}{{ [1]|slice(9999999)|list|length }}"
+    with pytest.raises(ConfigError, match=r"takes longer than"):
+        prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
+
+
+def test_a_limit_of_memory_ends_with_the_rendering(tmp_path: Path) -> None:
+    """After a refused template, the process has its own limit again."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ConfigError, match="GiB of memory"):
+        prepared(tmp_path, folder_of(tmp_path, DOUBLED.replace("OP", "~")), [{"messages": messages_of(CHATS[0])}])
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_token_that_reaches_over_the_begin_of_an_answer() -> None:
