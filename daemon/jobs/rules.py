@@ -42,10 +42,10 @@ def check_job(spec: JobSpec, source: str) -> None:
         if not (value := _value(spec, key)) >= least:  # NaN is refused too
             _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
     for key in ABOVE_ZERO:
-        if (value := _value(spec, key)) <= 0:
+        if not (value := _value(spec, key)) > 0:  # a model's config.json may have NaN as well
             _refuse(source, key, f"must be above 0, is {value}")
     for key, (most, why) in AT_MOST.items():
-        if (value := _value(spec, key)) > most:
+        if not (value := _value(spec, key)) <= most:
             _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
     _check_data(spec, source)
     _check_texts(spec, source)

@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job_file import OpenModel
 from headway.daemon.origin.carried_files import CONFIG_NAME, MAX_CONFIG_BYTES
 from headway.stages.model.hugging_face import model_spec
 from headway.stages.spec import ModelSpec
+
+_MAX_SENTENCE: Final = 500
+"""Maximum characters of a sentence about a config: its keys and values may have thousands."""
 
 
 def model_opener(base: Path) -> OpenModel:
@@ -48,7 +51,13 @@ def _model_of(config: dict[str, Any], place: str) -> ModelSpec:
     try:
         return model_spec(config)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ConfigError(str(error)[:500], place) from error
+        raise ConfigError(_line(str(error)), place) from error
+
+
+def _line(text: str) -> str:
+    """Return a sentence that quotes a foreign file as one short line, which a terminal can show."""
+    short = text if len(text) <= _MAX_SENTENCE else f"{text[:_MAX_SENTENCE]}…"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in short)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def tensors_of(header: bytes, size_bytes: int) -> dict[str, TensorEntry]:
     Raises HeaderError unless each byte of the data belongs to exactly one tensor.
     """
     try:
-        index = json.loads(header[8:], object_pairs_hook=_unique)
+        index = json.loads(header[8:], object_pairs_hook=unique_keys)
     except HeaderError:
         raise
     except (ValueError, RecursionError) as error:
@@ -85,7 +85,8 @@ def shown(name: str) -> str:
     return text if len(name) <= 80 else f"{text}…"
 
 
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises HeaderError for a name that it has twice."""
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:

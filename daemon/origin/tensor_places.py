@@ -9,7 +9,14 @@ from typing import Any, Final
 from headway.daemon.errors import RecoveryError
 from headway.daemon.origin.carried_files import CONFIG_NAME
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.origin.safetensors_header import HeaderError, TensorEntry, header_bytes, shown, tensors_of
+from headway.daemon.origin.safetensors_header import (
+    HeaderError,
+    TensorEntry,
+    header_bytes,
+    shown,
+    tensors_of,
+    unique_keys,
+)
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -78,7 +85,9 @@ def _weight_map(folder: OriginFolder) -> dict[str, str]:
 def parsed_table(raw: bytes, place: str) -> dict[str, Any]:
     """Return a JSON object. Raises RecoveryError, naming the place, for anything else."""
     try:
-        table = json.loads(raw)
+        table = json.loads(raw, object_pairs_hook=unique_keys)
+    except HeaderError as error:
+        raise RecoveryError(place, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise RecoveryError(place, f"is not JSON ({type(error).__name__})") from error
     if not isinstance(table, dict):

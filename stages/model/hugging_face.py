@@ -4,6 +4,7 @@ A family is a set of options of one decoder. Whatever a config asks for that is 
 and value, because it would silently give other logits.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -273,7 +274,8 @@ def _check_keys(config: dict[str, Any], family: _Family) -> None:
         for key in ("attention_bias", "mlp_bias"):
             if config.get(key):
                 raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
-    for key in config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys() - mixture_keys(config["model_type"]):
+    unknown = config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys() - mixture_keys(config["model_type"])
+    for key in sorted(unknown):
         raise ValueError(f"{key} = {config[key]!r} is not known here, and may change what the model computes")
 
 
@@ -311,10 +313,16 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     else:
         first = _number(config, "max_window_layers") if _truth(config, "use_sliding_window") else num_blocks
     first = num_blocks if window is None else min(first, num_blocks)
-    expected = ["full_attention"] * first + ["sliding_attention"] * (num_blocks - first)
-    if kinds is not None and kinds != expected:
+    if kinds is not None and not _are_kinds(kinds, first, num_blocks):
         raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
     return {} if first == num_blocks else {"sliding_window": window, "first_window_layer": first}
+
+
+def _are_kinds(raw: object, first: int, num_blocks: int) -> bool:
+    """Return whether raw names each block's attention. No list is made by a config's number of blocks."""
+    if not isinstance(raw, list) or len(raw) != num_blocks:
+        return False
+    return all(kind == ("full_attention" if index < first else "sliding_attention") for index, kind in enumerate(raw))
 
 
 def _truth(config: dict[str, Any], key: str) -> bool:
@@ -330,4 +338,6 @@ def _number(config: dict[str, Any], key: str) -> Any:
     is_whole = isinstance(getattr(ModelSpec(), key, 0), int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         raise ValueError(f"{key} = {value!r} is no {'whole ' * is_whole}number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} = {value!r} is no finite number")
     return value

@@ -117,7 +117,9 @@ def name_from_mixtral(name: str) -> str:
 
 
 def _present(config: Mapping[str, Any], field: str, name: str) -> str:
-    """Return the key that a config.json has: transformers 5 renamed `num_experts`."""
+    """Return the key that a config.json has: transformers 5 renamed `num_experts`. Raises ValueError for two values."""
+    if name != field and field in config and config.get(name, config[field]) != config[field]:
+        raise ValueError(f"{name} = {config[name]!r} is not {field} = {config[field]!r}")
     return field if name not in config and field in config else name
 
 

@@ -1,11 +1,14 @@
 """Maps rotary positions to and from a config.json: `rope_parameters` of transformers 5, and the two keys before it."""
 
 import math
+import sys
 from typing import Any, Final
 
 from headway.stages.spec import ModelSpec, RopeSpec
 
 _DEFAULT_THETA: Final = 10_000.0
+_MOST: Final = sys.float_info.max
+"""Python cannot divide whole numbers above it: a config may have thousands of digits."""
 _SHARED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
@@ -65,12 +68,16 @@ def _scaling(kind: str, config: dict[str, Any], rope: dict[str, Any]) -> RopeSpe
     for name, value in rope.items():
         if name != "truncate":
             _check_number(value, name)
+        elif not isinstance(value, bool):
+            raise ValueError(f"{name} = {value!r} is neither true nor false")
     longest = config.get("max_position_embeddings")
     if kind == "dynamic":
         rope["original_max_position_embeddings"] = longest  # transformers takes no other
     elif "original_max_position_embeddings" in ROPE_SETTINGS[kind]:
         rope.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings") or longest)
     if kind == "yarn" and "factor" not in rope and longest and rope["original_max_position_embeddings"]:
+        _check_number(longest, "max_position_embeddings")
+        _check_number(rope["original_max_position_embeddings"], "original_max_position_embeddings")
         rope["factor"] = longest / rope["original_max_position_embeddings"]
     for name in ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"):
         if name in ROPE_SETTINGS[kind] and rope.get(name) is None:
@@ -97,5 +104,5 @@ def _whole_yarn(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_number(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} = {value!r} is no number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST:
+        raise ValueError(f"{name} = {value!r} is no number above 0 that a float can have")

@@ -1,9 +1,12 @@
 """Whatever is wrong in a model's folder becomes one line that names file and key."""
 
 import json
+import math
 import sys
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from safetensors.torch import save_file
 
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
 from headway.daemon.jobs.job import JobSection, JobSpec, OriginSpec
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.jobs.rules import check_job
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_model import with_parts
@@ -115,6 +120,51 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         r"config.json: attn_logit_softcapping = 50.0 is not supported",
     ),
     "config has a word": (edit("config.json", lambda c: c.update(hidden_size="8")), r"hidden_size = '8' is no whole"),
+    "config has a key twice": (
+        lambda f: (f / "config.json").write_text((f / "config.json").read_text()[:-1] + ', "hidden_size": 8}'),
+        r"config.json: names hidden_size twice",
+    ),
+    "config has NaN": (
+        edit("config.json", lambda c: c.update(rms_norm_eps=math.nan)),
+        r"config.json: rms_norm_eps = nan is no finite number",
+    ),
+    "config has a key of control characters": (
+        edit("config.json", lambda c: c.update({"a\n\x1b[2J": 1})),
+        r"config.json: a\\n\\x1b\[2J = 1 is not known here",
+    ),
+    "config has a long key": (edit("config.json", lambda c: c.update({"k" * 9000: 1})), r"config.json: k{500}…$"),
+    "config has a long number": (
+        edit("config.json", lambda c: c["rope_parameters"].update(rope_theta=10**4000)),
+        r"config.json: rope_theta = 10{483,}…$",
+    ),
+    "config has a word for a length": (
+        edit(
+            "config.json",
+            lambda c: c.update(
+                max_position_embeddings="x",
+                rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 4},
+            ),
+        ),
+        r"config.json: max_position_embeddings = 'x' is no number above 0",
+    ),
+    "config has a word for a truth": (
+        edit(
+            "config.json",
+            lambda c: c.update(
+                rope_parameters={
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 4,
+                    "truncate": "x",
+                }
+            ),
+        ),
+        r"config.json: truncate = 'x' is neither true nor false",
+    ),
+    "config has two numbers of experts": (
+        edit("config.json", lambda c: c.update(model_type="mixtral", num_experts=4, num_local_experts=8)),
+        r"config.json: num_local_experts = 8 is not num_experts = 4",
+    ),
     "no weights": (lambda f: (f / INDEX).unlink(), r"has neither model.safetensors nor"),
     "index leads out": (
         edit(INDEX, lambda c: c["weight_map"].update({FIRST: "../one.safetensors"})),
@@ -123,6 +173,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "index names a path": (
         edit(INDEX, lambda c: c["weight_map"].update({FIRST: "/etc/passwd"})),
         r"= /etc/passwd is no file of this folder",
+    ),
+    "index names a tensor twice": (
+        written(INDEX, b'{"weight_map": {"a": "one.safetensors", "a": "two.safetensors"}}'),
+        r"index.json: names a twice",
     ),
     "index has no map": (written(INDEX, b"{}"), r"index.json: weight_map is missing"),
     "shard is missing": (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing"),
@@ -172,6 +226,34 @@ def test_a_wrong_folder_is_refused(name: str, tmp_path: Path) -> None:
         submitted(folder)
     assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [10**9, 10**15, 10**4000])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2"])
+def test_a_config_of_too_many_blocks_costs_no_memory(tmp_path: Path, model_type: str, number: int) -> None:
+    """The bound of a job refuses the number, and nothing of that length exists before."""
+    folder = write_folder(tmp_path / "model")
+    edit(
+        "config.json",
+        lambda c: c.update(
+            model_type=model_type, num_hidden_layers=number, attention_bias=False, layer_types=["full_attention"]
+        ),
+    )(folder)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"model.num_hidden_layers: must be at most 1024|layer_types"):
+            parse_job('[job]\nname = "j"\n[model]\nfrom = "model"\n', open_model=model_opener(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range", "rope_theta"])
+def test_no_rule_lets_nan_pass(key: str) -> None:
+    """Whatever made a job, a number that is none stops it."""
+    spec = JobSpec(job=JobSection(name="j"), model=replace(MODEL, **{key: math.nan}))
+    with pytest.raises(ConfigError, match=f"model.{key}: must be above 0, is nan"):
+        check_job(spec, "job")
 
 
 def test_a_whole_folder_is_taken(tmp_path: Path) -> None:
