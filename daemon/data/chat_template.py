@@ -24,6 +24,8 @@ MAX_BITS: Final = 1024
 """Maximum width of a whole number that is a product."""
 MAX_SECONDS: Final = 20.0
 """Maximum time to render one conversation once."""
+AGAIN_S: Final = 0.2
+"""Interval of the signals after it."""
 MAX_BYTES: Final = 1 << 30
 """Maximum memory that one rendering adds: a template may double a text again and again within the time."""
 MAX_SOURCE: Final = 1 << 20
@@ -177,6 +179,11 @@ def _limited_product(_self: Any, _context: Any, operator: str, left: Any, right:
     return left * right
 
 
+def _renders(file: str) -> bool:
+    """Return whether a file's code renders: jinja2's, a compiled template's, or that of its filters here."""
+    return "/jinja2/" in file or file in ("<template>", "<unknown>", __file__)
+
+
 class _OutOfTimeError(BaseException):
     """The time is over. No Exception: jinja2 ignores those of a constant expression, and goes on."""
 
@@ -188,11 +195,13 @@ def _limited_time() -> Iterator[None]:
         yield
         return
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise _OutOfTimeError
+    def end(_number: int, frame: FrameType | None) -> None:
+        # Python ignores an error in a destructor, or in a callback of its collector: the next signal raises it.
+        if frame is not None and _renders(frame.f_code.co_filename):
+            raise _OutOfTimeError
 
     handler = signal.signal(signal.SIGALRM, end)
-    seconds, interval = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    seconds, interval = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS, AGAIN_S)
     try:
         yield
     except _OutOfTimeError as error:

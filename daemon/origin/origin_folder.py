@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from fsspec.asyn import sync
+
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.storage.file_system import open_url, told_as
 
@@ -56,12 +58,19 @@ class OriginFolder:
             stop = min(start + PIECE_BYTES, end)
             self._beat()
             with self._told(name):
-                piece: bytes = self._file_system.cat_file(self._at(name), start=start, end=stop)
+                piece = self._range(self._at(name), start, stop)
             if len(piece) > stop - start:
                 raise RecoveryError(self.named(name), "comes as a whole: its server does not answer by range")
             if len(piece) < stop - start:
                 raise RecoveryError(self.named(name), f"is truncated: it ends at byte {start + len(piece)}")
             yield piece
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes of a range, and perhaps one piece more if a server sends more."""
+        protocol = self._file_system.protocol
+        if "http" in ((protocol,) if isinstance(protocol, str) else protocol):
+            return bytes(sync(self._file_system.loop, _http_range, self._file_system, path, start, end))
+        return bytes(self._file_system.cat_file(path, start=start, end=end))
 
     def _at(self, name: str) -> str:
         return f"{self._path.rstrip('/')}/{name}"
@@ -74,3 +83,20 @@ class OriginFolder:
                 yield
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise RecoveryError(url, "is missing") from error
+
+
+async def _http_range(file_system: Any, url: str, start: int, end: int) -> bytes:
+    """Return what a server answers to a range, cut off after the first piece too many.
+
+    fsspec's own request reads an answer to its end, and a server may send one without end.
+    """
+    request = {**file_system.kwargs, "headers": {**file_system.kwargs.get("headers", {})}}
+    request["headers"]["Range"] = f"bytes={start}-{end - 1}"
+    session, raw = await file_system.set_session(), bytearray()
+    async with session.get(file_system.encode_url(url), **request) as answer:
+        file_system._raise_not_found_for_status(answer, url)
+        async for piece in answer.content.iter_any():
+            raw += piece
+            if len(raw) > end - start:
+                break
+    return bytes(raw)

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,8 @@ class FileServer:
     """Answer to every request; 200: serve."""
     damage: bool = False
     """Alter the first byte of each answer."""
+    is_endless: bool = False
+    """Answer to a range with bytes without end."""
     gate: threading.Event = field(default_factory=threading.Event)
     """Content comes once this is set."""
 
@@ -57,6 +59,16 @@ def serving(folder: Path) -> Iterator[FileServer]:
             self.send_header("Accept-Ranges", "bytes")
             self.end_headers()
 
+        def _flood(self, status: int) -> None:
+            """Send bytes until the client hangs up."""
+            self.send_response(status)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.close_connection = True
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+
         def do_GET(self) -> None:
             """Answer with a range."""
             wanted = self.headers.get("Range")
@@ -64,6 +76,9 @@ def serving(folder: Path) -> Iterator[FileServer]:
             begin = int(wanted.partition("=")[2].partition("-")[0]) if wanted else 0
             state.asked.append((self.path.rpartition("/")[2], begin))
             state.gate.wait(30)
+            if state.is_endless:
+                self._flood(status)
+                return
             if state.damage and content:
                 content = bytes([content[0] ^ 1]) + content[1:]
             self.send_response(status)

@@ -28,6 +28,7 @@ from headway.daemon.origin.tensor_places import find_tensors
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
 from headway.stages.spec import ModelSpec, layer_names
+from tests.fakes.file_server import serving
 
 MODEL = ModelSpec(
     num_hidden_layers=2,
@@ -121,7 +122,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "config has a word": (edit("config.json", lambda c: c.update(hidden_size="8")), r"hidden_size = '8' is no whole"),
     "config has a key twice": (
-        lambda f: (f / "config.json").write_text((f / "config.json").read_text()[:-1] + ', "hidden_size": 8}'),
+        written("config.json", b'{"model_type": "llama", "hidden_size": 8, "hidden_size": 16}'),
         r"config.json: names hidden_size twice",
     ),
     "config has NaN": (
@@ -248,10 +249,20 @@ def test_a_config_of_too_many_blocks_costs_no_memory(tmp_path: Path, model_type:
         tracemalloc.stop()
 
 
+def test_a_server_that_sends_without_end_is_left(tmp_path: Path) -> None:
+    """A range is answered by more bytes than it has, and no end: the reading stops at the first piece too many."""
+    write_folder(tmp_path / "model")
+    with serving(tmp_path) as server:
+        server.is_endless = True
+        with pytest.raises(ConfigError, match=r"config.json: comes as a whole: its server does not answer by range"):
+            model_opener(tmp_path)(f"{server.url}/model")
+    assert [file for file, _ in server.asked] == ["config.json"]
+
+
 @pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range", "rope_theta"])
 def test_no_rule_lets_nan_pass(key: str) -> None:
     """Whatever made a job, a number that is none stops it."""
-    spec = JobSpec(job=JobSection(name="j"), model=replace(MODEL, **{key: math.nan}))
+    spec = JobSpec(job=JobSection(name="j"), model=replace(MODEL, **{key: math.nan}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"model.{key}: must be above 0, is nan"):
         check_job(spec, "job")
 
