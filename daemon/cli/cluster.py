@@ -49,6 +49,12 @@ def daemon(
     advertise_host: Annotated[
         str | None, typer.Option(help="Name or address at which other machines dial this one.")
     ] = None,
+    one_port: Annotated[
+        bool | None, typer.Option(help="Workers are dialled through the port of --listen too: a node needs one open.")
+    ] = None,
+    announce: Annotated[
+        str | None, typer.Option(help="HOST:PORT that others dial, if a router maps it to the one port.")
+    ] = None,
     worker_ports: Annotated[
         str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ports when not given.")
     ] = None,

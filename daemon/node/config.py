@@ -44,6 +44,10 @@ class NodeConfig:
     """Address of the Node service as host:port; port 0 takes a free one."""
     advertise_host: str = ""
     """Name or address of this machine that others dial; when empty, the host of `listen`, or this machine's name."""
+    one_port: bool = False
+    """True if its workers are dialled through the port of `listen` as well, so that a node needs one open port."""
+    announce: str = ""
+    """host:port that others dial, if a router maps it to the port of `listen`; needs one_port."""
     worker_ports: str = ""
     """Ports where its workers listen, such as 7100-7107; empty: free ones. Each worker and each spare needs one."""
     site: str = UNNAMED_SITE
@@ -225,6 +229,12 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     _, port = listen_address(config)
     if config.worker_ports and port in read_ports(config.worker_ports, "worker_ports"):
         raise refuse("worker_ports", f"has the daemon's own port {port}, which `listen` names")
+    if config.one_port and config.worker_ports:
+        raise refuse("worker_ports", "with one_port, workers have no ports of their own; leave one of the two out")
+    if config.announce:
+        if not config.one_port:
+            raise refuse("announce", "needs one_port = true: a router maps one port, and workers have others")
+        split_address(config.announce, "announce")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
     where = settings["etcd"][0] if "etcd" in settings else "etcd"

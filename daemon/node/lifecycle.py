@@ -23,6 +23,7 @@ from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
+from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -125,10 +126,17 @@ class Daemon:
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         # 2. The host that others dial, and the port.
-        await check_advertised_host(config)
+        if not config.announce:
+            await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
-        server, port = bind_node_service(identity, *listen_address(config))
+        inner = ("127.0.0.1", 0) if config.one_port else listen_address(config)
+        server, port = bind_node_service(identity, *inner)
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
+        front: FrontProcess | None = None
+        if config.one_port:
+            front = FrontProcess(*listen_address(config), daemon_port=port, folder=self._runtime_dir)
+            stack.callback(front.close)
+            port = front.port
         # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
@@ -140,6 +148,9 @@ class Daemon:
         stack.push_async_callback(_cancel, following)
         # Only etcd's final refusal ends the watch; an outage is retried inside.
         following.add_done_callback(self._on_watch_end)
+        if front is not None:
+            passing = asyncio.create_task(activities.keep("shared port", front.run), name="shared port")
+            stack.push_async_callback(_cancel, passing)
         noting = asyncio.create_task(activities.keep("sightings", lambda: log_plans(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
         # 4. Handle signals from here on, because from here on the daemon has records to remove.
@@ -154,17 +165,18 @@ class Daemon:
             memory=config.state_dir / "verified_data.json",
         )
         host = advertised_host(config)
+        address = config.announce or join_address(host, port)
         record = NodeRecord(
             name=config.name,
             incarnation="",
-            address=join_address(host, port),
+            address=address,
             host=host,
             site=config.site,
             site_is_private=config.site_is_private,
             devices=devices,
             memory_bytes=memory_bytes(),
             arithmetic_class=class_of(devices),
-            worker_ports=config.worker_ports,
+            worker_ports=str(port) if config.one_port else config.worker_ports,
         )
         outgoing = OutgoingTransfers(config.transfer_mbit_s)
         house = House(

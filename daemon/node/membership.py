@@ -313,6 +313,8 @@ class Membership:
         listens_at, _ = listen_address(config)
 
         def moved(host: str) -> None:
+            if config.announce:
+                return  # the router knows, and workers listen at no address
             _, port = split_address(registration.record.address, "address")
             registration.change(host=host, address=join_address(host, port))
             supervisor.move(host)
@@ -371,6 +373,7 @@ class Membership:
             node=config.name,
             host=self._registration.record.host,
             ports=config.worker_ports,
+            shared_port=self._registration.record.address if config.one_port else "",
             certificates=config.certificates,
             runtime_dir=self._house.runtime_dir,
             output_dir=config.state_dir / "workers",

@@ -15,7 +15,8 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.grpc.endpoint import SERVICE
 from headway.stages.links.grpc.reach_answer import METHOD
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.shared_port import listening_port, open_channel
+from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
 CONNECT_S: Final = 2.0
@@ -69,7 +70,7 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
 
 async def _connect(address: str) -> None:
     """Connect. Raises OSError, and ValueError or OverflowError for an invalid address."""
-    host, _, port = address.rpartition(":")
+    host, _, port = listening_port(address).rpartition(":")
     connecting = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connecting, CONNECT_S)
     writer.close()
@@ -78,8 +79,7 @@ async def _connect(address: str) -> None:
 async def _greet(target: Target, identity: TlsIdentity) -> str:
     """Do TLS and the hello over a new connection, because an open one proves nothing."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    options = (*_OPTIONS, *expecting(target.node))
-    async with grpc.aio.secure_channel(target.address, credentials, options=options) as channel:
+    async with open_channel(target.address, credentials, node=target.node, options=_OPTIONS) as channel:
         try:
             if target.port is Port.DAEMON:
                 return await _ask_daemon(target, channel)

@@ -16,7 +16,8 @@ from headway.daemon.rpc.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.shared_port import open_channel
+from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
 MessageT = TypeVar("MessageT")
@@ -241,8 +242,8 @@ class NodeClient:
             if other != endpoint:
                 await self._drop(other, idle)
         if endpoint not in self._lines:
-            options = (*self._options, *expecting(endpoint.name))
-            channel = grpc.aio.secure_channel(endpoint.address, self._credentials, options=options)
+            where = endpoint.address
+            channel = open_channel(where, self._credentials, node=endpoint.name, options=self._options)
             self._lines[endpoint] = _Line(channel, used_at=now)
         return self._lines[endpoint]
 

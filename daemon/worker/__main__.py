@@ -6,7 +6,6 @@ stream to the daemon ends.
 """
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
@@ -15,21 +14,10 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-EXIT_ORPHANED = 75
-"""EX_TEMPFAIL: the daemon is gone."""
+from headway.daemon.runtime.parent_death import EXIT_ORPHANED, die_with_parent
+
 EXIT_STUCK = 76
 """Exit code when a link's process group could not be ended otherwise."""
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends. Exits if that has happened already."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(EXIT_ORPHANED)
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -39,6 +27,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--node", default="", help="the node's name, for the log")
     parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
     parser.add_argument("--ports", default="", help="where it may listen, such as 7100-7107")
+    parser.add_argument("--behind-shared-port", action="store_true", help="listen at no port, but behind the node's")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--device-index", type=int)
@@ -122,6 +111,7 @@ def work(options: argparse.Namespace) -> None:
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
         local=LocalPlace(options.node, options.socket.parent),
+        is_behind_shared_port=options.behind_shared_port,
     )
     collective = CollectiveEndpoint(
         loop=loop,

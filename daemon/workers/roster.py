@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from headway.daemon.addresses import bracketed, join_address
 from headway.daemon.records.records import Device
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import Liveness
@@ -21,6 +22,7 @@ from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.service import WorkerStream
 from headway.daemon.workers.status import SPARE_INDEX, Failure, WorkerStatus
 from headway.proto import control_pb2
+from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
 
 log = structlog.get_logger()
@@ -44,6 +46,8 @@ class WorkerSettings:
     certificates: Path
     ports: str = ""
     """Ports where it may listen, such as 7100-7107; empty: any free port."""
+    shared_port: str = ""
+    """The node's shared port as host:port, behind which it listens; empty: it has a port of its own."""
     runtime_dir: Path
     """Private folder for the socket."""
     output_dir: Path
@@ -58,6 +62,17 @@ class WorkerSettings:
     def socket_path(self) -> Path:
         """Return the socket where workers attach."""
         return self.runtime_dir / "workers.sock"
+
+    def address_of(self, hello: control_pb2.WorkerHello) -> str:
+        """Return where other nodes dial a worker."""
+        if hello.link_port or not self.shared_port:
+            return join_address(self.host, hello.link_port)
+        return shared_address(self.shared_port, hello.incarnation)
+
+    def at(self, host: str) -> "WorkerSettings":
+        """Return the settings of the node at another host."""
+        shared = f"{bracketed(host)}:{self.shared_port.rpartition(':')[2]}" if self.shared_port else ""
+        return replace(self, host=host, shared_port=shared)
 
     @property
     def code_dir(self) -> Path:
@@ -159,7 +174,7 @@ class Roster:
 
     def listen_at(self, host: str) -> None:
         """Let processes that start from now on listen at another host."""
-        self._settings = replace(self._settings, host=host)
+        self._settings = self._settings.at(host)
 
     def close(self) -> None:
         """Start no more processes."""
@@ -244,6 +259,7 @@ class Roster:
         arguments += ["--card-sharers", str(handle.device.num_sharers)]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
         arguments += ["--ports", settings.ports] if settings.ports else []
+        arguments += ["--behind-shared-port"] if settings.shared_port else []
         if not is_spare and settings.is_to_be_measured(handle.device):
             arguments += ["--measure"]
         if settings.history_dir is not None:

@@ -3,14 +3,12 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import grpc.aio
 import structlog
 
-from headway.daemon.addresses import join_address
 from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
 from headway.daemon.records.shortages import MemoryShortage
@@ -167,7 +165,7 @@ class Supervisor:
 
     def move(self, host: str) -> None:
         """Let every worker listen at another host, because the machine has lost the address of the present ones."""
-        self._settings = replace(self._settings, host=host)
+        self._settings = self._settings.at(host)
         self._roster.listen_at(host)
         for handle in list(self._roster.everybody):
             reason = f"listened at an address that this machine has lost; the next one is at {host}"
@@ -259,7 +257,7 @@ class Supervisor:
         if handle.stream is not None:
             return f"pid {hello.pid} is already attached"
         handle.stream = stream
-        address = join_address(self._settings.host, hello.link_port)
+        address = self._settings.address_of(hello)
         handle.status = handle.status.attached(hello.incarnation, pid=hello.pid, address=address)
         handle.liveness.heard(_now())
         self._roster.did_attach(handle)

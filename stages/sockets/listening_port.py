@@ -3,10 +3,12 @@
 import errno
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 
 from headway.stages.errors import NotListeningError, PortsTakenError
+from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 
 
 def listen_at_first_free(
@@ -27,6 +29,22 @@ def listen_at_first_free(
             elif problem.errno != errno.EADDRINUSE:
                 raise NotListeningError(host, port, problem.strerror or str(problem)) from error
     raise unexplained or PortsTakenError(host, tuple(ports))
+
+
+def listen_behind_shared_port(
+    server: grpc.aio.Server, credentials: grpc.ServerCredentials, folder: Path, incarnation: str
+) -> None:
+    """Listen at a unix socket in a node's private folder, where the node's shared port finds the server by its name.
+
+    Raises NotListeningError.
+    """
+    path = socket_path(folder, incarnation, TLS_SUFFIX)
+    if path is None:
+        raise NotListeningError(str(folder), 0, "the path is too long for a unix socket")
+    try:
+        server.add_secure_port(f"unix:{path}", credentials)
+    except RuntimeError as error:
+        raise NotListeningError(str(path), 0, str(error)) from error
 
 
 def _problem(host: str, port: int) -> OSError | None:

@@ -18,6 +18,8 @@ MAX_PATH_BYTES = 107
 NAME_LENGTH = 16
 """Characters of an incarnation in the name; the hello compares all of them."""
 SUFFIX = ".link"
+TLS_SUFFIX = ".tls"
+"""Of the sockets to which a node's shared port passes connections of other nodes on, with TLS."""
 STALE_AFTER_S = 60.0
 """Age from which a socket where nobody listens is deleted. A younger one may belong to a process between bind and
 listen.
@@ -28,9 +30,9 @@ _BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")
 
 
-def socket_path(folder: Path, incarnation: str) -> Path | None:
+def socket_path(folder: Path, incarnation: str, suffix: str = SUFFIX) -> Path | None:
     """Return where a process listens; None: the path is too long for a socket."""
-    path = folder / f"{incarnation[:NAME_LENGTH]}{SUFFIX}"
+    path = folder / f"{incarnation[:NAME_LENGTH]}{suffix}"
     return path if len(os.fsencode(path)) <= MAX_PATH_BYTES else None
 
 
@@ -94,7 +96,7 @@ def enlarged(connection: socket.socket) -> socket.socket:
 
 def _delete_stale(folder: Path) -> None:
     """Delete old sockets of this folder where nobody listens any more."""
-    for path in folder.glob(f"*{SUFFIX}"):
+    for path in (*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{TLS_SUFFIX}")):
         with suppress(OSError):
             about = path.lstat()
             if stat.S_ISSOCK(about.st_mode) and time.time() - about.st_mtime > STALE_AFTER_S and not _listens(path):

@@ -27,7 +27,8 @@ from headway.stages.links.hello_gate import Gatekeeper, HelloGate, read_reply
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.own_sockets import grpc_address
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting, is_borne, names_of_client
+from headway.stages.sockets.shared_port import listening_port, open_channel
+from headway.stages.sockets.tls_identity import TlsIdentity, is_borne, names_of_client
 
 METHOD = "Meet"
 
@@ -152,8 +153,8 @@ class CollectiveEndpoint:
         """Over a connection of its own. Raises as `keep_dialling` wants it; the group forms in a thread of the link."""
         hello = self._gate.hello(terms).SerializeToString()
         credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        options = (*expecting(terms.peer_node), ("grpc.use_local_subchannel_pool", 1))
-        async with grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel:
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with open_channel(terms.peer_address, credentials, node=terms.peer_node, options=options) as channel:
             method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/headway.data.Link/{METHOD}")
             try:
                 reply = read_reply(await method(hello, timeout=timeout_s))
@@ -195,4 +196,4 @@ def _fail(error: BaseException) -> None:
 
 
 def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
+    return listening_port(address).rpartition(":")[0].strip("[]")

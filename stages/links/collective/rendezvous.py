@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from headway.proto.data_pb2 import KeysReply, KeysRequest
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.shared_port import open_channel
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 KEYS_METHOD: Final = "Keys"
 MOST_KEYS: Final = 64
@@ -139,8 +140,8 @@ class KeysClient:
             return await _ask(own, request, limit_s)
 
     async def _open(self) -> grpc.aio.Channel:
-        options = (*expecting(self._node), ("grpc.use_local_subchannel_pool", 1))
-        return grpc.aio.secure_channel(self._address, self._credentials, options=options)
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        return open_channel(self._address, self._credentials, node=self._node, options=options)
 
 
 async def _close(channel: grpc.aio.Channel) -> None:

@@ -30,10 +30,11 @@ from headway.stages.links.hello_gate import Gatekeeper, HelloGate, NotYetError, 
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.sparse_log import SparseLog
-from headway.stages.sockets.listening_port import listen_at_first_free
+from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.server_limits import server_limits
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting, names_of_client
+from headway.stages.sockets.shared_port import open_channel
+from headway.stages.sockets.tls_identity import TlsIdentity, names_of_client
 
 log = structlog.get_logger()
 
@@ -94,9 +95,10 @@ class LinkEndpoint:
         protocol: int,
         ports: Sequence[int] = ANY_PORT,
         local: LocalPlace | None = None,
+        is_behind_shared_port: bool = False,
     ) -> None:
         """ports: where it may listen; the first free one is taken. local: where the node's workers meet; None: all
-        links go over TCP.
+        links go over TCP. is_behind_shared_port: it listens in the folder of `local`, and at no port of its own.
         """
         self._loop = loop
         self._identity = identity
@@ -113,12 +115,13 @@ class LinkEndpoint:
         self._ears = Ears()
         self._incarnation = incarnation
         self._local = local
+        self._is_behind_shared_port = is_behind_shared_port
         self._local_server = LocalServer(self._ears, self._serve_local)
         self._local_ends = SparseLog()
 
     @property
     def port(self) -> int:
-        """Return the port where neighbours dial; known after `start`."""
+        """Return the port where neighbours dial, known after `start`; 0: the node's shared one."""
         return self._port
 
     @property
@@ -200,7 +203,10 @@ class LinkEndpoint:
             root_certificates=self._identity.ca,
             require_client_auth=True,
         )
-        self._port = listen_at_first_free(server, credentials, self._host, self._ports)
+        if self._is_behind_shared_port and self._local is not None:
+            listen_behind_shared_port(server, credentials, self._local.folder, self._incarnation)
+        else:
+            self._port = listen_at_first_free(server, credentials, self._host, self._ports)
         await server.start()
         self._server = server
         if self._local is not None:
@@ -318,8 +324,8 @@ class LinkEndpoint:
                     stream.close()
                 return
         credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        options = (*_DIAL_OPTIONS, *expecting(terms.peer_node))
-        async with grpc.aio.secure_channel(terms.peer_address, credentials, options=options) as channel:
+        peer = terms.peer_node
+        async with open_channel(terms.peer_address, credentials, node=peer, options=_DIAL_OPTIONS) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()
             try:

@@ -86,7 +86,7 @@ def test_a_node_that_keeps_to_some_ports_has_no_group_with_another_machine(wante
     keeper = replace(THERE, has_ports=True)
     for ends in ((HERE, keeper), (keeper, HERE)):
         choice = choose_link(wanted, *ends, frame_bytes=BIG)  # type: ignore[arg-type]
-        assert choice == LinkChoice(False, "node b has worker_ports, and a process group takes any port")
+        assert choice == LinkChoice(False, "node b has named ports, and a process group takes any port")
     assert choose_link("auto", replace(keeper, host=HERE.host), HERE, frame_bytes=BIG).is_collective
 
 

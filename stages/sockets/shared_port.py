@@ -1,0 +1,39 @@
+"""Dials a server at its own port, or behind a port that all servers of a node share.
+
+The address behind a shared port is `host:port/name`. Whoever dials it asks the port for the name by HTTP's CONNECT,
+which gRPC speaks before TLS (gRFC A1, https://github.com/grpc/proposal). TLS is between the two ends: the port passes
+bytes on and reads none of them.
+"""
+
+from typing import Any
+
+import grpc
+
+from headway.stages.sockets.local_socket import NAME_LENGTH
+from headway.stages.sockets.tls_identity import expecting
+
+Options = tuple[tuple[str, Any], ...]
+
+
+def shared_address(port: str, incarnation: str) -> str:
+    """Return the address of a process behind a shared port. port: `host:port`."""
+    return f"{port}/{incarnation[:NAME_LENGTH]}"
+
+
+def listening_port(address: str) -> str:
+    """Return the `host:port` to which a connection is made."""
+    return address.partition("/")[0]
+
+
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials, *, node: str, options: Options = ()
+) -> grpc.aio.Channel:
+    """Return a channel to a server that has to present the certificate of a node; an empty one: of the dialled host."""
+    target, way = _way(address)
+    return grpc.aio.secure_channel(target, credentials, options=(*options, *expecting(node), *way))
+
+
+def _way(address: str) -> tuple[str, Options]:
+    """Return what gRPC dials, and the options by which it comes there."""
+    port, _, name = address.partition("/")
+    return (f"{name}:443", (("grpc.http_proxy", f"http://{port}"),)) if name else (address, ())
