@@ -1,0 +1,47 @@
+"""A server like a worker's link server, at a port of its own and behind a node's shared port. A process for a bench.
+
+It answers each message with its length, and prints both ports first.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from headway.daemon.front.front_process import FrontProcess
+from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS
+from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
+from headway.stages.sockets.tls_identity import TlsIdentity
+
+NODE = "far"
+INCARNATION = "0123456789abcdef"
+METHOD = "/headway.bench.Path/Count"
+HOST = "127.0.0.1"
+
+
+async def serve(folder: Path) -> None:
+    """Serve until the process is killed. folder: has the certificates, and gets the socket."""
+    identity = TlsIdentity.read(folder / NODE)
+    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)], identity.ca, True)
+
+    async def count(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            yield len(message).to_bytes(8, "little")
+
+    server = grpc.aio.server(options=TRANSPORT_OPTIONS)
+    _, service, method = METHOD.split("/")
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(count)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    own = listen_at_first_free(server, credentials, HOST, (0,))
+    listen_behind_shared_port(server, credentials, folder, INCARNATION)
+    await server.start()
+    front = FrontProcess(HOST, 0, daemon_port=own, folder=folder)
+    print(own, front.port, flush=True)
+    await front.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))
