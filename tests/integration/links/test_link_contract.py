@@ -24,7 +24,7 @@ from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from tests.fakes.local_link import LocalLink
 from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints, Workers
-from tests.integration.links.two_sides import lower_terms, upper_terms
+from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
 
 DEADLINE_S = 20.0
 GENERATION = Generation(7)
@@ -104,12 +104,10 @@ class GrpcPairs:
     below: LinkEndpoint
     port: int
     """The TCP port that the upper side would dial."""
-    num_made: int = 0
     links: list[Link] = field(default_factory=list)
 
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
-        self.num_made += 1
-        job = f"job-{id(self)}-{self.num_made}"
+        job = new_job("pair")
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         downstream_end = self.above.dial(
@@ -125,12 +123,10 @@ class CollectivePairs:
     """The same over process groups: two endpoints on one loop, a job of its own for each pair."""
 
     workers: Workers
-    num_made: int = 0
     links: list[Link] = field(default_factory=list)
 
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
-        self.num_made += 1
-        job = f"collective-{id(self)}-{self.num_made}"
+        job = new_job("collective")
         port = self.workers.grpc[2].port
         above, below = self.workers.collective
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()

@@ -21,7 +21,7 @@ from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from tests.fakes.tcp_proxy import TcpProxy, Way
 from tests.integration.links.conftest import Endpoints
-from tests.integration.links.two_sides import lower_terms, upper_terms
+from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
 
 DEADLINE_S = 30.0
 GENERATION = Generation(3)
@@ -75,7 +75,7 @@ class Pairs:
         at_upper, at_lower = Inbox(), Inbox()
         form = (TensorForm(torch.uint8, (MAX_BYTES,), may_be_shorter=True),)
         contract = FrameContract({FrameKind.ACTIVATION: form, FrameKind.GRADIENT: form}, 2 * NUM_FRAMES)
-        job = f"resume-{id(self)}-{len(self.made)}"
+        job = new_job("resume")
         about: dict[str, Any] = {"generation": GENERATION, "silence": timedelta(seconds=resume_timeout_s)}
         lower = below.accept(lower_terms(job, inbox=at_lower, contract=contract, **about))
         upper = above.dial(upper_terms(job, self.proxy.port, inbox=at_upper, contract=contract, **about))

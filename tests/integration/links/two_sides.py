@@ -1,5 +1,6 @@
 """The terms of a link between stage 0 and stage 1, seen from either side."""
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,16 @@ from headway.stages.links.link_terms import LinkTerms
 
 GENERATION = Generation(7)
 SOON = timedelta(seconds=20)
+_numbers = itertools.count()
+
+
+def new_job(kind: str) -> str:
+    """Return a name that no link of this process has had.
+
+    Endpoints outlive a test. A hello for a name of an earlier test finds the link of that test, as both have one
+    generation: it is refused as stale, or its frames arrive where nobody looks.
+    """
+    return f"{kind}-{next(_numbers)}"
 
 
 def upper_terms(job: str, port: int, *, inbox: Inbox, contract: FrameContract, **changes: Any) -> LinkTerms:
