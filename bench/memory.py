@@ -89,6 +89,10 @@ BF16 = {"dtype": "bfloat16"}
 NARROW = {"matrices": replace(OPTIM.matrices, momentum_dtype="bfloat16"), "error_feedback_dtype": "bfloat16"}
 DOCUMENTS = {"loss_mask": "data", "documents": "separate"}
 QWEN3 = {"qk_norm": True, "head_dim": 64}
+MIXTRAL = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 344, "norm_topk_prob": True}
+QWEN3_MOE = QWEN3 | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "norm_topk_prob": True}
+DOTS1 = QWEN3_MOE | {"num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True}
+ROUTED = {"router_balance_loss": 0.01, "router_z_loss": 0.001}
 LARGE = {"vocab_size": 152_064, "hidden_size": 64, "num_hidden_layers": 2}
 CASES = (
     Case("2bw"),
@@ -156,6 +160,21 @@ CASES = (
     Case("152k tokens", (1, 1), model=LARGE),
     Case("152k tokens in chunks", (1, 1), model=LARGE, train={"loss_chunk": 32}),
     Case("152k tokens in chunks, bfloat16", (1, 1), model=LARGE, train={"loss_chunk": 32} | BF16),
+    Case("mixtral", model=MIXTRAL),
+    Case("mixtral, bfloat16", model=MIXTRAL, train=BF16),
+    Case("mixtral, recompute block", model=MIXTRAL, train={"recompute": "block"}),
+    Case("mixtral, recompute attention", model=MIXTRAL, train={"recompute": "attention"}),
+    Case("mixtral, LoRA", model=MIXTRAL, adapter=LORA),
+    Case("qwen3_moe", model=QWEN3_MOE),
+    Case("qwen3_moe, router's losses", model=QWEN3_MOE, train=ROUTED),
+    Case("qwen3_moe, bfloat16", model=QWEN3_MOE, train=BF16),
+    Case("qwen3_moe, AdamW", model=QWEN3_MOE, optim={"matrices": ADAMW}),
+    Case("qwen3_moe, long microbatches", model=QWEN3_MOE, train={"microbatch_size": 16}),
+    Case("qwen3_moe, long microbatches, bfloat16", model=QWEN3_MOE, train=BF16 | {"microbatch_size": 16}),
+    Case("qwen3_moe, recompute block", model=QWEN3_MOE, train={"recompute": "block"}),
+    Case("qwen3_moe, LoRA", model=QWEN3_MOE, adapter=LORA),
+    Case("dots1", model=DOTS1, train=ROUTED),
+    Case("dots1, long microbatches", model=DOTS1, train=ROUTED | {"microbatch_size": 16}),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
     Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),
 )
@@ -188,13 +207,15 @@ def counted(case: Case) -> list[Row]:
     configure(spec.train, torch.device("cpu"))
     peaks = [0] * len(plan.stages)
     # A plan has room for replicas whose sums arrive late, and for one that is ahead of the others, whichever it is.
-    for ahead in (0, 1, -1) if max(case.replicas) > 1 else (0,):
+    # It also has room for the gradients of a batch whose update comes when those of the next one are almost summed.
+    ways = [(0, False), (1, False), (-1, False)] if max(case.replicas) > 1 else [(0, False), (0, True)]
+    for ahead, updates_are_late in ways:
         live = LiveBytes(len(plan.stages))
         with live, lean_norm() if spec.train.dtype == "bfloat16" else nullcontext():
             pipeline = CountedPipeline(spec, plan, as_worker=live.of)
             gc.collect()
             live.begin()
-            pipeline.run(ahead=ahead)
+            pipeline.run(ahead=ahead, updates_are_late=updates_are_late)
         peaks = list(map(max, peaks, live.peaks))
         del pipeline
     return [
@@ -268,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.json:
         for row in rows:
             print(
-                f"{row.case:32}{row.worker:22}{row.predicted_bytes / 2**20:8.2f} MiB predicted"
+                f"{row.case:40}{row.worker:22}{row.predicted_bytes / 2**20:8.2f} MiB predicted"
                 f"{row.measured_bytes / 2**20:8.2f} MiB measured  {row.ratio:5.2f}{'' if row.holds else '  <- missed'}"
             )
     print(summary(rows))

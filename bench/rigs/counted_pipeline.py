@@ -21,7 +21,7 @@ from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.link import Frame, Link
-from headway.stages.schedule.schedule import WAIT, next_op
+from headway.stages.schedule.schedule import WAIT, Update, next_op
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
@@ -106,24 +106,43 @@ class CountedPipeline:
         self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.stages]
         self._on_card = on_card
         self._hears_at_once = False
+        self._updates_wait = False
         self.executors = []
         for position in range(len(plan.stages)):
             with as_worker(position):
                 self.executors.append(self._executor(position))
 
-    def run(self, *, ahead: int = 0) -> None:
+    def run(self, *, ahead: int = 0, updates_are_late: bool = False) -> None:
         """Train all batches.
 
         ahead: 0: replicas take what they sent each other as late as possible; else at once, and those at the front of a
         stage are ahead (1), or those at its end (-1).
+
+        updates_are_late: a worker updates when nobody can do anything else, as if the norm of all gradients travelled
+        for long.
         """
         self._hears_at_once = ahead != 0
+        self._updates_wait = updates_are_late
         for executor in self.executors:
             executor.begin()
         while not all(executor.state.is_done for executor in self.executors):
             moved = [self._goes_on(position) for position in range(len(self.executors))[:: ahead or 1]]
-            if not any(moved) and not self._hear_siblings():
+            if not any(moved) and not self._hear_siblings() and not self._update_one():
                 raise RuntimeError("all workers wait for each other")
+
+    def _update_one(self) -> bool:
+        """Let the first worker make an update of the oldest batch that is due. All others come later still."""
+        due = [
+            (op.batch, position)
+            for position, executor in enumerate(self.executors)
+            if not executor.state.is_done and isinstance(op := next_op(executor.state), Update)
+        ]
+        if not due:
+            return False
+        batch, position = min(due)
+        with self._as(position):
+            self.executors[position].execute(Update(batch))
+        return True
 
     def _hear_siblings(self) -> bool:
         """Let replicas take what they sent each other: as late as it may arrive, when nobody can do anything else."""
@@ -146,10 +165,9 @@ class CountedPipeline:
                     executor.accept(_arrived(late.popleft()))
                     has_moved = True
                 op = WAIT if executor.state.is_done else next_op(executor.state)
-                if op is not WAIT:
-                    executor.execute(op)
-                else:
+                if op is WAIT or (self._updates_wait and isinstance(op, Update)):
                     return has_moved
+                executor.execute(op)
                 has_moved = True
 
     def _executor(self, position: int) -> Executor:

@@ -44,8 +44,11 @@ def _inner_width(model: ModelSpec) -> int:
 
 
 def _of_routing(model: ModelSpec) -> int:
-    """Return the widths of rows on their way to their experts and back, and of the router's scores."""
-    return model.num_experts_per_tok * 2 * model.hidden_size + 4 * model.num_experts
+    """Return the widths of rows that have come back from their experts, and of the router's scores. Experts that are
+    trained keep the rows on their way to them too.
+    """
+    num_ways = 1 if model.has_adapter else 2
+    return model.num_experts_per_tok * num_ways * model.hidden_size + 4 * model.num_experts
 
 
 def _of_attention(model: ModelSpec) -> int:
@@ -68,7 +71,7 @@ def _beside_adapters(model: ModelSpec) -> BlockWidths:
     has_down = "down_proj" in adapted
     # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.
     above = hidden * (1 + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
-    above += model.adapter.rank * len(in_mlp)
+    above += model.adapter.rank * len(in_mlp) + _of_routing(model)
     below = hidden * (1 + any(name != "o_proj" for name in in_attention)) + model.adapter.rank * len(in_attention)
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.
     return BlockWidths(

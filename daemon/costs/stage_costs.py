@@ -126,6 +126,11 @@ class StageCosts:
         # An update has the memory of a backward's gradients, and of what passes in a backward, to itself.
         self._backward_bytes = self._sum(lambda kind: self._by_kind[kind].backward_bytes)
         freed = self._backward_bytes + self.passing_bytes
+        self.relief_bytes = self._relief(self._counts, [plain.index(kind.partition("+")[0]) for kind in self._kinds])
+        """Bytes that no moment of a backward needs: gradients of layers above come where those kept their activations.
+        [num slices]
+        """
+        freed -= self.relief_bytes
         self.update_bytes: Floats = np.maximum(updating - freed, 0.0)
         """Bytes that an update takes above the most that a backward does."""
         copies = HOST_STATES_WITH_SNAPSHOTS if self.spec.fault.snapshot_every else HOST_STATES
@@ -143,6 +148,28 @@ class StageCosts:
         total = np.maximum(self._sum(lambda kind: self._by_kind[kind].update_flops), 1.0)
         self._largest_part: Floats = np.max(np.where(counts > 0, largest, 0.0), axis=1) / total
         """Part of Newton–Schulz that the largest matrix takes. [num slices]"""
+
+    def _relief(self, counts: Floats, places: Sequence[int]) -> Floats:
+        """Return by how much a backward's fullest moment is below the sum of all activations and gradients of one
+        microbatch, and of what passes. [num slices]
+
+        A backward goes from the last layer to the first. When it is in a layer, that one has its activations and its
+        gradients, those below have their activations alone, and those above their gradients alone.
+
+        places: of each kind in the model's order; of one kind either the last layer or the first has the most.
+        """
+        costs = [self._by_kind[kind] for kind in self._kinds]
+        kept = counts * np.array([cost.activation_bytes for cost in costs], dtype=np.float64)
+        returned = counts * np.array([cost.backward_bytes for cost in costs], dtype=np.float64)
+        order, most = np.array(places), np.zeros(len(counts))
+        for column, cost in enumerate(costs):
+            others = kept[:, order < order[column]].sum(axis=1) + returned[:, order > order[column]].sum(axis=1)
+            of_last = kept[:, column] + cost.backward_bytes
+            of_first = cost.activation_bytes + returned[:, column]
+            moment = others + np.maximum(of_last, of_first) + cost.passing_bytes
+            most = np.where(counts[:, column] > 0, np.maximum(most, moment), most)
+        found: Floats = kept.sum(axis=1) + returned.sum(axis=1) + self.passing_bytes - most
+        return found
 
     def _sum(self, of_kind: Callable[[str], float]) -> Floats:
         """Sum over a slice's layers. [num slices]"""
@@ -401,7 +428,7 @@ class StageCosts:
         self, num_groups: int | Counts, num_replicas: int, held: int | Counts, *, is_shared: bool
     ) -> Floats:
         """Return the bytes for a number of groups and of microbatches in flight. [num slices]"""
-        needed: Floats = self.resident_bytes + self.passing_bytes + self.update_bytes
+        needed: Floats = self.resident_bytes + self.passing_bytes - self.relief_bytes + self.update_bytes
         if is_shared:
             needed = needed + self.shared_bytes
         sets = self.gradient_sets(num_groups, num_replicas)
@@ -435,7 +462,7 @@ class StageCosts:
         own, delay = np.asarray(num_groups, dtype=np.float64), self.spec.train.delay
         sets = 2 * own + 1 + (1 + delay) * (self.num_groups - own) / num_replicas
         more = self.group_bytes * (sets - self.gradient_sets(num_groups, num_replicas))
-        fewer = self._backward_bytes + self.passing_bytes + self.update_bytes
+        fewer = self._backward_bytes + self.passing_bytes - self.relief_bytes + self.update_bytes
         in_flight = np.asarray(held) * (1 - delay) + delay
         excess: Floats = np.maximum(more - fewer - self.activation_bytes * in_flight, 0.0)
         return excess

@@ -125,7 +125,8 @@ _PARTS: Final = {
     "weights": "fp32 masters",
     "versions": "two versions of the weights in the job's dtype",
     "optimizer": "momentum, second moments, and Error Feedback's last update",
-    "gradients": "fp32: sums of the reduction groups, a set that waits, one backward's, buffers of replicas and ties",
+    "gradients": "fp32: sums of the reduction groups, a set that waits, buffers of replicas and ties; of a backward "
+    "what its activations have not made room for",
     "activations": "what layers keep for the backward, times the depth",
     "loss": "fp32: the log-softmax, times the depth, and the gradients of a microbatch's logits, or of a chunk's",
     "recomputed": "the graph of one block while its backward runs",
@@ -150,11 +151,13 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
     has_blocks = any(kind_of_layer(cost.name) == "block" for cost in layers)
     documents = document_bytes(costs.spec) if has_blocks else 0
+    gradients = sum(cost.gradient_bytes for cost in layers) - costs.relief_bytes[number]
+    gradients += sums + excess[number] + ties[number]
     parts = {
         "weights": sum(cost.master_bytes for cost in layers),
         "versions": sum(cost.version_bytes for cost in layers),
         "optimizer": sum(cost.optimizer_bytes for cost in layers),
-        "gradients": sum(cost.gradient_bytes for cost in layers) + int(sums + excess[number] + ties[number]),
+        "gradients": int(gradients),
         "activations": depth * (documents + sum(cost.activation_bytes - cost.loss_bytes for cost in layers)),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,

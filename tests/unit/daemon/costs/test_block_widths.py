@@ -15,8 +15,12 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 8,
 }  # fmt: skip
 TOKENS = 64
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DOTS: dict[str, Any] = EXPERTS | {
+    "num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True, "norm_topk_prob": True,
+}  # fmt: skip
 MOST_BESIDE = 56
-"""Values per token that the widths leave out: sines, one number of each norm, attention's log-sums."""
+"""Values per token that the widths leave out: sines, one number of each norm, attention's log-sums, where rows go."""
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,8 @@ MOST_BESIDE = 56
         ({"head_dim": 24}, ()),
         ({"qk_norm": True}, ()),
         ({"qkv_bias": True, "output_bias": True}, ("q_proj",)),
+        (EXPERTS, ()),
+        (DOTS, ("q_proj",)),
     ],
     ids=str,
 )
@@ -40,10 +46,9 @@ def test_a_block_beside_adapters_keeps_what_is_counted(options: dict[str, Any], 
     assert 0 <= saved_values(model) / TOKENS - counted <= MOST_BESIDE
 
 
-@pytest.mark.parametrize("option", ["", "fused_projections", "qk_norm"])
-def test_a_trained_block_keeps_what_is_counted(option: str) -> None:
-    """Without adapters each matrix keeps its input, and each norm its normed input."""
-    options: dict[str, Any] = {option: True} if option else {}
+@pytest.mark.parametrize("options", [{}, {"fused_projections": True}, {"qk_norm": True}, EXPERTS, DOTS], ids=str)
+def test_a_trained_block_keeps_what_is_counted(options: dict[str, Any]) -> None:
+    """Without adapters each matrix keeps its input, an expert's the rows sent to it, and each norm its normed input."""
     model = ModelSpec(**SHAPE, **options)
     assert 0 <= saved_values(model) / TOKENS - block_widths(model, TrainSpec(batches=1)).kept <= MOST_BESIDE
 

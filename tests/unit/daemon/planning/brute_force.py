@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil, inf
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, shareable_part, update_seconds
+from headway.daemon.costs.layer_costs import LayerCost, layer_costs, microbatch_seconds, shareable_part, update_seconds
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.schedule import schedule_depth
@@ -184,7 +184,7 @@ def fits(
     elif num_replicas > 1:
         sums += received
     needed = sum(cost.resident_bytes + sums * cost.group_bytes + held * cost.activation_bytes for cost in costs)
-    passing = max(cost.passing_bytes for cost in costs)
+    passing = backward_moment(costs) - sum(cost.activation_bytes + cost.backward_bytes for cost in costs)
     # While a layer is updated, there is neither a backward's gradient nor what it takes for a moment.
     backward = sum(cost.backward_bytes for cost in costs)
     needed += max(passing, max(cost.moment_bytes for cost in costs) - backward)
@@ -201,6 +201,16 @@ def fits(
     kept = (6 if spec.fault.snapshot_every else 2) * sum(cost.state_bytes for cost in costs)
     limit = node.devices[0].usable_bytes
     return not (limit and int(needed) > limit) and not (node.memory_bytes and kept > node.memory_bytes)
+
+
+def backward_moment(costs: Sequence[LayerCost]) -> int:
+    """Bytes of a microbatch when its backward has the most: activations up to a layer, and gradients from it on."""
+    return max(
+        sum(below.activation_bytes for below in costs[: index + 1])
+        + sum(above.backward_bytes for above in costs[index:])
+        + cost.passing_bytes
+        for index, cost in enumerate(costs)
+    )
 
 
 def orders(nodes: Sequence[NodeRecord], length: int) -> Iterator[tuple[NodeRecord, ...]]:
