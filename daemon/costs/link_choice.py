@@ -94,11 +94,7 @@ def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
     if open_end is not None:
         return f"node {open_end.node} has no site_is_private: plain links between machines need a private site"
     keeper = next((end for end in (one, other) if end.has_ports), None)
-    return (
-        f"node {keeper.node} has named ports, and a process group takes any port"
-        if keeper is not None
-        else ""
-    )
+    return f"node {keeper.node} has named ports, and a process group takes any port" if keeper is not None else ""
 
 
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:

@@ -28,6 +28,7 @@ from headway.daemon.node.config import NodeConfig, advertised_host, check_worker
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
 from headway.daemon.node.identity import read_identity
+from headway.daemon.node.mapped_port import mapped_address
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
@@ -126,7 +127,10 @@ class Daemon:
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         # 2. The host that others dial, and the port.
-        if not config.announce:
+        announced = config.announce
+        if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
+            log.info("announced_as_mapped", address=announced)
+        if not announced:
             await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
         inner = ("127.0.0.1", 0) if config.one_port else listen_address(config)
@@ -165,7 +169,7 @@ class Daemon:
             memory=config.state_dir / "verified_data.json",
         )
         host = advertised_host(config)
-        address = config.announce or join_address(host, port)
+        address = announced or join_address(host, port)
         record = NodeRecord(
             name=config.name,
             incarnation="",

@@ -313,9 +313,10 @@ class Membership:
         listens_at, _ = listen_address(config)
 
         def moved(host: str) -> None:
-            if config.announce:
-                return  # the router knows, and workers listen at no address
-            _, port = split_address(registration.record.address, "address")
+            record = registration.record
+            _, port = split_address(record.address, "address")
+            if record.address != join_address(record.host, port):
+                return  # a router's address is announced, and workers listen at none
             registration.change(host=host, address=join_address(host, port))
             supervisor.move(host)
 

@@ -175,6 +175,19 @@ def test_a_node_needs_a_port_for_each_worker_and_each_spare() -> None:
         check_worker_ports(NodeConfig(worker_ports="7100-7101"), 2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"one_port": True, "worker_ports": "7100"}, "with one_port, workers have no ports of their own"),
+        ({"announce": "203.0.113.7:41022"}, "needs one_port = true"),
+        ({"one_port": True, "announce": "203.0.113.7"}, "is not host:port"),
+    ],
+)
+def test_settings_of_one_port_that_contradict_each_other_are_one_line(flags: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        read_node_config(None, {}, flags)
+
+
 def test_two_state_folders_have_two_stores(tmp_path: Path) -> None:
     """Two clusters on one machine may both have a node-1: their layer files lie apart."""
     one, two = (NodeConfig(name="node-1", state_dir=tmp_path / letter).layer_store_dir for letter in "ab")
