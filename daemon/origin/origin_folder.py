@@ -17,6 +17,14 @@ PIECE_BYTES: Final = 16 << 20
 """Bytes of one request: a server answers each within a minute on a slow line."""
 
 
+_NOT_NOW: Final = (408, 425, 429)
+"""Answers of HTTP below 500 after which another attempt may succeed."""
+
+
+class MissingFileError(RecoveryError):
+    """The folder does not have this file."""
+
+
 class OriginFolder:
     """A folder or URL. Its files may be altered at any time, so whoever reads compares checksums."""
 
@@ -31,10 +39,14 @@ class OriginFolder:
         return f"{self.url}/{name}"
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists."""
+        """Return whether a file exists. Raises RecoveryError when nobody can say it now."""
         self._beat()
-        with self._told(name):
-            return bool(self._file_system.isfile(self._at(name)))
+        try:
+            with self._told(name):
+                found: Any = self._file_system.info(self._at(name))
+        except MissingFileError:
+            return False
+        return bool(found.get("type") == "file")
 
     def size_of(self, name: str) -> int:
         """Return a file's size in bytes. Raises RecoveryError when the server does not say it."""
@@ -82,7 +94,18 @@ class OriginFolder:
             try:
                 yield
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise RecoveryError(url, "is missing") from error
+                if isinstance(error.__cause__, Exception) and _is_outage(error.__cause__):
+                    raise error.__cause__ from error
+                raise MissingFileError(url, "is missing") from error
+
+
+def _is_outage(cause: Exception) -> bool:
+    """Return whether a file counts as not found although its server said nothing about it: fsspec's HTTP does so."""
+    status = getattr(cause, "status", None)
+    if isinstance(status, int):
+        return status >= 500 or status in _NOT_NOW
+    names = {kind.__name__ for kind in type(cause).__mro__}
+    return isinstance(cause, TimeoutError) or bool(names & {"ClientConnectionError", "ClientPayloadError"})
 
 
 async def _http_range(file_system: Any, url: str, start: int, end: int) -> bytes:

@@ -117,9 +117,13 @@ async def test_only_files_of_a_job_are_read_for_others(
 async def test_a_server_that_is_away_is_an_outage_and_the_rest_comes_later(
     network: Network, folder: Path, server: FileServer
 ) -> None:
-    """The first shard came; then the server fails: no job fails for it. What is here is not asked for again."""
+    """It fails before the index, and after the first shard came: no job fails for it. What is here is not asked for again."""
     data = data_at(f"{server.url}/shards", folder)
     first, second = (shard.file for shard in read_index(folder).shards)
+    server.status = 503
+    with pytest.raises(StorageAwayError, match=r"/shards/shards.json: cannot be read: .*503"):
+        await network.a.library.open(data)
+    server.status = 200
     (folder / second).rename(folder / "away")
     with pytest.raises(RecoveryError, match=rf"/shards/{second}: is missing"):
         await network.a.library.open(data)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import JobSection, JobSpec, OriginSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.rules import check_job
@@ -257,6 +257,22 @@ def test_a_server_that_sends_without_end_is_left(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"config.json: comes as a whole: its server does not answer by range"):
             model_opener(tmp_path)(f"{server.url}/model")
     assert [file for file, _ in server.asked] == ["config.json"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_fails_lacks_no_file(tmp_path: Path, status: int) -> None:
+    """Each question ends with an outage that has the server's answer; a file counts as missing by a 404 alone."""
+    with serving(tmp_path) as server:
+        folder = OriginFolder(f"{server.url}/model")
+        assert not folder.has("tokenizer.json")
+        with pytest.raises(RecoveryError, match=r"tokenizer.json: is missing"):
+            folder.size_of("tokenizer.json")
+        server.status = status
+        for ask in (folder.has, folder.size_of):
+            with pytest.raises(StorageAwayError, match=rf"tokenizer.json: cannot be read: .*{status}"):
+                ask("tokenizer.json")
+    with pytest.raises(StorageAwayError, match=r"tokenizer.json: cannot be read: .*127\.0\.0\.1"):
+        OriginFolder("http://127.0.0.1:1/model").has("tokenizer.json")
 
 
 @pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range", "rope_theta"])
