@@ -1,6 +1,8 @@
 # The whole interface: setup, check, test, test-all, faults, machines, soak, endurance, fuzz, s3, mutants, bench, gpu, proto,
 # demo, clean.
 export PYTHONSAFEPATH := 1
+# Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	MYPYPATH=bench $(BIN)/mypy bench/*.py bench/*/*.py
+	$(BIN)/mypy --num-workers 2
+	MYPYPATH=bench $(BIN)/mypy --num-workers 2 bench/*.py bench/*/*.py
 
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
