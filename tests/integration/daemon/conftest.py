@@ -59,6 +59,7 @@ class Playground:
             "checkpoint_root": self.folder,
             "devices": "cpu",
             "lease_ttl_s": 2,
+            "num_spares": 0,  # each would import torch for nothing
             "stop_timeout_s": 60,
         }
         options = [f"--{key.replace('_', '-')}={value}" for key, value in (known | flags).items() if value is not None]
