@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation, library
@@ -179,9 +179,15 @@ def _limited_product(_self: Any, _context: Any, operator: str, left: Any, right:
     return left * right
 
 
-def _renders(file: str) -> bool:
-    """Return whether a file's code renders: jinja2's, a compiled template's, or that of its filters here."""
-    return "/jinja2/" in file or file in ("<template>", "<unknown>", __file__)
+def _renders(code: CodeType) -> bool:
+    """Return whether code renders: jinja2's, a compiled template's, or that of its filters here.
+
+    The limits themselves do not: a signal in their last lines would leave them in force.
+    """
+    file = code.co_filename
+    if file == __file__:
+        return code.co_name in ("mark", "raise_exception", _to_json.__name__, _limited_product.__name__)
+    return "/jinja2/" in file or file in ("<template>", "<unknown>")
 
 
 class _OutOfTimeError(BaseException):
@@ -197,7 +203,7 @@ def _limited_time() -> Iterator[None]:
 
     def end(_number: int, frame: FrameType | None) -> None:
         # Python ignores an error in a destructor, or in a callback of its collector: the next signal raises it.
-        if frame is not None and _renders(frame.f_code.co_filename):
+        if frame is not None and _renders(frame.f_code):
             raise _OutOfTimeError
 
     handler = signal.signal(signal.SIGALRM, end)

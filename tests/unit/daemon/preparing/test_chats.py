@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headway.daemon.data import chat_template
 from headway.daemon.data.chat_mask import spoken_tokens
+from headway.daemon.data.documents import Conversation
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
@@ -160,6 +162,20 @@ def test_a_limit_of_memory_ends_with_the_rendering(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GiB of memory"):
         prepared(tmp_path, folder_of(tmp_path, DOUBLED.replace("OP", "~")), [{"messages": messages_of(CHATS[0])}])
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_signals_that_come_again_and_again_leave_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come while a template is ended, too: it is still one line, and memory and time are free again."""
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.003)
+    monkeypatch.setattr(chat_template, "AGAIN_S", 0.0002)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    template = object.__new__(chat_template.ChatTemplate)
+    template._special, template._template = {}, chat_template._environment(template).from_string(endless)
+    for _ in range(100):
+        with pytest.raises(ConfigError, match=r"takes longer than"):
+            template.render(Conversation(messages=[], tools=None, where="line 1"), [])
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
 
 
 def test_a_token_that_reaches_over_the_begin_of_an_answer() -> None:
