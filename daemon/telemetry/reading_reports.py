@@ -40,7 +40,7 @@ class ReadingReports:
         self._told: set[str] = set()
         """Keys that etcd may have: of running reads, and of records that could not be withdrawn."""
         self._looks: dict[str, list[Look]] = {}
-        """How far each present read is, by key; the first of a key is told."""
+        """How far each present read is, by key; the first of a key that has begun is told."""
 
     async def run_ahead(self) -> None:
         """Look at the data of the jobs that this node computes for, until cancelled."""
@@ -105,11 +105,15 @@ class ReadingReports:
 
         return look
 
+    def _first(self, key: str) -> Look | None:
+        """Return the first read of a key that has begun: one that still waits for its giver hides no other."""
+        return next((look for look in self._looks[key] if look() is not None), None)
+
     async def _tell(self, job: str, key: str, look: Look) -> None:
         while True:
             await asyncio.sleep(PERIOD_S)
             record = look()
-            if record is None or self._looks[key][0] is not look:
+            if record is None or self._first(key) is not look:
                 continue
             with suppress(StoreError):
                 put = Put(key, encode(record), self._lease_id())

@@ -12,6 +12,7 @@ from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.shards.library import Reading
 from headway.daemon.telemetry import reading_reports
@@ -91,6 +92,14 @@ async def test_what_is_read_is_told_and_taken_back(etcd: Etcd, reports: ReadingR
         await etcd.until(10)
         library.reading["sha"] = Reading(50, 100)
         await etcd.until(50)
+    assert etcd.told is None
+
+
+async def test_a_read_that_has_not_begun_hides_no_other(etcd: Etcd, reports: ReadingReports) -> None:
+    """The data waits for a giver, and the model's folder is being read: the folder is told."""
+    folder = ReadingRecord(num_bytes=7, total_bytes=9, url="hub")
+    async with reports.telling("j", reports.of_data("nobody has it")), reports.telling("j", lambda: folder):
+        await etcd.until(7)
     assert etcd.told is None
 
 
