@@ -1,11 +1,12 @@
 """What a daemon answers about token shards: it sends its own, reads a job's URL for others, and takes new ones.
 
-Only its own folders, its cache and the URLs of known jobs are read.
+Only its own folders and its cache are read, and at the URLs of known jobs the files that their index names.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.data_place import is_url
@@ -15,17 +16,17 @@ from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.shards.givers import CALLER_SILENCE_S, CallerGiver
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.checkpoint import CHUNK_BYTES
-from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_store import read_chunks
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
-from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES
+from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, parse_index
 from headway.stages.errors import UnavailableError
 
 ALIVE_S: Final = 2.0
-"""Interval of empty pieces to a caller while its file is being verified."""
+"""Interval of empty pieces to a caller while its file is being verified, or comes slowly from a URL."""
 NUM_FORWARDED: Final = 4
-"""Number of pieces that are read from one server at once, for others."""
+"""Number of pieces that are read from one server at once, for others, and of data sets whose files are known."""
 
 
 class DataService:
@@ -36,6 +37,8 @@ class DataService:
         self._view = view
         self._library = library
         self._urls = FileThreads("data at URLs for others", num_at_once=NUM_FORWARDED)
+        self._forwarded: dict[str, dict[tuple[str, str], int]] = {}
+        """Of the data sets that were read last for others, by SHA-256: sizes by a file's name and SHA-256."""
 
     async def has(self, request: control_pb2.HasDataRequest) -> control_pb2.HasDataReply:
         """Return whether the data lies here, and the room for it. Raises RecoveryError."""
@@ -47,13 +50,9 @@ class DataService:
         sources = self._sources_of(request.data_sha256)
         folders = [source for source in sources if not is_url(source)]
         finding = asyncio.ensure_future(self._library.found(request.sha256, request.data_sha256, folders))
-        try:
-            while not finding.done():
-                await asyncio.wait({finding}, timeout=ALIVE_S)
-                if not finding.done():
-                    yield b""
-        finally:
-            finding.cancel()
+        async with aclosing(_alive_until(finding)) as nothing:
+            async for piece in nothing:
+                yield piece
         if (path := finding.result()) is not None:
             chunks = read_chunks(path, offset=request.offset)
             while piece := await asyncio.to_thread(next, chunks, b""):
@@ -92,26 +91,64 @@ class DataService:
             taking.cancel()
 
     async def _read(self, url: str, request: control_pb2.FetchDataRequest) -> AsyncIterator[bytes]:
-        """Yield a file from a URL, from an offset on; whoever asked compares its hash. Raises RecoveryError."""
-        if "/" in request.forward_file:
-            raise RecoveryError(url, f"{request.forward_file!r} is not a file's name")
+        """Yield a file of the job's data from a URL, from an offset on; empty pieces while its server is slow.
 
-        def begin(folder: OriginFolder) -> Iterator[bytes]:
-            name = request.forward_file
+        Whoever asked compares its hash. Raises RecoveryError, also for each file that the job's index does not name.
+        """
+        name = request.forward_file
+
+        def begin(beat: Beat) -> Iterator[bytes]:
+            folder = OriginFolder(url, beat=beat)
             if name == INDEX_NAME:
-                return iter((folder.read_small(name, MAX_INDEX_BYTES)[request.offset :],))
-            return folder.read(name, request.offset, folder.size_of(name))
+                return iter((self._index_at(folder, request.data_sha256)[request.offset :],))
+            if request.data_sha256 not in self._forwarded:
+                self._index_at(folder, request.data_sha256)
+            size = self._forwarded.get(request.data_sha256, {}).get((name, request.sha256))
+            if size is None:
+                raise RecoveryError(url, f"{name!r} is not a file of the data")
+            return folder.read(name, request.offset, size)
 
-        pieces = await self._urls.run(url, lambda beat: begin(OriginFolder(url, beat=beat)))
-        while piece := await self._urls.run(url, lambda _: next(pieces, b"")):
-            for start in range(0, len(piece), CHUNK_BYTES):
-                yield piece[start : start + CHUNK_BYTES]
+        beginning = asyncio.ensure_future(self._urls.run(url, begin))
+        async with aclosing(_alive_until(beginning)) as nothing:
+            async for piece in nothing:
+                yield piece
+        pieces, is_last = beginning.result(), False
+        while not is_last:
+            reading = asyncio.ensure_future(self._urls.run(url, lambda _: next(pieces, b"")))
+            async with aclosing(_alive_until(reading)) as nothing:
+                async for piece in nothing:
+                    yield piece
+            read = reading.result()
+            for start in range(0, len(read), CHUNK_BYTES):
+                yield read[start : start + CHUNK_BYTES]
+            is_last = not read
+
+    def _index_at(self, folder: OriginFolder, sha256: str) -> bytes:
+        """Return the index of a job's data, and note its files. Raises RecoveryError, DataError. Runs in a thread."""
+        raw = folder.read_small(INDEX_NAME, MAX_INDEX_BYTES)
+        index = parse_index(raw, folder.named(INDEX_NAME))
+        if index.sha256 != sha256:
+            raise RecoveryError(folder.url, f"has other data, {index.sha256[:12]}…")
+        forwarded = dict(list(self._forwarded.items())[1 - NUM_FORWARDED :])
+        self._forwarded = {**forwarded, sha256: {(each.file, each.sha256): each.num_bytes for each in index.files}}
+        return raw
 
     def _sources_of(self, sha256: str) -> list[str]:
         """Return where jobs say that a data set lies."""
         parts = (part for job in self._view.jobs.values() if job.spec is not None for part in job.spec.data.parts)
         found = dict.fromkeys(part.source for part in parts if sha256 and part.sha256 == sha256)
         return [source for source in found if source != BUILT_IN_SOURCE]
+
+
+async def _alive_until(work: "asyncio.Future[Any]") -> AsyncGenerator[bytes]:
+    """Yield empty pieces until work is done. It is cancelled when the reader goes."""
+    try:
+        while not work.done():
+            await asyncio.wait({work}, timeout=ALIVE_S)
+            if not work.done():
+                yield b""
+    finally:
+        work.cancel()
 
 
 def _is_sha256(text: str) -> bool:

@@ -103,15 +103,48 @@ async def test_a_node_without_access_reads_through_another(
 async def test_only_files_of_a_job_are_read_for_others(
     network: Network, folder: Path, server: FileServer, tmp_path: Path
 ) -> None:
-    """A name with a slash, and a data set that no job has, are refused; the server is not asked."""
+    """Refused: a path, a file beside the shards, a shard's name with another hash, data that no job has."""
     (tmp_path / "made" / "secret").write_text("secret")
+    (folder / "key").write_text("secret")
     data = data_at(f"{server.url}/shards", folder)
     submit(network, data)
-    for file, sha256 in (("../secret", data.sha256), ("shards.json", "f" * 64)):
+    for file, sha256 in (
+        ("../secret", data.sha256),
+        ("..%2fsecret", data.sha256),
+        ("key", data.sha256),
+        (read_index(folder).shards[0].file, data.sha256),
+        ("shards.json", "f" * 64),
+    ):
         pieces = network.client.fetch_data(network.b.endpoint, "e" * 64, data_sha256=sha256, forward_file=file)
-        with pytest.raises(RecoveryError, match=r"is not a file's name|is not on node b"):
+        with pytest.raises(RecoveryError, match=r"is not a file of the data|is not on node b"):
             _ = [piece async for piece in pieces]
-    assert server.asked == []
+    assert {file for file, _ in server.asked} == {"shards.json"}
+
+
+async def test_another_index_is_not_read_for_others(network: Network, folder: Path, server: FileServer) -> None:
+    """What lies at the URL is no longer the job's: the node that reads it says so, and sends none of it."""
+    data = data_at(f"{server.url}/shards", folder)
+    submit(network, replace(data, sha256="d" * 64))
+    pieces = network.client.fetch_data(network.b.endpoint, "d" * 64, data_sha256="d" * 64, forward_file="shards.json")
+    with pytest.raises(RecoveryError, match=rf"/shards: has other data, {data.sha256[:12]}"):
+        _ = [piece async for piece in pieces]
+
+
+async def test_a_node_that_reads_a_slow_url_for_another_is_not_silent(
+    network: Network, folder: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty pieces come while the server takes its time; afterwards all bytes are there."""
+    monkeypatch.setattr(data_service, "ALIVE_S", 0.01)
+    data = data_at(f"{server.url}/shards", folder)
+    submit(network, data)
+    server.gate.clear()
+    shard = read_index(folder).shards[0]
+    pieces = network.client.fetch_data(
+        network.b.endpoint, shard.sha256, data_sha256=data.sha256, forward_file=shard.file
+    )
+    assert await anext(pieces) == b""
+    server.gate.set()
+    assert b"".join([piece async for piece in pieces]) == (folder / shard.file).read_bytes()
 
 
 async def test_a_server_that_is_away_is_an_outage_and_the_rest_comes_later(
