@@ -150,7 +150,7 @@ async def test_a_node_that_reads_a_slow_url_for_another_is_not_silent(
 async def test_a_server_that_is_away_is_an_outage_and_the_rest_comes_later(
     network: Network, folder: Path, server: FileServer
 ) -> None:
-    """It fails before the index, and after the first shard came: no job fails for it. What is here is not asked for again."""
+    """It fails before the index, and after the first shard came: no job fails for it. What is here is kept."""
     data = data_at(f"{server.url}/shards", folder)
     first, second = (shard.file for shard in read_index(folder).shards)
     server.status = 503
