@@ -131,13 +131,18 @@ def _kept_if_stopped(found: Unfinished, place: Path, warn: Callable[[str], None]
 
 
 def _take(lock: int, place: Path, out: Path) -> None:
-    """Lock the folder. Raises DataError when another process has it, or has just ended with it."""
+    """Lock the folder. Raises DataError when another process or user has it, or a process has just ended with it."""
+    if os.fstat(lock).st_uid != os.geteuid():  # what lies in it would decide which files are deleted
+        raise DataError(str(place), "belongs to another user; delete it, or name another folder")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), place.lstat()) and not out.exists():
             return
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError as error:
+        what = f"cannot be locked: {error.strerror}; name a folder of another file system"
+        raise DataError(str(place), what) from error
     raise DataError(str(out), "is being prepared by another process")
 
 

@@ -285,6 +285,26 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, again: Again) -> None:
     again.run(given, tmp_path / "out", KINDS["stream"])
 
 
+def test_a_folder_of_another_user_is_left_alone(tmp_path: Path, again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another user put there is neither read nor deleted."""
+    (tmp_path / ".out.unfinished" / "data").mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=r"\.out\.unfinished: belongs to another user"):
+        again.run(sources(tmp_path), tmp_path / "out", KINDS["stream"])
+    assert (tmp_path / ".out.unfinished" / "data").exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as no other process."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be locked: Function not implemented; name a folder of another"):
+        again.run(sources(tmp_path), tmp_path / "out", KINDS["stream"])
+
+
 if __name__ == "__main__":
     asked_sources, asked_out, asked_options, asked_place, asked_number = json.loads(sys.argv[1])
     shrink(setattr)
