@@ -177,12 +177,14 @@ class HasDataRequest(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class HasDataReply(_message.Message):
-    __slots__ = ("is_here", "free_bytes")
+    __slots__ = ("is_here", "free_bytes", "there_bytes")
     IS_HERE_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    THERE_BYTES_FIELD_NUMBER: _ClassVar[int]
     is_here: bool
     free_bytes: int
-    def __init__(self, is_here: _Optional[bool] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    there_bytes: int
+    def __init__(self, is_here: _Optional[bool] = ..., free_bytes: _Optional[int] = ..., there_bytes: _Optional[int] = ...) -> None: ...
 
 class GivenData(_message.Message):
     __slots__ = ("sha256", "piece", "is_last", "error")

@@ -83,9 +83,14 @@ async def _send_if_missing(
 
 
 def _roomiest(replies: Mapping[str, HasDataReply], num_bytes: int, data: DataSpec) -> tuple[str, int]:
-    """Return the node with the most room, and the bytes it is to hold. Raises ConfigError when they do not fit."""
-    node = max(replies, key=lambda name: replies[name].free_bytes)
-    if (free := replies[node].free_bytes) <= num_bytes:
+    """Return the node with the most of it, else with the most room, and the bytes it is to hold in the end.
+
+    Raises ConfigError when they fit nowhere.
+    """
+    room = {name: reply.free_bytes + reply.there_bytes for name, reply in replies.items()}
+    fitting = [name for name in replies if room[name] > num_bytes] or list(replies)
+    node = max(fitting, key=lambda name: (replies[name].there_bytes, room[name]))
+    if (free := room[node]) <= num_bytes:
         what = f"no node has room for its {num_bytes / 1e9:.1f} GB; {node} has most, {free / 1e9:.1f} GB"
         raise ConfigError(f"{what}; make room there, or name a URL", data.source)
     return node, num_bytes

@@ -41,9 +41,14 @@ class DataService:
         """Of the data sets that were read last for others, by SHA-256: sizes by a file's name and SHA-256."""
 
     async def has(self, request: control_pb2.HasDataRequest) -> control_pb2.HasDataReply:
-        """Return whether the data lies here, and the room for it. Raises RecoveryError."""
+        """Return whether the data lies here, what is left of an interrupted transfer, and the room for the rest.
+
+        Raises RecoveryError.
+        """
         is_here = await self._library.has(DataSpec(source=request.source, sha256=request.sha256))
-        return control_pb2.HasDataReply(is_here=is_here, free_bytes=await self._library.free_bytes())
+        there_bytes = await self._library.there_bytes(request.sha256) if _is_sha256(request.sha256) else 0
+        free_bytes = await self._library.free_bytes()
+        return control_pb2.HasDataReply(is_here=is_here, free_bytes=free_bytes, there_bytes=there_bytes)
 
     async def pieces(self, request: control_pb2.FetchDataRequest) -> AsyncIterator[bytes]:
         """Yield a file by its SHA-256; empty pieces while it is being verified. Raises RecoveryError."""

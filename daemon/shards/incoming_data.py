@@ -29,6 +29,12 @@ class IncomingData:
         self._sha256 = sha256
         self._verified = verified
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the files that are here, finished or not."""
+        folders = [self._folder, self._incoming] if self._incoming.is_dir() else []
+        return sum(file.stat().st_size for folder in folders for file in folder.iterdir() if file.is_file())
+
     def begin(self) -> ShardIndex | None:
         """Make the folder. Return the index of an earlier attempt, if there is one."""
         self._incoming.mkdir(parents=True, exist_ok=True)

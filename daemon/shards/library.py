@@ -19,6 +19,7 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.shared_work import SharedWork
 from headway.daemon.shards.download import Download
 from headway.daemon.shards.givers import Giver, NodeGiver, UrlGiver
+from headway.daemon.shards.incoming_data import IncomingData
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.data.shard_files import fingerprint
@@ -131,6 +132,14 @@ class DataLibrary:
         def look(_: Beat) -> int:
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             return shutil.disk_usage(self._cache_dir).free
+
+        return await self._threads.run(str(self._cache_dir), look)
+
+    async def there_bytes(self, sha256: str) -> int:
+        """Return the bytes that an interrupted download of a data set has left here. Raises RecoveryError."""
+
+        def look(_: Beat) -> int:
+            return IncomingData(self._cache_dir / sha256, sha256, self._verified).num_bytes
 
         return await self._threads.run(str(self._cache_dir), look)
 

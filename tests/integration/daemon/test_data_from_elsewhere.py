@@ -255,6 +255,25 @@ async def test_a_broken_gift_goes_on_where_it_stopped(
     assert_whole(network.a.folder / "data" / data.sha256, data)
 
 
+async def test_a_broken_gift_goes_on_at_the_same_node(
+    network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a has a part of the data and less room than b, too little for all of it: the rest goes to a."""
+    session = cast(ClusterSession, SimpleNamespace(identity=network.identity, view=lambda: _now(network.view)))
+    data = data_at(str(folder), folder)
+    has = DataLibrary.has
+    monkeypatch.setattr(DataLibrary, "has", lambda library, data: has(library, replace(data, source="")))
+    incoming = network.a.folder / "data" / data.sha256 / incoming_data.INCOMING
+    incoming.mkdir(parents=True)
+    shard = read_index(folder).shards[0]
+    (incoming / shard.sha256).write_bytes((folder / shard.file).read_bytes()[:-9])
+    room = {network.a.library: TOTAL - SHARD + 100, network.b.library: 10**13}
+    monkeypatch.setattr(DataLibrary, "free_bytes", lambda library: _now(room[library]))
+    (sent,) = await send_missing(session, data, warn=print)
+    assert sent.node == "a"
+    assert_whole(network.a.folder / "data" / data.sha256, data)
+
+
 async def test_a_giver_that_lies_or_falls_silent_is_refused(
     network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
