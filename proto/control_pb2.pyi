@@ -86,6 +86,18 @@ class ProbeReply(_message.Message):
     num_lost: int
     def __init__(self, data: _Optional[bytes] = ..., num_segments: _Optional[int] = ..., num_lost: _Optional[int] = ...) -> None: ...
 
+class StandByRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class StandByReply(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
 class AccompanyRequest(_message.Message):
     __slots__ = ("node",)
     NODE_FIELD_NUMBER: _ClassVar[int]

@@ -56,6 +56,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.AccompanyRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.AccompanyReply.FromString,
                 _registered_method=True)
+        self.StandBy = channel.unary_stream(
+                '/headway.control.Node/StandBy',
+                request_serializer=headway_dot_proto_dot_control__pb2.StandByRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.StandByReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/headway.control.Node/Status',
                 request_serializer=headway_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
@@ -121,6 +126,13 @@ class NodeServicer:
 
     def Accompany(self, request, context):
         """Stays open as long as the daemon lives: its end tells the caller that the process is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StandBy(self, request, context):
+        """One message; then, as long as the stream lasts, the caller's node may stand by at this node's shared port.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,6 +209,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Accompany,
                     request_deserializer=headway_dot_proto_dot_control__pb2.AccompanyRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.AccompanyReply.SerializeToString,
+            ),
+            'StandBy': grpc.unary_stream_rpc_method_handler(
+                    servicer.StandBy,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.StandByRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.StandByReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -344,6 +361,33 @@ class Node:
             '/headway.control.Node/Accompany',
             headway_dot_proto_dot_control__pb2.AccompanyRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.AccompanyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StandBy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.control.Node/StandBy',
+            headway_dot_proto_dot_control__pb2.StandByRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.StandByReply.FromString,
             options,
             channel_credentials,
             insecure,

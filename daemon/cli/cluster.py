@@ -55,6 +55,10 @@ def daemon(
     announce: Annotated[
         str | None, typer.Option(help="HOST:PORT that others dial, if a router maps it to the one port.")
     ] = None,
+    relay: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a node with --one-port, through which others reach this one: it only dials."),
+    ] = None,
     worker_ports: Annotated[
         str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ports when not given.")
     ] = None,

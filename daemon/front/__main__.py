@@ -2,10 +2,14 @@
 
 import argparse
 import errno
+import os
 import socket
+import sys
 from pathlib import Path
 
 from headway.daemon.front.front import FILES_A_PASSAGE, Front
+from headway.daemon.front.front_orders import OrderReader
+from headway.daemon.front.outpost import Outpost
 from headway.daemon.runtime.parent_death import die_with_parent
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 from headway.stages.sockets.open_files import most_connections, raise_open_file_limit
@@ -28,7 +32,12 @@ def main() -> None:
 
     most = max(1, most_connections(raise_open_file_limit()) * 2 // FILES_A_PASSAGE)
     front = Front(socket.socket(fileno=options.listener), connect, most_passages=most)
+    outpost = Outpost(front, connect)
+    orders = OrderReader(front, outpost)
+    os.set_blocking(sys.stdin.fileno(), False)
+    front.watch(sys.stdin.fileno(), lambda: orders.read(sys.stdin.fileno()))
     while True:
+        outpost.turn()
         front.turn()
 
 

@@ -2,30 +2,37 @@
 
 One thread with epoll serves all of them. It decrypts nothing and knows no key: TLS is between the two ends, and so is
 the question who may do what. What strangers may take is limited: connections, and the time to say what they want.
+
+A node that can only dial out keeps some connections standing by here. Whoever wants that node gets one of them: a line
+tells the node which of its servers is meant, and from then on bytes are passed on.
 """
 
 import select
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.front.opening import MAX_HEAD_BYTES, read_opening
+from headway.daemon.front.opening import MAX_HEAD_BYTES, VIA, Opening, Wish, read_opening
 from headway.daemon.front.passage import Passage
 
 OPENING_S: Final = 10.0
 """Time to say what a connection is for."""
 MAX_OPENINGS: Final = 512
 """Maximum number of connections that have not said it; beyond, the oldest is closed."""
+MAX_STANDING_BY: Final = 64
+"""Maximum number of connections that stand by for one node; beyond, the oldest is closed."""
 REST_S: Final = 0.5
 """Pause after the process had no file left for a connection."""
 BACKLOG: Final = 512
 FILES_A_PASSAGE: Final = 6
-_WATCHED: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_TAKEN: Final = b"HTTP/1.1 200 OK\r\n\r\n"
+TAKEN: Final = b"HTTP/1.1 200 OK\r\n\r\n"
+OPEN: Final = b"OPEN %s\r\n"
+"""What a node that stands by is told: the name of the server that is wanted, empty for its daemon."""
+_EVERYTHING: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _UNKNOWN: Final = b"HTTP/1.1 404 Not Found\r\n\r\n"
 _MALFORMED: Final = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
@@ -42,7 +49,7 @@ class _Newcomer:
 
 
 class Front:
-    """`run` in a thread of its own, or as a process's only work, until `is_ending` returns True."""
+    """`turn` again and again, in a thread of its own, or as a process's only work."""
 
     def __init__(self, listener: socket.socket, connect: Connect, *, most_passages: int) -> None:
         """listener: bound and listening; it is not closed here."""
@@ -56,6 +63,12 @@ class Front:
         """By the file number of each of its sockets."""
         self._unfinished: dict[Passage, None] = {}
         """Those that may have more to move without another event."""
+        self._watched: dict[int, Callable[[], None]] = {}
+        """What others want to know, by file number."""
+        self._tokens: dict[str, str] = {}
+        """Node by the token with which it stands by."""
+        self._standing_by: dict[str, deque[socket.socket]] = {}
+        """By token, the oldest first."""
         self._listens_again_at = 0.0
         listener.setblocking(False)
         self._epoll.register(listener, select.EPOLLIN)
@@ -79,11 +92,40 @@ class Front:
                 self._hear(number)
             elif number in self._passages:
                 self._unfinished[self._passages[number]] = None
+            elif number in self._watched:
+                self._watched[number]()
         for passage in list(self._unfinished):
             self._move(passage)
 
+    def watch(self, number: int, on_event: Callable[[], None]) -> None:
+        """Call on_event whenever a file can be read or written again."""
+        self._watched[number] = on_event
+        self._epoll.register(number, _EVERYTHING)
+
+    def forget(self, number: int) -> None:
+        """Watch a file no more."""
+        del self._watched[number]
+        self._epoll.unregister(number)
+
+    def join(self, outer: socket.socket, inner: socket.socket) -> None:
+        """Pass the bytes of two sockets on to each other, from now on. Raises OSError; then both are still open."""
+        passage = Passage(outer, inner)
+        self._passages |= {outer.fileno(): passage, inner.fileno(): passage}
+        for each in (outer, inner):
+            self._epoll.register(each, _EVERYTHING)
+        self._unfinished[passage] = None
+
+    def expect(self, tokens: Mapping[str, str]) -> None:
+        """Let these nodes stand by, by token, and no others."""
+        for token in self._tokens.keys() - tokens.keys():
+            for connection in self._standing_by.pop(token, ()):
+                self.forget(connection.fileno())
+                connection.close()
+        self._tokens = dict(tokens)
+
     def close(self) -> None:
         """Close every connection."""
+        self.expect({})
         for newcomer in self._newcomers.values():
             newcomer.connection.close()
         for passage in set(self._passages.values()):
@@ -108,16 +150,18 @@ class Front:
                 self._epoll.unregister(self._listener)
                 self._listens_again_at = time.monotonic() + REST_S
                 return
-            if self.num_passages + len(self._newcomers) >= self._most and not self._newcomers:
+            if self._is_full and not self._newcomers:
                 connection.close()
                 continue
             self._welcome(connection)
 
+    @property
+    def _is_full(self) -> bool:
+        return self.num_passages + len(self._newcomers) + len(self._watched) >= self._most
+
     def _welcome(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        with suppress(OSError):  # a unix socket has no such option
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._newcomers) >= MAX_OPENINGS or self.num_passages + len(self._newcomers) >= self._most:
+        prepare(connection)
+        if len(self._newcomers) >= MAX_OPENINGS or self._is_full:
             self._dismiss(next(iter(self._newcomers)))
         self._newcomers[connection.fileno()] = _Newcomer(connection, time.monotonic() + OPENING_S)
         self._epoll.register(connection, select.EPOLLIN)
@@ -126,48 +170,85 @@ class Front:
         connection = self._newcomers[number].connection
         try:
             raw = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
-            opening = read_opening(raw) if raw else None
+            opening = read_opening(raw)
         except BlockingIOError:
             return
         except ValueError:
             self._dismiss(number, _MALFORMED)
-            return
         except OSError:
             self._dismiss(number)
-            return
-        if opening is None:
-            if not raw:
-                self._dismiss(number)
-            else:
+        else:
+            if opening is not None:
+                self._answer(number, opening)
+            elif raw:
                 # Level-triggered, the same bytes would wake this thread at once: wait for the next ones.
                 self._epoll.modify(connection, select.EPOLLIN | select.EPOLLET)
+            else:
+                self._dismiss(number)
+
+    def _answer(self, number: int, opening: Opening) -> None:
+        """Do what a newcomer wants, or send it away."""
+        connection = self._newcomers[number].connection
+        if opening.wish is Wish.STANDBY and opening.name not in self._tokens:
+            self._dismiss(number, _UNKNOWN)
             return
-        try:
-            inner = self._connect(opening.name)
-        except OSError:
-            inner = None
-        if inner is None:
+        inner = None if opening.wish is Wish.STANDBY else self._inner(opening.name)
+        if opening.wish is not Wish.STANDBY and inner is None:
             self._dismiss(number, _UNKNOWN if opening.name else b"")
             return
-        self._join(number, inner, opening.num_bytes)
-
-    def _join(self, number: int, inner: socket.socket, num_bytes: int) -> None:
-        """Make a passage of a newcomer and the server that it wants."""
-        outer = self._newcomers[number].connection
         try:
-            if num_bytes:
-                outer.recv(num_bytes)
-                outer.send(_TAKEN)
-            passage = Passage(outer, inner)
+            if opening.num_bytes:
+                connection.recv(opening.num_bytes)
+                connection.send(TAKEN)
+            self._epoll.unregister(connection)
+            if inner is None:
+                self._keep_standing_by(connection, opening.name)
+            else:
+                self.join(connection, inner)
         except OSError:  # the newcomer is gone, or no file is left
-            inner.close()
-            self._dismiss(number)
-            return
+            connection.close()
+            if inner is not None:
+                inner.close()
         del self._newcomers[number]
-        self._passages |= {outer.fileno(): passage, inner.fileno(): passage}
-        self._epoll.modify(outer, _WATCHED)
-        self._epoll.register(inner, _WATCHED)
-        self._unfinished[passage] = None
+
+    def _inner(self, name: str) -> socket.socket | None:
+        """Return a connection to a server of this node, or of one that stands by."""
+        node, via, server = name.partition(VIA)
+        if not via:
+            try:
+                return self._connect(name)
+            except OSError:
+                return None
+        queues = [self._standing_by.get(token, deque()) for token, known in self._tokens.items() if known == node]
+        for queue in queues:
+            while queue:
+                connection = queue.popleft()
+                self.forget(connection.fileno())
+                with suppress(OSError):
+                    connection.send(OPEN % server.encode())
+                    return connection
+                connection.close()
+        return None
+
+    def _keep_standing_by(self, connection: socket.socket, token: str) -> None:
+        queue = self._standing_by.setdefault(token, deque())
+
+        def drop(one: socket.socket) -> None:
+            queue.remove(one)
+            self.forget(one.fileno())
+            one.close()
+
+        def look() -> None:
+            """Drop it if it has ended, or speaks before it is spoken to."""
+            with suppress(BlockingIOError):
+                with suppress(ConnectionError):
+                    connection.recv(1, socket.MSG_PEEK)
+                drop(connection)
+
+        queue.append(connection)
+        self.watch(connection.fileno(), look)
+        if len(queue) > MAX_STANDING_BY:
+            drop(queue[0])
 
     def _move(self, passage: Passage) -> None:
         try:
@@ -193,3 +274,10 @@ class Front:
                 connection.recv(MAX_HEAD_BYTES)  # unread, it would cut the answer off
                 connection.send(answer)
         connection.close()
+
+
+def prepare(connection: socket.socket) -> None:
+    """Let a connection neither block nor hold bytes back."""
+    connection.setblocking(False)
+    with suppress(OSError):  # a unix socket has no such option
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

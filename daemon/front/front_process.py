@@ -5,16 +5,22 @@ processes waits in the kernel's queue of the socket.
 """
 
 import asyncio
+import secrets
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from headway.daemon.addresses import join_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.front.front import BACKLOG
+from headway.daemon.front.front_orders import FrontOrder
 
 log = structlog.get_logger()
 
@@ -34,19 +40,42 @@ class FrontProcess:
         self._arguments = ["-m", "headway.daemon.front", "--listener", str(self._listener.fileno())]
         self._arguments += ["--daemon-port", str(daemon_port), "--folder", str(folder)]
 
+        self._order = FrontOrder()
+        self._process: asyncio.subprocess.Process | None = None
+
     @property
     def port(self) -> int:
         """Return the port."""
         return int(self._listener.getsockname()[1])
 
+    @contextmanager
+    def standing_by(self, node: str) -> Iterator[str]:
+        """Let a node that can only dial out stand by here while the body lasts, with the token that is yielded."""
+        token = secrets.token_hex(16)
+        self._tell(replace(self._order, tokens={**self._order.tokens, token: node}))
+        try:
+            yield token
+        finally:
+            left = {other: name for other, name in self._order.tokens.items() if other != token}
+            self._tell(replace(self._order, tokens=left))
+
+    def stand_by(self, relay: tuple[str, int] | None, token: str = "") -> None:
+        """Stand by at another node's port from now on; None: nowhere."""
+        self._tell(replace(self._order, relay=relay, relay_token=token))
+
     async def run(self) -> None:
         """Keep a process serving until cancelled."""
         while True:
             files = (self._listener.fileno(),)
-            process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, pass_fds=files)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *self._arguments, pass_fds=files, stdin=asyncio.subprocess.PIPE
+            )
+            self._process = process
+            self._tell(self._order)
             try:
                 status = await process.wait()
             finally:
+                self._process = None
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
@@ -56,6 +85,11 @@ class FrontProcess:
     def close(self) -> None:
         """Listen no more."""
         self._listener.close()
+
+    def _tell(self, order: FrontOrder) -> None:
+        self._order = order
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -442,7 +442,8 @@ class LocalCluster:
                     for name in list(missing):
                         record = view.nodes.get(name)
                         if record is not None and record.started_at >= missing[name].started_at:
-                            missing.pop(name).port = int(record.address.rpartition(":")[2])
+                            _, _, port = record.address.rpartition(":")
+                            missing.pop(name).port = int(port) if port.isdigit() else 0  # others dial it elsewhere
                             self._addresses[name] = record.address
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:

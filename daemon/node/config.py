@@ -48,6 +48,8 @@ class NodeConfig:
     """True if its workers are dialled through the port of `listen` as well, so that a node needs one open port."""
     announce: str = ""
     """host:port that others dial, if a router maps it to the port of `listen`; needs one_port."""
+    relay: str = ""
+    """host:port of a node with one_port where this node stands by, because others cannot dial it; needs one_port."""
     worker_ports: str = ""
     """Ports where its workers listen, such as 7100-7107; empty: free ones. Each worker and each spare needs one."""
     site: str = UNNAMED_SITE
@@ -235,6 +237,10 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         if not config.one_port:
             raise refuse("announce", "needs one_port = true: a router maps one port, and workers have others")
         split_address(config.announce, "announce")
+    if config.relay:
+        if not config.one_port or config.announce:
+            raise refuse("relay", "needs one_port = true and no announce: others reach this node there alone")
+        split_address(config.relay, "relay")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
     where = settings["etcd"][0] if "etcd" in settings else "etcd"

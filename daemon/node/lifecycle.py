@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -24,6 +25,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.front.front_process import FrontProcess
+from headway.daemon.front.opening import VIA
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -33,6 +35,7 @@ from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
 from headway.daemon.node.own_host import check_advertised_host
+from headway.daemon.node.standing_by import stand_by
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
@@ -130,6 +133,8 @@ class Daemon:
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
             log.info("announced_as_mapped", address=announced)
+        if config.relay:
+            announced = f"{config.relay}/{config.name}{VIA}"
         if not announced:
             await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
@@ -162,6 +167,10 @@ class Daemon:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
+        if front is not None and config.relay:
+            waiting = partial(stand_by, front, client, cluster, relay=config.relay, node=config.name)
+            standing = asyncio.create_task(activities.keep("relay", waiting), name="relay")
+            stack.push_async_callback(_cancel, standing)
         library = DataLibrary(
             config.data_cache_dir,
             client,
@@ -211,6 +220,7 @@ class Daemon:
             is_etcd_reachable=lambda: cluster.is_reachable,
             recent_operations=membership.recent_operations,
             dial_peers=membership.dial_peers,
+            standing_by=front.standing_by if front is not None else None,
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
         # Last, when everything that the service answers from exists.

@@ -314,6 +314,8 @@ class Membership:
 
         def moved(host: str) -> None:
             record = registration.record
+            if config.relay:
+                return
             _, port = split_address(record.address, "address")
             if record.address != join_address(record.host, port):
                 return  # a router's address is announced, and workers listen at none

@@ -122,6 +122,11 @@ class NodeClient:
         request = control_pb2.AccompanyRequest(node=node)
         return self._read(endpoint, lambda stub: stub.Accompany(request))
 
+    def stand_by(self, endpoint: NodeEndpoint, node: str) -> AsyncGenerator[control_pb2.StandByReply]:
+        """Open a stream during which this node may stand by at another's port, with the token that comes first."""
+        request = control_pb2.StandByRequest(node=node)
+        return self._read(endpoint, lambda stub: stub.StandBy(request))
+
     def fetch_state(
         self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
     ) -> AsyncIterator[bytes]:
@@ -222,8 +227,9 @@ class NodeClient:
         line = await self._line(endpoint)
         line.num_calls += 1
         is_there = False
+        replies = call(line.channel)
         try:
-            async for message in call(line.channel):
+            async for message in replies:
                 is_there = True
                 yield message
             is_there = True
@@ -233,6 +239,8 @@ class NodeClient:
         finally:
             line.num_calls -= 1
             line.used_at = asyncio.get_running_loop().time()
+            if isinstance(replies, grpc.aio.Call):
+                replies.cancel()  # a reader that has left: the answering side need not wait for our garbage collector
             if not is_there:
                 await self._drop(endpoint, line)
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.sockets.server_limits import Options, server_limits
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity, is_borne, names_of_client, other_node
 from headway.stages.state.state_file import content_checksum
 
 log = structlog.get_logger()
@@ -82,6 +83,8 @@ class NodeDesk:
     outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
     clock: Callable[[], float] = time.perf_counter
     """CLOCK_MONOTONIC, as for the workers' times."""
+    standing_by: Callable[[str], AbstractContextManager[str]] | None = None
+    """Lets a node stand by at this node's shared port; None: there is none."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the daemon ends."""
 
@@ -134,6 +137,21 @@ class NodeService(control_pb2_grpc.NodeServicer):
         """Send one message, then nothing until this daemon ends."""
         yield control_pb2.AccompanyReply(incarnation=self._desk.incarnation)
         await self._desk.ending.wait()
+
+    async def StandBy(  # noqa: N802
+        self, request: control_pb2.StandByRequest, context: Any
+    ) -> AsyncIterator[control_pb2.StandByReply]:
+        """Let the caller's own node stand by at this node's port, as long as the stream lasts."""
+        names = names_of_client(context.auth_context())
+        if not is_borne(request.node, names):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, other_node(request.node, names))
+        let_stand_by = self._desk.standing_by
+        if let_stand_by is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._desk.node} has no one_port")
+            return
+        with let_stand_by(request.node) as token:
+            yield control_pb2.StandByReply(token=token)
+            await self._desk.ending.wait()
 
     async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
         """Send empty bytes and count lost ones, to measure the way from here."""

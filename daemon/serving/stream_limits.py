@@ -49,6 +49,7 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "TryFolder": CallLimit(in_all=8, per_connection=2),
     "Trace": CallLimit(in_all=16, per_connection=8),
     "Accompany": CallLimit(in_all=4096, per_connection=8),
+    "StandBy": CallLimit(in_all=256, per_connection=2),
 }
 
 

@@ -16,8 +16,11 @@ Options = tuple[tuple[str, Any], ...]
 
 
 def shared_address(port: str, incarnation: str) -> str:
-    """Return the address of a process behind a shared port. port: `host:port`."""
-    return f"{port}/{incarnation[:NAME_LENGTH]}"
+    """Return the address of a process behind a shared port.
+
+    port: `host:port`, or the address of the process's node behind the port of another one, `host:port/node~`.
+    """
+    return f"{port}{'' if '/' in port else '/'}{incarnation[:NAME_LENGTH]}"
 
 
 def listening_port(address: str) -> str:

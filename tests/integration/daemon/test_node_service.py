@@ -1,6 +1,8 @@
 """The Node service over real mTLS channels: files from a store, another node or a checkpoint; data; logs; ways."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from headway.daemon.telemetry.probing import measure
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
-from headway.stages.errors import ProtocolError, UnavailableError
+from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from tests.fakes.moody_file_system import moody
 from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, Network
 
@@ -64,6 +66,30 @@ async def test_a_daemon_at_another_nodes_address_answers_for_nobody(network: Net
     with pytest.raises(UnavailableError, match="does not carry the expected name") as caught:
         await network.client.describe(NodeEndpoint("a", network.b.address))
     assert caught.value.peer == f"node a at {network.b.address}"
+
+
+async def test_only_a_node_itself_is_let_stand_by(network: Network) -> None:
+    """The certificate names it, not the request; the token ends with the stream."""
+    ended: list[str] = []
+
+    @contextmanager
+    def standing_by(node: str) -> Iterator[str]:
+        try:
+            yield f"token of {node}"
+        finally:
+            ended.append(node)
+
+    network.desks["a"].standing_by = standing_by
+    with pytest.raises(PeerError, match=r"the certificate of test.* is not that of node b"):
+        await anext(network.client.stand_by(network.a.endpoint, "b"))
+    with pytest.raises(PeerError, match="node b has no one_port"):
+        await anext(network.client.stand_by(network.b.endpoint, "test"))
+    async with aclosing(network.client.stand_by(network.a.endpoint, "test")) as replies:
+        assert (await anext(replies)).token == "token of test"
+        assert not ended
+    async with asyncio.timeout(10):
+        while not ended:
+            await asyncio.sleep(0.01)
 
 
 async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
+from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
@@ -79,5 +81,24 @@ async def test_a_job_through_one_port_a_node(tmp_path: Path) -> None:
             assert all("/" in worker.address for worker in nodes[node.name].workers)
         os.kill(front_of(cluster.nodes[-1].pid), signal.SIGKILL)
         result = await finished(session, "one-port", tmp_path / "out")
+    assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
+    assert len(set(result.generations)) == 1, "a cut link was not resumed"
+
+
+async def test_a_node_that_only_dials_out_takes_part(tmp_path: Path) -> None:
+    """All that comes to the second node comes through the first one's port, whose process is killed in the middle."""
+    spec = small_job("relayed", batches=60)
+    one_port = {"HEADWAY_ONE_PORT": "true"}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=one_port) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        relay = (await session.view()).nodes["node-1"].address
+        far = await cluster.add_node(environment={"HEADWAY_RELAY": relay})
+        assert (await session.view()).nodes[far].address == f"{relay}/{far}~"
+        await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
+        await until_batch(session, "relayed", 5)
+        os.kill(front_of(cluster.nodes[0].pid), signal.SIGKILL)
+        result = await finished(session, "relayed", tmp_path / "out")
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"

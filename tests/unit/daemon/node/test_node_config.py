@@ -181,6 +181,8 @@ def test_a_node_needs_a_port_for_each_worker_and_each_spare() -> None:
         ({"one_port": True, "worker_ports": "7100"}, "with one_port, workers have no ports of their own"),
         ({"announce": "203.0.113.7:41022"}, "needs one_port = true"),
         ({"one_port": True, "announce": "203.0.113.7"}, "is not host:port"),
+        ({"relay": "gpu-1:7070"}, "needs one_port = true and no announce"),
+        ({"one_port": True, "relay": "gpu-1"}, "is not host:port"),
     ],
 )
 def test_settings_of_one_port_that_contradict_each_other_are_one_line(flags: dict[str, object], line: str) -> None:

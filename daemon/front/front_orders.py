@@ -1,0 +1,42 @@
+"""What a daemon tells the process that serves its shared port: a line of JSON for each change, on standard input."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headway.daemon.front.front import Front
+from headway.daemon.front.outpost import Outpost
+
+PIECE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FrontOrder:
+    """All that holds from now on."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Node by token, of the nodes that stand by here."""
+    relay: tuple[str, int] | None = None
+    """Host and port where this node stands by; None: others dial it directly."""
+    relay_token: str = ""
+
+
+class OrderReader:
+    """The process's side."""
+
+    def __init__(self, front: Front, outpost: Outpost) -> None:
+        self._front, self._outpost = front, outpost
+        self._raw = b""
+
+    def read(self, number: int) -> None:
+        """Read what has come, and obey the last whole line of it."""
+        with suppress(BlockingIOError):
+            while piece := os.read(number, PIECE_BYTES):
+                self._raw += piece
+        *lines, self._raw = self._raw.split(b"\n")
+        if lines:
+            order = msgspec.json.decode(lines[-1], type=FrontOrder)
+            self._front.expect(order.tokens)
+            self._outpost.stand_by(order.relay, order.relay_token)

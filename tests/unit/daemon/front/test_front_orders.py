@@ -1,0 +1,38 @@
+"""A daemon's lines to the process that serves its port: the last one holds, in whatever pieces they come."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.daemon.front.front_orders import FrontOrder, OrderReader
+
+
+def test_the_last_whole_line_holds() -> None:
+    told: list[Any] = []
+    front: Any = SimpleNamespace(expect=told.append)
+    outpost: Any = SimpleNamespace(stand_by=lambda *there: told.append(there))
+    reader = OrderReader(front, outpost)
+    read_end, write_end = os.pipe2(os.O_NONBLOCK)
+    lines = [
+        msgspec.json.encode(order) + b"\n"
+        for order in (
+            FrontOrder(tokens={"t": "far"}),
+            FrontOrder(tokens={"u": "far"}, relay=("10.0.0.7", 7070), relay_token="mine"),
+        )
+    ]
+    raw = b"".join(lines)
+    for piece in (raw[:5], raw[5:-3]):
+        os.write(write_end, piece)
+        reader.read(read_end)
+    assert told == [{"t": "far"}, (None, "")]
+    os.write(write_end, raw[-3:])
+    reader.read(read_end)
+    assert told[2:] == [{"u": "far"}, (("10.0.0.7", 7070), "mine")]
+    os.write(write_end, b"nonsense\n")
+    with pytest.raises(msgspec.MsgspecError):
+        reader.read(read_end)
+    os.close(read_end)
+    os.close(write_end)
