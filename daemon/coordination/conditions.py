@@ -207,7 +207,7 @@ def outlook_text(situation: JobSituation) -> str:
 
 def _may_change(situation: JobSituation) -> bool:
     plan = situation.job.plan
-    if plan is None or situation.now < max(situation.view.unrest.settled_at, situation.deadlines.change):
+    if plan is None or situation.now < max(situation.view.unrest.settled_at, situation.deadlines.better_plan):
         return False
     return not situation.current.unready(WorkerState.RUNNING)
 

@@ -395,8 +395,9 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
                 situation.deadlines.start,
                 situation.deadlines.end,
             )
-            shared = (situation.standing.left_alone_until, situation.view.unrest.settled_at, situation.deadlines.change)
-            return (*losses, *begun, *shared, _reconsidered_at(situation))
+            shared = (situation.standing.left_alone_until, situation.view.unrest.settled_at)
+            changes = (situation.deadlines.change, situation.deadlines.better_plan)
+            return (*losses, *begun, *shared, *changes, _reconsidered_at(situation))
         case Phase.CHANGING:
             return (*losses, situation.lost.cause_known_at, situation.deadlines.prepare)
         case Phase.STOPPING:

@@ -29,6 +29,8 @@ of the job.
 """
 CHANGE_RETRY_S: Final = 10.0
 """Pause between a change that was given up and the next one."""
+LONGEST_RETRY_S: Final = 600.0
+"""Longest pause before the next attempt at a better plan, while the same nodes are there."""
 STOP_BATCHES: Final = 4
 """Number of batches' time that a stop may take: the rest of one, the next, and two more for a slow machine."""
 
@@ -115,13 +117,24 @@ class Deadlines:
 
     @property
     def change(self) -> float:
-        """Return when the next change is allowed: some time after the last, and later if that was given up.
+        """Return when the next change is allowed: some time after the last, and later if that was given up."""
+        return self.job.entered_at + (CHANGE_RETRY_S if self._given_up else SETTLE_S)
 
-        The generation of a change that was given up is spent, but not in force.
+    @property
+    def better_plan(self) -> float:
+        """Return when a change that only saves time is allowed: each one in a row that was given up doubles the pause.
+
+        The same plan on the same nodes would often end the same way. It costs the nodes a preparation each time.
         """
+        if self._given_up < 2 or self.view.unrest.last_at > self.job.entered_at:
+            return self.change
+        return self.job.entered_at + min(CHANGE_RETRY_S * 2.0 ** (self._given_up - 1), LONGEST_RETRY_S)
+
+    @property
+    def _given_up(self) -> int:
+        """Return the number of changes in a row that were given up. Their generations are spent, but not in force."""
         plan = self.job.plan
-        was_given_up = plan is not None and self.job.phase.generation > plan.generation
-        return self.job.entered_at + (CHANGE_RETRY_S if was_given_up else SETTLE_S)
+        return 0 if plan is None else max(self.job.phase.generation - plan.generation, 0)
 
     @property
     def end(self) -> float:

@@ -238,6 +238,30 @@ def test_a_dropped_change_is_tried_again_later() -> None:
     cluster.calm(until=lambda: plan(cluster).generation == 3)
 
 
+def test_a_change_that_is_given_up_again_and_again_is_tried_less_often() -> None:
+    """A node never gets ready. Training continues, and the pauses double until another node comes."""
+    cluster = cluster_of("a", batches=100_000)
+    running_at_full_speed(cluster)
+    cluster.add_node("b")
+    cluster.nodes["b"].workers[0].hangs = True
+    pauses = []
+    for _ in range(4):
+        run_until(cluster, Phase.CHANGING)
+        run_until(cluster, Phase.RUNNING, max_rounds=4000)
+        given_up_at = cluster.now
+        run_until(cluster, Phase.CHANGING, max_rounds=4000)
+        pauses.append(cluster.now - given_up_at)
+    assert plan(cluster).generation == 1
+    for pause, factor in zip(pauses, (1, 2, 4, 8), strict=True):
+        assert factor * CHANGE_RETRY_S - 1 <= pause <= factor * CHANGE_RETRY_S + 5
+    run_until(cluster, Phase.RUNNING, max_rounds=4000)
+    given_up_at = cluster.now
+    cluster.calm(max_rounds=3)
+    cluster.add_node("c")
+    run_until(cluster, Phase.CHANGING)
+    assert cluster.now - given_up_at <= CHANGE_RETRY_S + 5
+
+
 def test_jobs_are_served_first_in_first_out() -> None:
     """One device, three jobs: each waits and says for whom; the order is that of submission."""
     cluster = SimulatedCluster()
