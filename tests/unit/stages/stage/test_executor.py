@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.daemon.jobs.job import JobSpec
 from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, MicrobatchIndex, StageIndex, Timeline
 from headway.stages.links.link import Frame, FrameKind, LinkLost
@@ -34,28 +35,29 @@ from tests.unit.stages.stage.pipeline import (
 )
 
 JOB = make_job(with_train(batches=1, microbatches=2), EF)
+TIED_JOB = make_job(with_train(batches=3, microbatches=2), EF, model=replace(MODEL, tie_word_embeddings=True))
 GENERATION = 5
 
 
 class Stage:
     """One stage under test between neighbours that the test plays: `sent` is what it said to them."""
 
-    def __init__(self, stage_index: int, num_stages: int, *, patience_s: float = 30.0) -> None:
+    def __init__(self, stage_index: int, num_stages: int, *, patience_s: float = 30.0, job: JobSpec = JOB) -> None:
         self.inbox: SimpleQueue[Frame | LinkLost | str] = SimpleQueue()
         self.sent: list[Frame] = []
         self.on_sent: Callable[[Frame], None] = lambda _: None
         self.journal = Journal()
         self.on_order: Callable[[str], None] = lambda order: pytest.fail(f"not expected: {order}")
         self.trace = Trace()
-        names: tuple[LayerName, ...] = cut(JOB.layers, num_stages)[stage_index]
-        layers = initial_layers(JOB)
+        names: tuple[LayerName, ...] = cut(job.layers, num_stages)[stage_index]
+        layers = initial_layers(job)
         is_first, is_last = stage_index == 0, stage_index == num_stages - 1
         self.executor = Executor(
             StageContext(
-                model=JOB.model,
-                train=JOB.train,
-                seed=JOB.job.seed,
-                job=JOB.job.name,
+                model=job.model,
+                train=job.train,
+                seed=job.job.seed,
+                job=job.job.name,
                 generation=Generation(GENERATION),
                 timeline=Timeline(1),
                 stage_index=StageIndex(stage_index),
@@ -74,6 +76,7 @@ class Stage:
             StageLinks(
                 upstream={} if is_first else {0: LocalLink("the stage above", self)},
                 downstream={} if is_last else {0: LocalLink("the stage below", self)},
+                tied={0: LocalLink("the other end", self)} if job is TIED_JOB and (is_first or is_last) else {},
             ),
             observer=self.trace,
         )
@@ -107,11 +110,13 @@ def frame(
             FrameKind.GRADIENT: (hidden(),),
             FrameKind.NORM_SQUARES: (torch.ones(2, dtype=torch.float64),),
             FrameKind.NORM_TOTAL: (torch.tensor(1.0, dtype=torch.float64),),
+            FrameKind.TIED_SUMS: (torch.ones(MODEL.vocab_size, MODEL.hidden_size),),
         }[kind]
     return Frame(kind, Generation(generation), Batch(batch), MicrobatchIndex(microbatch), tensors)
 
 
 A, G, S, T = FrameKind.ACTIVATION, FrameKind.GRADIENT, FrameKind.NORM_SQUARES, FrameKind.NORM_TOTAL
+E = FrameKind.TIED_SUMS
 
 
 def test_a_middle_stage_answers_every_frame_and_ends_empty() -> None:
@@ -153,6 +158,29 @@ def test_a_middle_stage_answers_every_frame_and_ends_empty() -> None:
 def test_a_frame_that_breaks_the_rules_names_its_sender(frames: list[Frame], words: str) -> None:
     """Twice, too early, of no microbatch, for no forward, of another shape or type → ProtocolError."""
     stage = Stage(1, 3)
+    for item in frames:
+        stage.inbox.put(item)
+    with pytest.raises(ProtocolError, match=words):
+        stage.loop.run()
+
+
+@pytest.mark.parametrize(
+    ("stage_index", "frames", "words"),
+    [
+        (0, [frame(E), frame(E)], "the other end: sent an unexpected TIED_SUMS of batch 0, microbatch 0"),
+        (2, [frame(E, 1)], "the other end: sent an unexpected TIED_SUMS of batch 1"),
+        (0, [frame(E, 0), frame(E, 1), frame(E, 2)], "the other end: sent an unexpected TIED_SUMS of batch 2"),
+        (0, [frame(E, 0, 1)], "an unknown peer: sent an unexpected TIED_SUMS of batch 0, microbatch 1"),
+        (1, [frame(E)], "an unknown peer: sent an unexpected TIED_SUMS|an unknown peer: TIED_SUMS, which this link"),
+        (0, [frame(E, 0, 0, torch.ones(MODEL.hidden_size, MODEL.vocab_size))], "the other end: TIED_SUMS tensor 0"),
+        (2, [frame(E, 0, 0, torch.ones(0))], "the other end: TIED_SUMS tensor 0"),
+    ],
+)
+def test_a_sum_of_a_tie_that_breaks_the_rules_names_its_sender(
+    stage_index: int, frames: list[Frame], words: str
+) -> None:
+    """Twice, too early, further ahead than the other end can be, of a group or a stage without a tie, misshapen."""
+    stage = Stage(stage_index, 3, job=TIED_JOB)
     for item in frames:
         stage.inbox.put(item)
     with pytest.raises(ProtocolError, match=words):
