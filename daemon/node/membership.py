@@ -17,8 +17,8 @@ from headway.daemon.agent.local_state import generations_seen
 from headway.daemon.agent.steps_due import is_awaited, is_named
 from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.cleanup.compiled_code import keep_small
+from headway.daemon.cleanup.data_cache import sweep_data
 from headway.daemon.cleanup.job_logs import keep_logs_small
-from headway.daemon.cleanup.left_downloads import sweep_downloads
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.client import EtcdClient
@@ -231,7 +231,7 @@ class Membership:
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
-                    "left downloads": lambda: sweep_downloads(house.config.data_cache_dir, house.cluster.view),
+                    "data cache": lambda: sweep_data(house.config.data_cache_dir, house.cluster.view),
                     "job logs": lambda: keep_logs_small(settings.logs_dir, house.cluster.view),
                 }
             )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.cleanup.left_downloads import KEPT_S, sweeping
+from headway.daemon.cleanup.data_cache import DOWNLOAD_KEPT_S, sweeping
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.rpc.certificates import CertificateAuthority
@@ -356,14 +356,14 @@ async def test_a_download_that_nobody_waits_for_ends(holders: Holders, monkeypat
 async def test_what_nobody_goes_on_with_leaves_the_cache(holders: Holders) -> None:
     """A download broke off more than a week ago, another one lately; the folder of a whole data set stays."""
     await holders.library().open(holders.data)
-    now = (holders.folder / INDEX_NAME).stat().st_mtime + 2 * KEPT_S
-    for name, age_s in (("old", KEPT_S + 60), ("new", KEPT_S - 60)):
+    now = (holders.folder / INDEX_NAME).stat().st_mtime + 2 * DOWNLOAD_KEPT_S
+    for name, age_s in (("old", DOWNLOAD_KEPT_S + 60), ("new", DOWNLOAD_KEPT_S - 60)):
         incoming = holders.cache / name / incoming_data.INCOMING
         incoming.mkdir(parents=True)
         (incoming / "part").write_bytes(b"12345")
         (holders.cache / name / "shard").write_bytes(b"123")
         for path in (holders.cache / name / "shard", incoming / "part", incoming, incoming.parent):
             os.utime(path, (now - age_s,) * 2)
-    assert sweeping(holders.cache, now=now)() >= 8
+    assert sweeping(holders.cache, frozenset(), now=now)() >= 8
     assert {path.name for path in holders.cache.iterdir()} == {"new", holders.data.sha256}
     assert_whole(holders.folder, holders.data)
