@@ -215,8 +215,12 @@ def doctor(
 
 def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes, etcd members and people.")
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and etcd members.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Someone who runs jobs and nodes; may be repeated.")
+    ] = None,
+    reader: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Someone who looks on; may be repeated.")
     ] = None,
     days: Annotated[
         int | None,
@@ -228,15 +232,17 @@ def certs(
     """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
 
     Give each node and each etcd member its folder: a certificate bears the name, which is the --name of the daemon.
+    A node's certificate runs no commands that change something: people have their own, as operators or readers.
     Called again, it adds names to the same authority.
 
     \b
-    headway certs ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b admin
+    headway certs ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b --operator me --reader ann
     """
     from datetime import timedelta
 
     from headway.daemon.errors import ConfigError
     from headway.daemon.rpc.certificates import CA_KEY_FILE, CertificateAuthority
+    from headway.stages.sockets.roles import Role
 
     if (directory / CA_KEY_FILE).exists():
         authority = CertificateAuthority.open(directory)
@@ -246,9 +252,11 @@ def certs(
     else:
         authority = CertificateAuthority.create(directory, validity=timedelta(days=days or DEFAULT_DAYS))
         say(f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster")
-    for told in names or []:
+    holders = {Role.NODE: names, Role.OPERATOR: operator, Role.READER: reader}
+    for role, told in ((role, told) for role, of_role in holders.items() for told in of_role or []):
         name, _, hosts = told.partition("=")
-        say(f"{authority.issue(name, hosts=tuple(host for host in hosts.split(',') if host))}: for {name}")
+        folder = authority.issue(name, hosts=tuple(host for host in hosts.split(",") if host), role=role)
+        say(f"{folder}: for {role} {name}")
 
 
 def _config() -> None:

@@ -149,6 +149,7 @@ class ClusterSession:
     def __init__(self, address: ClusterAddress, *, timeout_s: float = 5.0) -> None:
         from headway.daemon.etcd.client import EtcdClient
         from headway.daemon.etcd.connection import EtcdAccess
+        from headway.daemon.rpc.own_certificate import why_no_operator
 
         self.address = address
         self.identity = address.identity()
@@ -158,6 +159,7 @@ class ClusterSession:
             user=address.user,
             password=address.password,
             timeout_s=timeout_s,
+            why_no_writes=why_no_operator(self.identity, address.certificates),
         )
         self.client = EtcdClient(access)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from headway.daemon.errors import CompactedError, LeaseLostError, StoreError, StoreUnreachableError
+from headway.daemon.errors import CompactedError, ConfigError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
@@ -66,6 +66,8 @@ class EtcdAccess:
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
     """Deadline of every call, retries included."""
+    why_no_writes: str = ""
+    """Reason why this client may change nothing; empty: it may. etcd itself decides by its own users and roles."""
 
 
 class EtcdConnection:
@@ -160,7 +162,12 @@ class EtcdConnection:
         *,
         is_repeatable: bool,
     ) -> ReplyT:
-        """Do `call` for a method with one request and one reply, named by its stub on a channel."""
+        """Do `call` for a method with one request and one reply, named by its stub on a channel.
+
+        Raises ConfigError for a change, which is not repeatable, by a client that may make none.
+        """
+        if self.access.why_no_writes and not is_repeatable:
+            raise ConfigError(self.access.why_no_writes)
 
         def send(channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata) -> Awaitable[ReplyT]:
             return method(channel)(request, timeout=timeout_s, metadata=metadata)

@@ -37,6 +37,7 @@ from headway.daemon.local.sweeper import Sweeper
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.stages.errors import UnavailableError
+from headway.stages.sockets.roles import Role
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
@@ -161,7 +162,7 @@ class LocalCluster:
         self._sweeper = Sweeper([self._run_dir, self._store_dir, self._owned.owner_file])
         (self._run_dir / "tmp").mkdir(mode=0o700)
         self._authority = CertificateAuthority.create(self._run_dir / "ca")
-        self._authority.issue("client")
+        self._authority.issue("client", role=Role.OPERATOR)
         self._etcd = await self._start_etcd(
             EtcdServerConfig(
                 binary=binary,
@@ -387,7 +388,7 @@ class LocalCluster:
         seen = share.environment if share is not None else {}
         flags = self._metrics_of(name) | {
             "etcd": ",".join(self.etcd_endpoints),
-            "certificates": self._authority.issue(name),
+            "certificates": self._authority.issue(name, role=Role.NODE),
             "state_dir": state_dir,
             "store_dir": self._store_dir / name,
             "cache_dir": default_cache_dir().absolute(),

@@ -10,6 +10,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
 
 
@@ -45,10 +46,13 @@ def _check_name(config: NodeConfig, certificate: x509.Certificate) -> None:
     if config.name in LOCAL_HOSTS:
         raise ConfigError(f"{config.name!r} is every machine's name: give the node its own name", "name")
     names = names_in(certificate)
+    where = str(config.certificates / CERTIFICATE_FILE)
+    if Role.NODE not in roles_among(names):
+        raise ConfigError(f"is of {holder(names)}, and a daemon needs a node's: `headway certs` makes one", where)
     if not is_borne(config.name, names):
-        told = ", ".join(names) or "no name"
+        told = ", ".join(without_roles(names)) or "no name"
         what = f"bears {told}, and not this node's name {config.name}: `headway certs` makes one that does"
-        raise ConfigError(what, str(config.certificates / CERTIFICATE_FILE))
+        raise ConfigError(what, where)
 
 
 def _password(config: NodeConfig) -> str:

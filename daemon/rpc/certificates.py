@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.daemon.errors import ConfigError
+from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca-key.pem"
@@ -70,17 +71,21 @@ class CertificateAuthority:
             raise ConfigError("not an elliptic curve key", str(directory / CA_KEY_FILE))
         return cls(directory, certificate, key)
 
-    def issue(self, name: str, *, hosts: Iterable[str] = (), validity: timedelta | None = None) -> Path:
+    def issue(
+        self, name: str, *, hosts: Iterable[str] = (), role: Role | None = None, validity: timedelta | None = None
+    ) -> Path:
         """Make a certificate for a node, a server or a person: a folder with ca.pem, cert.pem and key.pem.
 
-        hosts: names and addresses in addition to the name itself and the loopback. An older certificate of the name is
-        replaced. Raises ConfigError for a name that cannot be a folder's or that every certificate bears.
+        hosts: names and addresses in addition to the name itself and the loopback. role: what its holder may be; None:
+        a node and an operator. An older certificate of the name is replaced. Raises ConfigError for a name that cannot
+        be a folder's or that every certificate bears.
         """
         if not name or name in {".", "..", *LOCAL_HOSTS} or set(name) & set("/\0:"):
             raise ConfigError(f"{name!r} cannot be the name of a certificate", str(self.directory))
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
         names = dict.fromkeys([name, *hosts, *LOCAL_HOSTS])
+        role_names = [] if role is None else [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}")]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         validity = validity or self._certificate.not_valid_after_utc - datetime.now(UTC)
@@ -89,7 +94,7 @@ class CertificateAuthority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([*map(_general_name, names), *role_names]), critical=False)
             .add_extension(authority_key, critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -107,7 +112,7 @@ class CertificateAuthority:
 
 
 def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the names and addresses in a certificate."""
+    """Return the names and addresses in a certificate, and the role."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -115,6 +120,7 @@ def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
     return (
         *found.get_values_for_type(x509.DNSName),
         *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
+        *found.get_values_for_type(x509.UniformResourceIdentifier),
     )
 
 

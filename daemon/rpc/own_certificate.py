@@ -1,12 +1,16 @@
 """Checks this side's own certificate: a peer that refuses it often cannot, or does not, say why."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.rpc.certificates import names_in
+from headway.stages.sockets.roles import Role, holder, roles_among
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
 _CLIENTS, _SERVERS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 _PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (serverAuth)"}
@@ -36,6 +40,18 @@ def check_own_certificate(
         if purpose not in allowed:
             what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
             raise ConfigError(what, where)
+
+
+def why_no_operator(identity: TlsIdentity | None, folder: Path | None) -> str:
+    """Return why this side may change nothing in its cluster, and what to do; empty: it may, or has no certificate."""
+    if identity is None or folder is None:
+        return ""
+    where = folder / CERTIFICATE_FILE
+    names = names_in(read_certificate(identity.certificate, str(where)))
+    if Role.OPERATOR in roles_among(names):
+        return ""
+    told = "only an operator may change anything: `headway certs` makes a certificate of one with --operator"
+    return f"{where}: is of {holder(names)}, and {told}"
 
 
 def check_dates(certificate: x509.Certificate, where: str, *, now: datetime) -> None:

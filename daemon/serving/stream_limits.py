@@ -1,4 +1,4 @@
-"""Limits the calls that a daemon answers at once, and its wait for a caller that does not read.
+"""Limits the calls that a daemon answers: to callers who may make them, in number, and in the wait for one who reads.
 
 A call holds a piece of a file, or of a probe, until its reader has taken it. So each method has a maximum of running
 calls, for one connection and for all. Further calls are refused as busy, and a reader that takes nothing loses its
@@ -17,7 +17,9 @@ import grpc
 import grpc.aio
 import structlog
 
+from headway.daemon.serving.call_rights import refusal
 from headway.stages.sockets.own_sockets import end_connection
+from headway.stages.sockets.tls_identity import names_of_client
 
 log = structlog.get_logger()
 
@@ -89,7 +91,7 @@ class CallCounts:
 
 
 class StreamLimits(grpc.aio.ServerInterceptor):
-    """Holds every method of a server to its limits."""
+    """Holds every method of a server to its limits, and every caller to its rights."""
 
     def __init__(self, *, limits: Mapping[str, CallLimit] = CALL_LIMITS, stall_s: float = STALL_S) -> None:
         self._counts = CallCounts(limits)
@@ -116,6 +118,7 @@ class StreamLimits(grpc.aio.ServerInterceptor):
 
     def _unary(self, name: str, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(request: Any, context: Any) -> Any:
+            await _refuse_others(name, context)
             try:
                 with self._counts.call(name, context.peer()):
                     return await method(request, context)
@@ -130,6 +133,7 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         assert inspect.isasyncgenfunction(method), f"{name} is not a generator"
 
         async def answer(request: Any, context: Any) -> None:
+            await _refuse_others(name, context)
             try:
                 with self._counts.call(name, context.peer()):
                     await self._write_all(method(request, context), context)
@@ -152,3 +156,9 @@ class StreamLimits(grpc.aio.ServerInterceptor):
                     await asyncio.wait_for(context.write(piece), self._stall_s)
                 except TimeoutError as error:
                     raise StalledError(f"nothing was read for {self._stall_s:g} s") from error
+
+
+async def _refuse_others(method: str, context: Any) -> None:
+    """End a call whose caller may not make it."""
+    if reason := refusal(method, names_of_client(context.auth_context())):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

@@ -2,12 +2,15 @@
 
 The rule for certificates: that of a node bears the node's name, and all its processes present it. A client that dials a
 node expects that name at any address, so a node may change its address. A server requires a certificate of each client.
-A message that only one node may send is checked against the names in the client's certificate.
+A message that only one node may send is checked against the names in the client's certificate, and its roles (roles.py)
+say what else the client may ask for.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 
 CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
@@ -46,9 +49,12 @@ def names_of_client(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, .
 
 def other_node(name: str, names: Iterable[str]) -> str:
     """Return why a client is refused: it sends what only the node of a name may send."""
-    return f"the certificate of {', '.join(names) or 'nobody'} is not that of node {name}"
+    names = tuple(names)
+    told = ", ".join(without_roles(names)) if Role.NODE in roles_among(names) else holder(names)
+    return f"the certificate of {told or 'nobody'} is not that of node {name}"
 
 
 def is_borne(name: str, names: Iterable[str]) -> bool:
-    """Return whether a node's name is among those of a certificate: case does not matter, as for names of hosts."""
-    return name.casefold() in (other.casefold() for other in names)
+    """Return whether a certificate with these names is that of a node: case does not matter, as for names of hosts."""
+    names = tuple(names)
+    return Role.NODE in roles_among(names) and name.casefold() in (other.casefold() for other in names)

@@ -29,7 +29,7 @@ def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wa
     up = program.up("--nodes", "2")
     code, out, err = program.run("submit", str(job), "--json")
     assert code == 0, err
-    assert json.loads(out) == {"job": "tiny", "boundary": 0, "from": "", "unprotected": "", "warnings": []}
+    assert json.loads(out) == {"job": "tiny", "boundary": 0, "from": "", "unprotected": "", "warnings": [], "sent": []}
 
     def has_passed(batch: int) -> bool:
         told = json.loads(program.run("status", "tiny", "--json")[1])
@@ -115,4 +115,4 @@ def test_a_drained_node_is_taken_back(program: Any, wait_until: Callable[..., No
     assert "is neither draining nor in quarantine" in program.run("nodes", "release", "node-2")[1]
     code, _, err = program.run("nodes", "release", "nowhere")
     assert code == 2
-    assert "there are: node-1, node-2" in err
+    assert "these nodes are up: node-1, node-2" in err

@@ -1,0 +1,164 @@
+"""Who may do what, over real mTLS: a daemon asks callers for their role, a client knows its own, etcd has users."""
+
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+from headway.daemon.client.job_requests import cancel
+from headway.daemon.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.etcd.binary import find_etcd_binary
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import PREFIX, Keys
+from headway.daemon.records.records import PhaseRecord, SpecRecord
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.proto import control_pb2
+from headway.stages.errors import ProtocolError
+from headway.stages.sockets.roles import Role
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.integration.conftest import Etcd
+from tests.integration.daemon.node_network import DATA, KEY, Network
+
+
+async def first_of(stream: AsyncIterator[object]) -> None:
+    """Read the first message of a stream."""
+    async for _ in stream:
+        return
+
+
+CALLS: dict[str, Callable[[NodeClient, Network], Awaitable[object]]] = {
+    "Describe": lambda client, network: client.describe(network.a.endpoint),
+    "Status": lambda client, network: client.status(network.a.endpoint),
+    "Accompany": lambda client, network: first_of(client.accompany(network.a.endpoint, "a")),
+    "Logs": lambda client, network: first_of(client.logs(network.a.endpoint, control_pb2.LogsRequest(job="j"))),
+    "Probe": lambda client, network: first_of(client.probe(network.a.endpoint, 1000, timeout_s=10)),
+    "FetchState": lambda client, network: first_of(client.fetch_state(network.a.endpoint, KEY)),
+    "TryFolder": lambda client, network: client.try_folder(network.a.endpoint, "checkpoints"),
+    "HasData": lambda client, network: client.has_data(network.a.endpoint, "0" * 64, ""),
+}
+ALLOWED = {
+    Role.NODE: {"Describe", "Status", "Accompany", "Logs", "Probe", "FetchState", "HasData"},
+    Role.OPERATOR: set(CALLS),
+    Role.READER: {"Describe", "Status", "Accompany", "Logs"},
+    None: set(CALLS),
+}
+
+
+@pytest.mark.parametrize("role", ALLOWED, ids=str)
+async def test_a_daemon_asks_each_caller_for_its_role(network: Network, tmp_path: Path, role: Role | None) -> None:
+    """Each call of each role: answered, or refused in one line that names the certificate and who may."""
+    network.a.hold(DATA)
+    authority = CertificateAuthority.open(tmp_path / "authority")
+    client = NodeClient(TlsIdentity.read(authority.issue("ann", role=role)))
+    refused = {}
+    try:
+        for name, call in CALLS.items():
+            with suppress(RecoveryError):  # answered: there is no such file or log
+                try:
+                    await call(client, network)
+                except ProtocolError as error:
+                    refused[name] = str(error)
+    finally:
+        await client.close()
+    assert refused.keys() == CALLS.keys() - ALLOWED[role]
+    for name, line in refused.items():
+        assert f"{name} is refused: the certificate is of ann ({role}), and only" in line
+
+
+@pytest.mark.parametrize("role", [Role.READER, Role.NODE])
+async def test_only_an_operator_changes_a_job(etcd: Etcd, role: Role) -> None:
+    """A reader and a node read everything, and their `cancel` is refused before anything is written."""
+    name, folder = f"holder-{role}", etcd.authority.issue(f"holder-{role}", role=role)
+    async with etcd.client() as administrator:
+        await administrator.put(Keys.of("j", "spec"), encode(SpecRecord(spec=JobSpec(job=JobSection(name="j")))))
+        await administrator.put(Keys.of("j", "phase"), encode(PhaseRecord()))
+        before = (await administrator.get_prefix(PREFIX)).entries
+        async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=folder)) as session:
+            assert "j" in (await session.view()).jobs
+            with pytest.raises(ConfigError) as caught:
+                await cancel(session, "j")
+        told = "only an operator may change anything: `headway certs` makes a certificate of one with --operator"
+        assert str(caught.value) == f"{folder}/cert.pem: is of {name} ({role}), and {told}"
+        assert (await administrator.get_prefix(PREFIX)).entries == before
+        me = etcd.authority.issue("me", role=Role.OPERATOR)
+        async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
+            await cancel(session, "j")
+        assert (await administrator.get_prefix(PREFIX)).entries != before
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """etcdctl with one certificate."""
+
+    binary: Path
+    endpoint: str
+    folder: Path
+
+    def __call__(self, *words: str) -> None:
+        files = (("--cacert", "ca.pem"), ("--cert", "cert.pem"), ("--key", "key.pem"))
+        told = [word for flag, name in files for word in (flag, str(self.folder / name))]
+        done = subprocess.run(
+            [self.binary, "--endpoints", f"https://{self.endpoint}", *told, *words],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert not done.returncode, done.stderr
+
+
+async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> None:
+    """With the commands of docs/security.md a reader's write is refused by etcd itself, and a stranger reads nothing.
+
+    A node has its lease, as before.
+    """
+    binary = find_etcd_binary()
+    if not (control := binary.with_name("etcdctl")).exists():
+        pytest.skip("there is no etcdctl beside etcd")
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    server = await EtcdServer.start(
+        EtcdServerConfig(
+            binary=binary,
+            data_dir=tmp_path / "data",
+            log_file=tmp_path / "log",
+            certificates=authority.issue("etcd"),
+            fsync=False,
+        )
+    )
+    try:
+        run = Control(control, server.endpoint, authority.issue("root", role=Role.OPERATOR))
+        for words in commands():
+            run(*words)
+        identities = {
+            name: TlsIdentity.read(authority.issue(name, role=role))
+            for name, role in (("node-a", Role.NODE), ("ann", Role.READER), ("eve", Role.READER))
+        }
+        async with EtcdClient(server.access(identities["node-a"])) as node:
+            lease = await node.grant_lease(5)
+            await node.put(f"{PREFIX}nodes/a", b"here", lease_id=lease.id)
+            with pytest.raises(StoreError, match="permission denied"):
+                await node.put("/others/a", b"")
+        async with EtcdClient(server.access(identities["ann"])) as reader:
+            assert [entry.value for entry in (await reader.get_prefix(PREFIX)).entries] == [b"here"]
+            with pytest.raises(StoreError, match="permission denied"):
+                await reader.put(f"{PREFIX}nodes/a", b"gone")
+        async with EtcdClient(server.access(identities["eve"])) as stranger:
+            with pytest.raises(StoreError, match=r"permission denied|user name not found"):
+                await stranger.get_prefix(PREFIX)
+    finally:
+        await server.stop()
+
+
+def commands() -> list[list[str]]:
+    """The etcdctl commands of docs/security.md, without the connection."""
+    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return [line.split()[1:] for line in lines if line.startswith("$E ")]
