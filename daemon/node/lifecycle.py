@@ -43,13 +43,12 @@ from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.allowed_places import AllowedPlaces
-from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.plan_log import log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
+from headway.stages.sockets.shared_port import dial_within
 from headway.stages.stage.allocator import keep_freed_memory
 
 log = structlog.get_logger()
@@ -131,9 +130,6 @@ class Daemon:
         stack.callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
-        if config.allowed_places:
-            own = [str(config.checkpoint_root.resolve())] if config.checkpoint_root is not None else []
-            allow_only(AllowedPlaces([*config.allowed_places, *own]))
         # 2. The host that others dial, and the port.
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
@@ -151,6 +147,8 @@ class Daemon:
             front = FrontProcess(*listen_address(config), daemon_port=port, folder=self._runtime_dir)
             stack.callback(front.close)
             port = front.port
+            if announced and not config.relay:
+                dial_within(announced, front.inner_address)
         # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
@@ -210,6 +208,7 @@ class Daemon:
             outgoing=outgoing,
             activities=activities,
             runtime_dir=self._runtime_dir,
+            inner_port=front.inner_address if front is not None and announced and not config.relay else "",
         )
         membership = Membership(house)
         desk = NodeDesk(
