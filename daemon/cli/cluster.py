@@ -85,6 +85,10 @@ def daemon(
     history_dir: Annotated[
         Path | None, typer.Option(help="Folder in which to record the history, for `headway chaos`.")
     ] = None,
+    allowed_places: Annotated[
+        str | None,
+        typer.Option(help="Paths and URLs, separated by commas, below which all that a job names has to lie."),
+    ] = None,
     checkpoint_root: Annotated[Path | None, typer.Option(help="Root of a relative checkpoint_dir.")] = None,
     devices: Annotated[
         Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Device type on which workers compute.")
@@ -120,11 +124,12 @@ def daemon(
     """
     flags: dict[str, object] = dict(locals())
     path = flags.pop("config")
-    if isinstance(etcd, str):
-        flags["etcd"] = (etcd,)
-    from headway.daemon.node.config import read_node_config
+    from headway.daemon.node.config import LISTS, read_node_config
     from headway.daemon.node.lifecycle import run
 
+    for key in LISTS:
+        if isinstance(told := flags[key], str):
+            flags[key] = tuple(told.split(","))
     assert path is None or isinstance(path, Path)
     return run(read_node_config(path, flags=flags)) or 0
 

@@ -18,6 +18,7 @@ from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
+from headway.daemon.storage.allowed_places import AllowedPlaces
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 UNNAMED_SITE = "default"
@@ -75,6 +76,10 @@ class NodeConfig:
     """Folder in which to record the history, with each operation of the workers, for `headway chaos`; off
     when unset.
     """
+    allowed_places: tuple[str, ...] = ()
+    """Folders and URLs below which jobs' data, checkpoints and models may lie on this node; empty: anywhere. In the
+    environment separated by commas.
+    """
     checkpoint_root: Path | None = None
     """Root of a job's relative `checkpoint_dir`. Only clusters on one machine have such a place."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"
@@ -124,6 +129,8 @@ class NodeConfig:
 
 
 FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
+LISTS = ("etcd", "allowed_places")
+"""Keys with several values, which the environment and flags separate by commas."""
 
 
 def read_node_config(
@@ -188,7 +195,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, ob
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key in FIELD_NAMES:
-            settings[key] = (variable, (text,) if key == "etcd" else text)
+            settings[key] = (variable, tuple(text.split(",")) if key in LISTS else text)
         elif close := difflib.get_close_matches(key, FIELD_NAMES, n=1, cutoff=0.85):
             raise ConfigError(f"unknown variable; did you mean {ENVIRONMENT_PREFIX}{close[0].upper()}?", variable)
     return settings
@@ -243,6 +250,10 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         split_address(config.relay, "relay")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
+    try:
+        AllowedPlaces(config.allowed_places)
+    except ConfigError as error:
+        raise refuse("allowed_places", str(error)) from error
     where = settings["etcd"][0] if "etcd" in settings else "etcd"
     return replace(config, etcd=read_members(config.etcd, where, has_certificates=True))
 

@@ -43,6 +43,8 @@ from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.shards.library import DataLibrary
+from headway.daemon.storage.allowed_places import AllowedPlaces
+from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -130,6 +132,9 @@ class Daemon:
         stack.callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
+        if config.allowed_places:
+            own = [str(config.checkpoint_root.resolve())] if config.checkpoint_root is not None else []
+            allow_only(AllowedPlaces([*config.allowed_places, *own]))
         # 2. The host that others dial, and the port.
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):

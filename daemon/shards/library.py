@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.errors import NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
@@ -21,6 +21,7 @@ from headway.daemon.shards.download import Download
 from headway.daemon.shards.givers import Giver, NodeGiver, UrlGiver
 from headway.daemon.shards.incoming_data import IncomingData
 from headway.daemon.shards.verified_shards import VerifiedShards
+from headway.daemon.storage.file_system import check_allowed
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.stages.data.shard_files import fingerprint
 from headway.stages.data.shard_index import INDEX_NAME, read_index
@@ -233,6 +234,11 @@ class DataLibrary:
             return folder
         if not data.source or is_url(data.source):
             raise DataError(data.source or f"data {data.sha256[:12]}…", "is not on this node yet")
+        if data.source != BUILT_IN_SOURCE:
+            try:
+                check_allowed(data.source)
+            except NoAccessError as error:
+                raise DataError(data.source, error.reason) from error
         self._cache_dir.mkdir(parents=True, exist_ok=True)
         return data_folder(data.source, self._cache_dir)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import fsspec
 
 from headway.daemon.errors import NoAccessError, RecoveryError
+from headway.daemon.storage.allowed_places import AllowedPlaces
 
 MAX_SENTENCE: Final = 300
 """Maximum number of characters quoted from a driver's message."""
@@ -49,10 +50,27 @@ _NO_ANSWER: Final = (
 )
 
 
+_allowed = AllowedPlaces(())
+"""Of this process: every file system of a job is opened here."""
+
+
+def allow_only(places: AllowedPlaces) -> None:
+    """Let this process open jobs' places below these, and no others, from now on."""
+    global _allowed
+    _allowed = places
+
+
+def check_allowed(place: str) -> None:
+    """Raise NoAccessError for a folder or URL that a job may not name on this node."""
+    if why := _allowed.why_not(place):
+        raise NoAccessError(place, why)
+
+
 def open_url(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path there. Raises NoAccessError when its package is missing,
-    RecoveryError.
+    """Return the file system of a URL, and the path there. Raises NoAccessError when its package is missing or the node
+    does not allow it, RecoveryError.
     """
+    check_allowed(url)
     protocol = url.partition("://")[0]
     options = {} if protocol in fsspec.config.conf else OPTIONS.get(protocol, {})
     with told_as(url, "opened"):

@@ -205,13 +205,15 @@ async def test_a_second_signal_does_not_wait(playground: Any) -> None:
 
 
 async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path: Path) -> None:
-    """The job names a folder that no node has: it fails, and the reason names the folder."""
-    await playground.started("a")
+    """One job names a folder that no node has, another one that its node forbids: the reasons name the folders."""
+    playground.start("a", num_devices=2, allowed_places=tmp_path)
     await playground.submit(source=str(tmp_path / "nowhere"), sha256="0" * 64)
-    job = await playground.phase(Phase.FAILED)
+    await playground.submit("forbidden", source="/usr/share/data", sha256="1" * 64)
+    job, forbidden = await playground.phase(Phase.FAILED), await playground.phase(Phase.FAILED, name="forbidden")
     assert job.phase.error.startswith("node a: data 000000000000…")
     assert "nowhere: no token shards here" in job.phase.error
-    assert "\n" not in job.phase.error
+    assert "/usr/share/data: is not below one of this node's allowed_places" in forbidden.phase.error
+    assert "\n" not in job.phase.error + forbidden.phase.error
 
 
 @pytest.mark.slow

@@ -37,9 +37,16 @@ def test_flags_count_more_than_variables_and_those_more_than_the_file(tmp_path: 
 def test_variables_are_text_and_become_what_the_field_is() -> None:
     """Numbers, paths and lists arrive as text."""
     config = read_node_config(
-        None, {"HEADWAY_STOP_TIMEOUT_S": "2.5", "HEADWAY_STATE_DIR": "/s", "HEADWAY_ETCD": "a:1,b:2"}
+        None,
+        {
+            "HEADWAY_STOP_TIMEOUT_S": "2.5",
+            "HEADWAY_STATE_DIR": "/s",
+            "HEADWAY_ETCD": "a:1,b:2",
+            "HEADWAY_ALLOWED_PLACES": "/srv,s3://lab",
+        },
     )
     assert (config.stop_timeout_s, config.state_dir, config.etcd) == (2.5, Path("/s"), ("a:1", "b:2"))
+    assert config.allowed_places == ("/srv", "s3://lab")
 
 
 def test_one_variable_names_the_certificates_of_clients_and_daemons() -> None:
@@ -93,6 +100,7 @@ def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> Non
         ('listen = "localhost"', r"listen: 'localhost' is not host:port"),
         ('etcd_user = "me"', r"etcd_user = 'me': needs etcd_password_file too"),
         ("etcd = []", r"name at least one host:port"),
+        ('allowed_places = ["srv"]', r"allowed_places = \('srv',\): 'srv' is neither an absolute path nor a URL"),
         ("site = ", r"d\.toml: not valid TOML"),
     ],
 )

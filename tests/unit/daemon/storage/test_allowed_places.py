@@ -1,0 +1,79 @@
+"""A job opens what lies below a node's allowed places, and nothing else, whatever way its path takes there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.errors import ConfigError, NoAccessError
+from headway.daemon.storage.allowed_places import AllowedPlaces
+from headway.daemon.storage.checkpoint import probe
+from headway.daemon.storage.file_system import allow_only
+
+PLACES = AllowedPlaces(["/srv/headway", "s3://lab/runs", "hf://", "file:///data"])
+
+
+@pytest.fixture
+def unlimited() -> Iterator[None]:
+    """Whatever a test allows, the next one may do everything."""
+    yield
+    allow_only(AllowedPlaces(()))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("/srv/headway", "/srv/headway/a/b", "/srv/./headway/x", "file:///srv/headway/x", "/data", "local:///data/x"),
+        *("s3://lab/runs", "s3://lab/runs/7", "s3://lab//runs/7", "hf://Qwen/Qwen3-4B"),
+    ],
+)
+def test_what_lies_below_an_allowed_place_is_opened(place: str) -> None:
+    """The place itself, and all below it."""
+    assert PLACES.why_not(place) == ""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("/srv", "/srv/headway-2", "/etc/passwd", "/srv/headway/../other", "file:///srv/headway/../../etc", "/"),
+        *("s3://lab", "s3://lab/runs-2", "s3://other/runs", "gs://lab/runs", "http://169.254.169.254/latest"),
+        *("s3://lab/runs/../secret", "s3://lab/runs/%2e%2e/secret", "S3://lab/runs/x/../../..", "relative/path"),
+        *("simplecache::s3://lab/runs", "zip://x::/srv/headway/a.zip", "hf:/x", ""),
+    ],
+)
+def test_everything_else_is_refused(place: str) -> None:
+    """Beside, above, around by `..` or its code, another bucket or scheme, chained file systems."""
+    assert PLACES.why_not(place)
+
+
+def test_a_link_counts_as_where_it_leads(tmp_path: Path) -> None:
+    """Out of an allowed folder: refused. Into one: allowed."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "way-out").symlink_to(outside)
+    (outside / "way-in").symlink_to(inside)
+    places = AllowedPlaces([str(inside)])
+    assert places.why_not(str(inside / "way-out" / "file"))
+    assert not places.why_not(str(outside / "way-in" / "file"))
+
+
+def test_without_places_everything_is_allowed() -> None:
+    """As for a node that sets none."""
+    assert not AllowedPlaces(()).why_not("/etc")
+
+
+@pytest.mark.parametrize("place", ["relative", "", "s3://lab/..", "a::/b"])
+def test_a_setting_that_is_no_place_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError):
+        AllowedPlaces([place])
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_every_file_system_of_a_job_is_opened_through_the_limit(tmp_path: Path) -> None:
+    """A checkpoint folder beside the allowed one gets no file, and the line names it."""
+    allow_only(AllowedPlaces([str(tmp_path / "allowed")]))
+    probe(str(tmp_path / "allowed" / "job"))
+    with pytest.raises(NoAccessError, match=r"/other/\S+: is not below one of this node's allowed_places$"):
+        probe(str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
