@@ -27,7 +27,7 @@ check: setup
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadscope --durations=15 \
-	    tests/chaos tests/integration tests/machines
+	    tests/chaos tests/integration
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30
@@ -57,7 +57,7 @@ s3: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3,s3-server]'
 	$(BIN)/python -m pytest tests/integration/faults/test_s3.py
 
-# Machines as network namespaces, and what networks do to them: root, iproute2 and nftables.
+# Five machines as network namespaces, and what networks do to them: root and iproute2.
 machines: setup
 	$(BIN)/python -m pytest -v tests/machines
 
@@ -68,7 +68,7 @@ mutants: setup
 bench: export PYTHONSAFEPATH :=
 bench: export PYTHONPATH := $(CURDIR)/bench
 bench: setup
-	missed=; for file in $(wildcard bench/*.py bench/data/*.py bench/tuning/*.py); do \
+	missed=; for file in $(wildcard bench/*.py bench/control/*.py bench/data/*.py bench/tuning/*.py); do \
 	    $(BIN)/python $$file || missed="$$missed $$file"; done; \
 	    if [ -n "$$missed" ]; then echo "a bar was missed, or a bench failed:$$missed" >&2; exit 1; fi
 

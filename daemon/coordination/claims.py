@@ -13,7 +13,7 @@ from typing import Final
 
 from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
 from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.plan_question import ask
+from headway.daemon.planning.plan_question import usable_devices
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
@@ -216,9 +216,10 @@ class _Settling:
         if (held := _held(situation)) is None:
             return None
         left_out = {*plans.on_probation, *plans.unsettled}
-        slots = ask(spec, plans.nodes.values(), quarantined=plans.quarantined, busy=self._not_dealt).slots
-        own = held & {(slot.node, slot.device.index) for slot in slots}
-        usable = own | {(slot.node, slot.device.index) for slot in slots if slot.node not in left_out}
+        found = usable_devices(spec, plans.nodes.values(), quarantined=plans.quarantined, busy=self._not_dealt)
+        possible = frozenset(found)
+        own = held & possible
+        usable = own | {device for device in possible if device[0] not in left_out} if left_out else possible
         most = sum(placement.replicas) or min(len(spec.layers), train.microbatches) * train.reduction_groups
         least = min(max(placement.min_nodes, sum(placement.replicas), self._at_least.get(job.name, 1)), most)
         claimant = Claimant(

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Final
 
@@ -21,6 +22,7 @@ MAX_REARRANGING: Final = 2000
 """Maximum number of steps in the search for an order in which neighbours can talk."""
 
 
+@lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[str | int, ...]:
     """Sort key that puts node-10 after node-2."""
     return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name)))

@@ -4,8 +4,9 @@ A plan takes seconds on many devices, and the cluster changes meanwhile. When an
 compared with the present one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, TypedDict, Unpack
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
@@ -18,7 +19,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
-from headway.daemon.records.records import PROTOCOL_VERSION, Device, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, StagePlan
 
 MAX_TROUBLE: Final = 200
 """Maximum number of characters of a worker's error in a reason."""
@@ -78,14 +79,7 @@ def ask(
     out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
     return PlanQuestion(
         spec=spec,
-        slots=tuple(
-            DeviceSlot.of(node, index, memory)
-            for node in wanted
-            if node.name not in quarantined
-            for index, device in enumerate(node.devices)
-            if (node.name, device.index) not in busy and device.index not in node.down_devices
-            if not _lacks_kernel(spec, device)
-        ),
+        slots=tuple(_slots(_One(node), memory)[at] for node, at in _usable(spec, wanted, quarantined, busy)),
         previous=previous.stages if previous else (),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
@@ -97,6 +91,48 @@ def ask(
         ),
         left_out=tuple(out),
     )
+
+
+def usable_devices(
+    spec: JobSpec, nodes: Iterable[NodeRecord], *, quarantined: Set[str], busy: Set[DeviceKey]
+) -> Iterator[DeviceKey]:
+    """Yield the devices that a plan for the job may use, as `ask` puts them into its slots, in any order."""
+    wanted = [node for node in nodes if _is_wanted(spec, node)]
+    return ((node.name, node.devices[at].index) for node, at in _usable(spec, wanted, quarantined, busy))
+
+
+def _usable(
+    spec: JobSpec, wanted: Iterable[NodeRecord], quarantined: Set[str], busy: Set[DeviceKey]
+) -> Iterator[tuple[NodeRecord, int]]:
+    """Yield nodes with the positions of their usable devices."""
+    for node in wanted:
+        if node.name in quarantined:
+            continue
+        for position, device in enumerate(node.devices):
+            is_free = (node.name, device.index) not in busy and device.index not in node.down_devices
+            if is_free and not _lacks_kernel(spec, device):
+                yield node, position
+
+
+class _One:
+    """A node's record as a key: the same object is equal to itself, and to no other."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: NodeRecord) -> None:
+        self.node = node
+
+    def __hash__(self) -> int:
+        return id(self.node)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _One) and self.node is other.node
+
+
+@lru_cache(maxsize=1 << 15)
+def _slots(one: _One, memory: MemoryLessons) -> tuple[DeviceSlot, ...]:
+    """Return a node's devices as slots. Every question of every job would make them anew."""
+    return tuple(DeviceSlot.of(one.node, position, memory) for position in range(len(one.node.devices)))
 
 
 def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
@@ -116,6 +152,8 @@ def _lacks_kernel(spec: JobSpec, device: Device) -> str:
 
 def _no_kernel(spec: JobSpec, node: NodeRecord) -> list[str]:
     """Return a sentence for each reason why devices of a node cannot compute the job's attention."""
+    if spec.train.attention_backend == "auto":
+        return []
     reasons = sorted(set(filter(None, (_lacks_kernel(spec, device) for device in node.devices))))
     return [f'node {node.name} has no attention_backend = "{spec.train.attention_backend}": {why}' for why in reasons]
 

@@ -55,20 +55,28 @@ class Deadlines:
     @property
     def transfer_seconds(self) -> float:
         """Return the time to write or fetch the whole state, at a disk's minimum rate or at a line's measured rate."""
-        num_bytes = sum(cost.loaded_bytes for cost in layer_costs(self.spec))
+        spec = self.spec
+        num_bytes = self.view.derived.of(
+            f"bytes of {self.job.name}", (spec,), lambda: sum(cost.loaded_bytes for cost in layer_costs(spec))
+        )
         return transfer_s(num_bytes, line_bytes_per_s=self._slowest_line)
 
     @property
     def _slowest_line(self) -> float:
         """Return the slowest measured line between two present nodes, in bytes a second."""
-        nodes = self.view.nodes
-        lines = [
-            probe.bytes_per_s
-            for name, record in self.view.probes.items()
-            for peer, probe in record.peers.items()
-            if name in nodes and peer in nodes and probe.bytes_per_s > 0
-        ]
-        return min(lines, default=LEAST_BYTES_PER_S)
+        view = self.view
+        nodes, probes = view.nodes, view.probes
+
+        def slowest() -> float:
+            lines = (
+                probe.bytes_per_s
+                for name, record in probes.items()
+                for peer, probe in record.peers.items()
+                if name in nodes and peer in nodes and probe.bytes_per_s > 0
+            )
+            return min(lines, default=LEAST_BYTES_PER_S)
+
+        return view.derived.of("slowest line", (*nodes.values(), *probes.values()), slowest)
 
     def seen(self, at: float) -> float:
         """Return when nodes were able to report on a moment: etcd may have been away."""

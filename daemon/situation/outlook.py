@@ -19,7 +19,7 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.measurements import DeviceSpeed, ProfileRecord
+from headway.daemon.records.measurements import DeviceSpeed, LinkProbe, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
@@ -37,14 +37,21 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
         for device, profile in job.profiles.items()
         if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
     }
-    links = {
+    ways = view.derived.of(
+        "links", (*view.nodes.values(), *view.probes.values()), lambda: Profiles.of(links=_links(view))
+    )
+    return replace(Profiles.of(layers), links=ways.links)
+
+
+def _links(view: ClusterView) -> dict[tuple[str, str], LinkProbe]:
+    """Return the measured ways between present nodes."""
+    return {
         (name, peer): probe
         for name, record in view.probes.items()
         if name in view.nodes and view.nodes[name].incarnation == record.incarnation
         for peer, probe in record.peers.items()
         if peer in view.nodes
     }
-    return Profiles.of(layers, links)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:

@@ -126,7 +126,9 @@ class PlanLookup:
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
         """Return all present nodes by name, as plans see them."""
-        return as_fast_as_their_like(self._situation.view.nodes.values())
+        view = self._situation.view
+        present = view.nodes.values()
+        return view.derived.of("nodes of plans", present, lambda: as_fast_as_their_like(present))
 
     @cached_property
     def profiles(self) -> Profiles:

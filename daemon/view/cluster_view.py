@@ -6,10 +6,9 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import is_
 from typing import Any, Final
 
-from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays, blocked_ways
+from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.promises import Promises
@@ -40,6 +39,7 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.view.admission import admitted
+from headway.daemon.view.derived import Derived
 from headway.daemon.view.nested_records import fold_nested, set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
@@ -208,8 +208,8 @@ class ClusterView:
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
     """Newest incarnation of each node, also while it is absent."""
-    _blocked: tuple[tuple[object, ...], BlockedWays] = field(default=((), NOTHING_BLOCKED), compare=False)
-    """Records from which `blocked` was computed last, and the result: every decision asks for it."""
+    derived: Derived = field(default_factory=Derived, compare=False, repr=False)
+    """What follows from records of nodes alone, whichever job asks for it."""
 
     def apply(
         self,
@@ -326,9 +326,7 @@ class ClusterView:
     def blocked(self) -> BlockedWays:
         """Return the ways between the present processes of nodes that are blocked."""
         rests_on = (*self.nodes.values(), *self.reach.values())
-        if len(self._blocked[0]) != len(rests_on) or not all(map(is_, self._blocked[0], rests_on)):
-            self._blocked = rests_on, blocked_ways(self.reach, self.nodes)
-        return self._blocked[1]
+        return self.derived.of("blocked", rests_on, lambda: blocked_ways(self.reach, self.nodes))
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""

@@ -1,0 +1,206 @@
+"""The control plane as a cluster grows: one decision of the leader, and what an event costs each daemon.
+
+decision_N_ms: the leader's decision about 20 running and 5 queued jobs on N nodes, after the event that comes most
+often: a worker's record of how its seconds were spent. agent_N_ms: the work of a node's agent for such an event.
+listing_N_mb: what a daemon reads when it lists everything. Plans are computed by other processes, and are not part of
+this. Medians of several. growth_decision: the time at the largest size over that at 100 nodes, divided by the ratio of
+the sizes; 1 is linear.
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+from rigs.measure import machine, progress
+
+from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.coordination.coordinator import decide
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import GoodputRecord, LinkProbe, ProbeRecord, ProgressRecord
+from headway.daemon.records.records import (
+    Device,
+    NodeRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    StagePlan,
+    WorkerRecord,
+    WorkerState,
+)
+from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.workers.status import WorkerStatus
+from headway.stages.spec import ModelSpec, TrainSpec
+
+SIZES = (10, 100, 300, 1000)
+NUM_RUNNING, NUM_QUEUED = 20, 5
+MOST_STAGES = 16
+NUM_PEERS = 12
+"""Peers to which each node has measured its way."""
+
+
+class Records:
+    """A cluster's records, and a view that has seen them all."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.view = ClusterView()
+        self.view.set_in_sight(True, now=-1000.0)
+        self.num_bytes = 0
+        self._revision = 0
+        self._nodes = [f"node-{number:04d}" for number in range(num_nodes)]
+        for number in range(num_nodes):
+            self._add_node(number)
+        per_job = max(1, min(MOST_STAGES, num_nodes // NUM_RUNNING))
+        for number in range(NUM_RUNNING):
+            first = number * per_job
+            self._add_running(number, self._nodes[first : first + per_job])
+        for number in range(NUM_RUNNING, NUM_RUNNING + NUM_QUEUED):
+            spec = self._spec(number, min_nodes=num_nodes)
+            self.put(Keys.of(spec.job.name, "spec"), SpecRecord(spec=spec, uid=f"u{number}", submitted_at=1.0))
+            self.put(Keys.of(spec.job.name, "phase"), PhaseRecord())
+
+    def put(self, key: str, record: object, *, now: float = 0.0) -> None:
+        """Write a record, which the view sees at once."""
+        value = encode(record)
+        self._revision += 1
+        self.num_bytes += len(key) + len(value)
+        self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision, now=now)
+
+    def goodput(self, number: int, *, now: float) -> None:
+        """Let a worker of the first job tell how its seconds were spent."""
+        plan = self.view.jobs["job-00"].plan
+        assert plan is not None
+        position = number % len(plan.stages)
+        stage = plan.stages[position]
+        seconds = {"computing": float(number), "waiting": 1.0, "idle": 0.5}
+        record = GoodputRecord(node=stage.node, incarnation=f"{stage.node}/0", seconds=seconds, recent=seconds)
+        self.put(Keys.goodput("job-00", plan.generation, position), record, now=now)
+
+    def node_state(self, *, now: float) -> NodeState:
+        """Return the state of the first node, whose worker runs the first stage of the first job."""
+        name = self._nodes[0]
+        worker = WorkerStatus(device_index=0, incarnation=f"{name}/0", address=f"{name}:1", pid=1)
+        return NodeState(name=name, incarnation=f"{name}-1", workers=(worker,), now=now)
+
+    def _spec(self, number: int, *, min_nodes: int = 1) -> JobSpec:
+        return JobSpec(
+            job=JobSection(name=f"job-{number:02d}"),
+            model=ModelSpec(num_hidden_layers=32, hidden_size=64, intermediate_size=128),
+            train=TrainSpec(batches=100_000, microbatches=32),
+            placement=PlacementSpec(min_nodes=min_nodes),
+        )
+
+    def _add_node(self, number: int) -> None:
+        name = self._nodes[number]
+        record = NodeRecord(
+            name=name,
+            incarnation=f"{name}-1",
+            address=f"10.0.{number // 250}.{number % 250}:7070",
+            host=f"10.0.{number // 250}.{number % 250}",
+            site=f"site-{number % 5}",
+            devices=(Device(kind="cpu", index=0, speed=1.0 + number % 3, arithmetic_class="one"),),
+            memory_bytes=0,
+            arithmetic_class="one",
+            generations={f"job-{job:02d}/u{job}": 1 for job in range(NUM_RUNNING)},
+        )
+        self.put(Keys.node(name), record)
+        peers = [self._nodes[(number + step) % len(self._nodes)] for step in range(1, NUM_PEERS)]
+        ways = {peer: LinkProbe(round_trip_s=0.01, bytes_per_s=1e8) for peer in peers if peer != name}
+        self.put(Keys.probes(name), ProbeRecord(incarnation=f"{name}-1", peers=ways))
+
+    def _add_running(self, number: int, nodes: list[str]) -> None:
+        spec = self._spec(number)
+        name, layers = spec.job.name, spec.layers
+        if not nodes:
+            return
+        cuts = [len(layers) * index // len(nodes) for index in range(len(nodes) + 1)]
+        stages = tuple(
+            StagePlan(
+                node=node,
+                node_incarnation=f"{node}-1",
+                device_index=0,
+                layers=tuple(layers[cuts[index] : cuts[index + 1]]),
+                depth=len(nodes) - index,
+            )
+            for index, node in enumerate(nodes)
+        )
+        plan = PlanRecord(generation=1, timeline=1, stages=stages, predicted_batch_seconds=1.0)
+        self.put(Keys.of(name, "spec"), SpecRecord(spec=spec, uid=f"u{number}", submitted_at=1.0))
+        self.put(Keys.of(name, "plan"), plan)
+        self.put(Keys.of(name, "phase"), PhaseRecord(phase=Phase.RUNNING, generation=1, since=1.0))
+        progress_record = ProgressRecord(generation=1, batch=100, loss=3.0, tokens_per_second=1e4)
+        self.put(Keys.of(name, "progress"), progress_record)
+        for position, stage in enumerate(stages):
+            worker = WorkerRecord(
+                node=stage.node,
+                incarnation=f"{stage.node}/0",
+                address=f"{stage.node}:1",
+                pid=1,
+                state=WorkerState.RUNNING,
+            )
+            self.put(Keys.worker(name, 1, position), worker)
+
+
+def timed(work: Callable[[int], object], *, repeats: int) -> float:
+    """Return the median of the milliseconds of a piece of work, which is told its number."""
+    work(0)
+    found = []
+    for number in range(1, repeats + 1):
+        began = time.perf_counter()
+        work(number)
+        found.append(1e3 * (time.perf_counter() - began))
+    return median(found)
+
+
+def main() -> int:
+    """Print the table, or one line of JSON alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON alone")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of nodes")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--profile", action="store_true", help="print where the last size's decision spends its time")
+    options = parser.parse_args()
+    found: dict[str, float] = {}
+    for size in options.sizes:
+        progress(f"{size} nodes")
+        records, plans = Records(size), PlanCache()
+
+        def decision(number: int, records: Records = records, plans: PlanCache = plans) -> None:
+            records.goodput(number, now=100.0 + number)
+            decide(records.view, now=100.0 + number, plans=plans)
+
+        found[f"listing_{size}_mb"] = records.num_bytes / 1e6
+
+        def work_of_an_agent(number: int, records: Records = records) -> None:
+            records.goodput(number, now=100.0 + number)
+            next_steps(records.view, records.node_state(now=100.0 + number))
+
+        found[f"decision_{size}_ms"] = timed(decision, repeats=options.repeats)
+        found[f"agent_{size}_ms"] = timed(work_of_an_agent, repeats=options.repeats)
+        if options.profile and size == options.sizes[-1]:
+            profile = cProfile.Profile()
+            profile.runcall(decision, options.repeats + 1)
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+    if 100 in options.sizes and options.sizes[-1] > 100:
+        growth = found[f"decision_{options.sizes[-1]}_ms"] / found["decision_100_ms"]
+        found["growth_decision"] = growth / (options.sizes[-1] / 100)
+    if options.json:
+        print(json.dumps({key: round(value, 4) for key, value in found.items()}))
+    else:
+        print(machine())
+        for key, value in found.items():
+            print(f"{key:28s} {value:10.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

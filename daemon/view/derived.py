@@ -1,0 +1,28 @@
+"""Remembers values that follow from some records alone, until one of these changes. Pure.
+
+A decision looks at every job, and all jobs see the same nodes and ways between them. At 1,000 nodes, what follows from
+these would otherwise be computed again for each job, and again after every event.
+"""
+
+from collections.abc import Callable, Iterable
+from operator import is_
+from typing import Any, TypeVar
+
+ValueT = TypeVar("ValueT")
+
+
+class Derived:
+    """The last value of each name, with the records from which it was computed."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[object, ...], Any]] = {}
+
+    def of(self, name: str, records: Iterable[object], compute: Callable[[], ValueT]) -> ValueT:
+        """Return the value that follows from these records. They are never changed, only replaced."""
+        now = tuple(records)
+        seen, value = self._found.get(name, ((), None))
+        if name not in self._found or len(seen) != len(now) or not all(map(is_, seen, now)):
+            value = compute()
+            self._found[name] = (now, value)
+        found: ValueT = value
+        return found

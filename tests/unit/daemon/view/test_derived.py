@@ -1,0 +1,47 @@
+"""A derived value is that of the present records, whatever changed, and is computed once for the same ones."""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+from headway.daemon.view.derived import Derived
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of which equal ones exist."""
+
+    number: int
+
+
+def test_a_value_follows_every_change() -> None:
+    """Records come, go, are replaced and change places: what is found is always what is computed anew."""
+    random_ = random.Random(1)
+    derived, records = Derived(), [Record(number) for number in range(5)]
+    for _ in range(500):
+        match random_.randrange(5):
+            case 0:
+                records.append(Record(random_.randrange(9)))
+            case 1 if records:
+                records.pop(random_.randrange(len(records)))
+            case 2 if records:
+                records[random_.randrange(len(records))] = Record(random_.randrange(9))
+            case 3:
+                random_.shuffle(records)
+        assert derived.of("all", records, lambda: [record.number for record in records]) == [
+            record.number for record in records
+        ]
+        assert derived.of("sum", records, lambda: sum(record.number for record in records)) == sum(
+            record.number for record in records
+        )
+
+
+def test_a_value_is_computed_once_for_the_same_records() -> None:
+    """Also when there are no records, and when the value is None."""
+    derived = Derived()
+    computed: list[int] = []
+    for num_records in (0, 2):
+        records = [Record(number) for number in range(num_records)]
+        for _ in range(3):
+            assert derived.of("name", records, partial(computed.append, num_records)) is None
+    assert computed == [0, 2]
