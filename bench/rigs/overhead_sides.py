@@ -91,9 +91,10 @@ class Loop:
         return float(self._answer())
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(LOOP_TIMEOUT_S)
+        with self._process:  # closes its pipes
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(LOOP_TIMEOUT_S)
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
