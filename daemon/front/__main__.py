@@ -5,8 +5,11 @@ import errno
 import os
 import socket
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+from headway.daemon.front.beats import BEAT, BEAT_S
 from headway.daemon.front.front import FILES_A_PASSAGE, Front
 from headway.daemon.front.front_orders import OrderReader
 from headway.daemon.front.outpost import Outpost
@@ -35,8 +38,14 @@ def main() -> None:
     outpost = Outpost(front, connect)
     orders = OrderReader(front, outpost)
     os.set_blocking(sys.stdin.fileno(), False)
+    os.set_blocking(sys.stdout.fileno(), False)
     front.watch(sys.stdin.fileno(), lambda: orders.read(sys.stdin.fileno()))
+    next_beat_at = 0.0
     while True:
+        if time.monotonic() >= next_beat_at:
+            next_beat_at = time.monotonic() + BEAT_S
+            with suppress(BlockingIOError):  # a daemon that is busy for long reads them later
+                os.write(sys.stdout.fileno(), BEAT)
         outpost.turn()
         front.turn()
 

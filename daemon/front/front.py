@@ -25,6 +25,11 @@ MAX_OPENINGS: Final = 512
 """Maximum number of connections that have not said it; beyond, the oldest is closed."""
 MAX_STANDING_BY: Final = 64
 """Maximum number of connections that stand by for one node; beyond, the oldest is closed."""
+ASK_AFTER_S: Final = 15
+"""Idle time after which a kernel asks the other one whether a connection is still there."""
+ASK_AGAIN_S: Final = 5
+MOST_ASKS: Final = 3
+"""Number of questions without an answer after which a connection ends."""
 REST_S: Final = 0.5
 """Pause after the process had no file left for a connection."""
 BACKLOG: Final = 512
@@ -277,7 +282,14 @@ class Front:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Let a connection neither block nor hold bytes back."""
+    """Let a connection neither block nor hold bytes back, and end when the other machine is silent.
+
+    A router forgets idle connections without a word. What stands by is idle until somebody wants it.
+    """
     connection.setblocking(False)
-    with suppress(OSError):  # a unix socket has no such option
+    with suppress(OSError):  # a unix socket has no such options
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASK_AFTER_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_AGAIN_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, MOST_ASKS)

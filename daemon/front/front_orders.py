@@ -1,6 +1,7 @@
 """What a daemon tells the process that serves its shared port: a line of JSON for each change, on standard input."""
 
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -37,6 +38,10 @@ class OrderReader:
                 self._raw += piece
         *lines, self._raw = self._raw.split(b"\n")
         if lines:
-            order = msgspec.json.decode(lines[-1], type=FrontOrder)
+            try:
+                order = msgspec.json.decode(lines[-1], type=FrontOrder)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                sys.stderr.write(f"an order that cannot be read changes nothing: {error}\n")
+                return
             self._front.expect(order.tokens)
             self._outpost.stand_by(order.relay, order.relay_token)

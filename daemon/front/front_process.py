@@ -19,6 +19,7 @@ import structlog
 
 from headway.daemon.addresses import join_address
 from headway.daemon.errors import ConfigError
+from headway.daemon.front.beats import falls_silent
 from headway.daemon.front.front import BACKLOG
 from headway.daemon.front.front_orders import FrontOrder
 
@@ -68,11 +69,19 @@ class FrontProcess:
         while True:
             files = (self._listener.fileno(),)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._arguments, pass_fds=files, stdin=asyncio.subprocess.PIPE
+                sys.executable,
+                *self._arguments,
+                pass_fds=files,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
             )
             self._process = process
             self._tell(self._order)
+            assert process.stdout is not None
             try:
+                if await falls_silent(process.stdout):
+                    log.warning("shared_port_process_hangs", pid=process.pid)
+                    process.kill()
                 status = await process.wait()
             finally:
                 self._process = None

@@ -78,7 +78,7 @@ class Outpost:
             with suppress(BlockingIOError):
                 connection.connect(address)
             self._front.watch(connection.fileno(), lambda: self._go_on(standby))
-        except OSError:
+        except (OSError, ValueError, OverflowError):  # the latter two: no address at all
             self._standing.discard(standby)
             connection.close()
             self._dials_again_at = time.monotonic() + PAUSE_S

@@ -49,6 +49,7 @@ from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import read_journal
 from headway.stages.state.state_file import ContentCheck, StateHeader, content_checksum, read_state, write_state
+from tests.fuzz import port_targets
 from tests.integration.exactness.training import small_job
 
 IN_MEMORY = Path("/dev/shm")
@@ -303,4 +304,9 @@ TARGETS: dict[str, Target] = {
     "frames": Target(frames, _bundles),
     "hello": Target(hello, _hellos),
     "records": Target(records, _records),
+    "opening": Target(port_targets.opening, port_targets.openings),
+    "port": Target(port_targets.port, port_targets.openings),
+    "outpost": Target(port_targets.outpost, port_targets.calls),
+    "orders": Target(port_targets.orders, port_targets.order_lines),
+    "control messages": Target(port_targets.control_messages, port_targets.messages),
 }

@@ -10,7 +10,7 @@ import pytest
 from headway.daemon.front.front_orders import FrontOrder, OrderReader
 
 
-def test_the_last_whole_line_holds() -> None:
+def test_the_last_whole_line_holds(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Any] = []
     front: Any = SimpleNamespace(expect=told.append)
     outpost: Any = SimpleNamespace(stand_by=lambda *there: told.append(there))
@@ -31,8 +31,10 @@ def test_the_last_whole_line_holds() -> None:
     os.write(write_end, raw[-3:])
     reader.read(read_end)
     assert told[2:] == [{"u": "far"}, (("10.0.0.7", 7070), "mine")]
-    os.write(write_end, b"nonsense\n")
-    with pytest.raises(msgspec.MsgspecError):
+    for nonsense in (b"nonsense\n", b"\xff{}\n", b'{"tokens":[]}\n', b'{"a":' * 2000 + b"\n"):
+        os.write(write_end, nonsense)
         reader.read(read_end)
+        assert "cannot be read" in capsys.readouterr().err
+    assert len(told) == 4
     os.close(read_end)
     os.close(write_end)
