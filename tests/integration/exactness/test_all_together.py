@@ -256,5 +256,5 @@ async def test_everything_together_through_a_join_a_kill_and_a_pause(
         (tmp_path / "paces").unlink()
         await resume(session, name)
         piped = await finished(session, name, tmp_path, timeout_s=PATIENCE_S)
-    assert len(set(piped.generations)) >= 4
+    assert len(set(piped.generations)) >= 3, "what the join's plan had trained may be rolled back by the kill"
     workshop.plain(schedule).assert_equals(piped, tmp_path / "model")
