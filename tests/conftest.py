@@ -19,6 +19,7 @@ SHARED_CLUSTERS = {
     "tests/integration/faults/": "fault harness",
     "tests/integration/worker/": "workers",
     "tests/integration/cli/": "commands",
+    "tests/machines/": "machines",
 }
 """Folders whose tests share a running cluster, and its name."""
 

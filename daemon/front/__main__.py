@@ -9,9 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.daemon.front.beats import BEAT, BEAT_S
 from headway.daemon.front.front import FILES_A_PASSAGE, Front
-from headway.daemon.front.front_orders import OrderReader
+from headway.daemon.front.front_orders import BEAT, BEAT_S, OrderReader
 from headway.daemon.front.outpost import Outpost
 from headway.daemon.runtime.parent_death import die_with_parent
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path

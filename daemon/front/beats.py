@@ -3,8 +3,6 @@
 import asyncio
 from typing import Final
 
-BEAT: Final = b"."
-BEAT_S: Final = 1.0
 SILENT_S: Final = 5.0
 """Silence that counts."""
 NUM_SILENCES: Final = 2

@@ -11,6 +11,9 @@ from headway.daemon.front.front import Front
 from headway.daemon.front.outpost import Outpost
 
 PIECE_BYTES = 64 << 10
+BEAT = b"."
+"""What the process writes to its standard output, to show that it does not stand still."""
+BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,12 @@ class FrontProcess:
         """Return the port."""
         return int(self._listener.getsockname()[1])
 
+    @property
+    def inner_address(self) -> str:
+        """Return where this machine itself finds the port, whatever a router maps to it."""
+        host = str(self._listener.getsockname()[0])
+        return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), self.port)
+
     @contextmanager
     def standing_by(self, node: str) -> Iterator[str]:
         """Let a node that can only dial out stand by here while the body lasts, with the token that is yielded."""

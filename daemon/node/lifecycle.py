@@ -50,6 +50,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.plan_log import log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
+from headway.stages.sockets.shared_port import dial_within
 from headway.stages.stage.allocator import keep_freed_memory
 
 log = structlog.get_logger()
@@ -151,6 +152,8 @@ class Daemon:
             front = FrontProcess(*listen_address(config), daemon_port=port, folder=self._runtime_dir)
             stack.callback(front.close)
             port = front.port
+            if announced and not config.relay:
+                dial_within(announced, front.inner_address)
         # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
@@ -210,6 +213,7 @@ class Daemon:
             outgoing=outgoing,
             activities=activities,
             runtime_dir=self._runtime_dir,
+            inner_port=front.inner_address if front is not None and announced and not config.relay else "",
         )
         membership = Membership(house)
         desk = NodeDesk(

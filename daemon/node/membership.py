@@ -82,6 +82,8 @@ class House:
     activities: Activities
     """Owner of all activities of this daemon."""
     runtime_dir: Path
+    inner_port: str = ""
+    """Where this machine finds its one port, if a router maps another one to it."""
 
 
 class Membership:
@@ -377,6 +379,7 @@ class Membership:
             host=self._registration.record.host,
             ports=config.worker_ports,
             shared_port=self._registration.record.address if config.one_port else "",
+            inner_port=self._house.inner_port,
             certificates=config.certificates,
             runtime_dir=self._house.runtime_dir,
             output_dir=config.state_dir / "workers",

@@ -15,7 +15,7 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.grpc.endpoint import SERVICE
 from headway.stages.links.grpc.reach_answer import METHOD
-from headway.stages.sockets.shared_port import listening_port, open_channel
+from headway.stages.sockets.shared_port import dialled_port, open_channel
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
@@ -70,7 +70,7 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
 
 async def _connect(address: str) -> None:
     """Connect. Raises OSError, and ValueError or OverflowError for an invalid address."""
-    host, _, port = listening_port(address).rpartition(":")
+    host, _, port = dialled_port(address).rpartition(":")
     connecting = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connecting, CONNECT_S)
     writer.close()

@@ -48,6 +48,8 @@ class WorkerSettings:
     """Ports where it may listen, such as 7100-7107; empty: any free port."""
     shared_port: str = ""
     """The node's shared port as host:port, behind which it listens; empty: it has a port of its own."""
+    inner_port: str = ""
+    """Where this machine finds its shared port, if a router maps another one to it."""
     runtime_dir: Path
     """Private folder for the socket."""
     output_dir: Path
@@ -260,6 +262,7 @@ class Roster:
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
         arguments += ["--ports", settings.ports] if settings.ports else []
         arguments += ["--behind-shared-port"] if settings.shared_port else []
+        arguments += ["--own-port", settings.shared_port, settings.inner_port] if settings.inner_port else []
         if not is_spare and settings.is_to_be_measured(handle.device):
             arguments += ["--measure"]
         if settings.history_dir is not None:

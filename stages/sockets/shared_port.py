@@ -12,6 +12,9 @@ import grpc
 from headway.stages.sockets.local_socket import NAME_LENGTH
 from headway.stages.sockets.tls_identity import expecting
 
+_inner: dict[str, str] = {}
+"""Where this machine finds a port of its own, by the port that others dial."""
+
 Options = tuple[tuple[str, Any], ...]
 
 
@@ -24,8 +27,21 @@ def shared_address(port: str, incarnation: str) -> str:
 
 
 def listening_port(address: str) -> str:
-    """Return the `host:port` to which a connection is made."""
+    """Return the `host:port` that others dial."""
     return address.partition("/")[0]
+
+
+def dial_within(outer: str, inner: str) -> None:
+    """Let this process dial a port of its own machine at `inner`. Others dial it at `outer`, which a router maps: many
+    routers send nothing back to where it came from.
+    """
+    _inner[outer] = inner
+
+
+def dialled_port(address: str) -> str:
+    """Return the `host:port` to which this process makes a connection."""
+    port = listening_port(address)
+    return _inner.get(port, port)
 
 
 def open_channel(
@@ -38,5 +54,6 @@ def open_channel(
 
 def _way(address: str) -> tuple[str, Options]:
     """Return what gRPC dials, and the options by which it comes there."""
-    port, _, name = address.partition("/")
-    return (f"{name}:443", (("grpc.http_proxy", f"http://{port}"),)) if name else (address, ())
+    _, _, name = address.partition("/")
+    port = dialled_port(address)
+    return (f"{name}:443", (("grpc.http_proxy", f"http://{port}"),)) if name else (port, ())

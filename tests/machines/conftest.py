@@ -9,9 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.machines.cluster import Cluster
+from tests.machines.internet import Internet, why_impossible
 from tests.machines.network import Network
+from tests.machines.observer import Observer
+from tests.machines.sites import NODES, Sites, hosts
 
 NAMES = ("a", "b", "c", "d", "e")
+
+
+def write_data(folder: Path) -> Path:
+    """Write a few tokens for jobs; return their folder."""
+    import numpy as np
+
+    from headway.stages.data.shard_writer import writing_shards
+
+    with writing_shards(folder / "shards", vocab_size=256) as writer:
+        writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
+    return folder / "shards"
 
 
 @pytest.fixture(scope="session")
@@ -19,16 +33,11 @@ def five_machines() -> Iterator[Cluster]:
     """Behind firewalls that let in the daemon's port and the workers' alone."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
-    import numpy as np
-
-    from headway.stages.data.shard_writer import writing_shards
-
     folder = Path(tempfile.mkdtemp(prefix="hwm-", dir="/tmp"))
-    with writing_shards(folder / "shards", vocab_size=256) as writer:
-        writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
+    data = write_data(folder)
     try:
         with Network.of(NAMES) as network:
-            cluster = Cluster(network, folder, folder / "shards")
+            cluster = Cluster(folder, data, network)
             try:
                 cluster.start()
                 yield cluster
@@ -37,6 +46,35 @@ def five_machines() -> Iterator[Cluster]:
     finally:
         if not os.environ.get("HEADWAY_KEEP"):
             shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def five_sites() -> Iterator[Sites]:
+    """A cluster of five nodes at five places, by the deployment page; up for all cases."""
+    if lack := why_impossible():
+        pytest.skip(lack)
+    folder = Path(tempfile.mkdtemp(prefix="hwi-", dir="/var/tmp"))
+    try:
+        with Internet.of(hosts(), folder) as internet:
+            sites = Sites(folder, write_data(folder), internet)
+            try:
+                sites.start()
+                yield sites
+            finally:
+                sites.end()
+    finally:
+        if not os.environ.get("HEADWAY_KEEP"):
+            shutil.rmtree(folder)
+
+
+@pytest.fixture
+def sites(five_sites: Sites) -> Iterator[Sites]:
+    """All up, before and after."""
+    five_sites.all_up()
+    yield five_sites
+    for name in NODES:
+        five_sites.internet.heal(name)
+    five_sites.nothing_is_left()
 
 
 @pytest.fixture
@@ -51,15 +89,15 @@ def machines(five_machines: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def plain(five_machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
+def plain() -> Callable[[Observer, Path], dict[str, bytes]]:
     """The weights of `headway reference` for a job's file, by file; jobs of one length are one job to it."""
     known: dict[str, dict[str, bytes]] = {}
 
-    def weights(job: Path) -> dict[str, bytes]:
+    def weights(seen: Observer, job: Path) -> dict[str, bytes]:
         key = next(line for line in job.read_text().splitlines() if line.startswith("batches"))
         if key not in known:
-            out = tmp_path_factory.mktemp("plain")
-            code, said = five_machines.headway("reference", str(job), "--out", str(out))
+            out = seen.folder / f"plain-{len(known)}"
+            code, said = seen.headway("reference", str(job), "--out", str(out))
             assert code == 0, said
             known[key] = {path.name: path.read_bytes() for path in out.rglob("*.safetensors")}
         return known[key]

@@ -10,28 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.machines.cluster import Cluster, blocked, stop_worker
+from tests.machines.cluster import Cluster, stop_worker
 from tests.machines.conftest import NAMES
+from tests.machines.observer import assert_same_bits, blocked, nobody_is_blamed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
-Plain = Callable[[Path], dict[str, bytes]]
+Plain = Callable[[Cluster, Path], dict[str, bytes]]
 BATCHES = 60
 LONG = 150
 """Number of batches that last until something has struck the job."""
 SOON_S = 15.0
 """Seconds within which a job that cannot continue says why."""
-
-
-def assert_same_bits(model: Path, plain: dict[str, bytes]) -> None:
-    """The exported weights are those of the plain loop, file by file."""
-    assert plain
-    assert {path.name for path in model.rglob("*.safetensors")} == plain.keys()
-    assert [name for name, weights in plain.items() if (model / name).read_bytes() != weights] == []
-
-
-def nobody_is_blamed(machines: Cluster) -> None:
-    """No failure counts against any node."""
-    assert not any(machines.look()["failures"].values()), machines.look()["failures"]
 
 
 def never_beside(plan: list[str], one: str, other: str) -> bool:
@@ -47,7 +36,7 @@ def test_a_daemons_port_and_the_workers_range_are_enough(machines: Cluster, plai
     assert {worker["address"].rpartition(":")[2] for node in told["nodes"].values() for worker in node["workers"]} == {
         "7100"
     }
-    assert_same_bits(machines.finished("range"), plain(job))
+    assert_same_bits(machines.finished("range"), plain(machines, job))
     nobody_is_blamed(machines)
 
 
@@ -65,7 +54,7 @@ def test_two_that_cannot_talk_are_no_neighbours(machines: Cluster, plain: Plain,
     told = machines.until_batch(name, 5)
     assert len(told["jobs"][name]["plan"]) == 5
     assert never_beside(told["jobs"][name]["plan"], "b", "d"), told["jobs"][name]
-    assert_same_bits(machines.finished(name), plain(job))
+    assert_same_bits(machines.finished(name), plain(machines, job))
     nobody_is_blamed(machines)
 
 
@@ -97,7 +86,7 @@ def test_neighbours_that_are_parted_while_they_train(machines: Cluster, plain: P
     told = machines.until(has_another_order, "a plan in which they are not beside each other")
     before = told["jobs"][name]["batch"]
     machines.until(lambda told: told["jobs"][name]["batch"] > before, "progress")
-    assert_same_bits(machines.finished(name), plain(job))
+    assert_same_bits(machines.finished(name), plain(machines, job))
     nobody_is_blamed(machines)
 
 
@@ -125,7 +114,7 @@ def test_an_address_that_changes_under_a_daemon(machines: Cluster, plain: Plain)
         machines.network.add_address("d", f"{after}/24")
         machines.until(partial(_is_at, "d", after), f"d and its worker at {after}")
         machines.until_batch("moving", min(machines.look()["jobs"]["moving"]["batch"] + 10, LONG))
-    assert_same_bits(machines.finished("moving"), plain(job))
+    assert_same_bits(machines.finished("moving"), plain(machines, job))
     nobody_is_blamed(machines)
 
 
@@ -146,7 +135,7 @@ def test_a_certificate_with_another_name_is_told_at_the_start(wrong_e: Cluster, 
     assert "and not this node's name e" in wrong_e.log("e")
     wrong_e.stop_daemon("e")
     job = wrong_e.submit("without-e", batches=BATCHES, min_nodes=4)
-    assert_same_bits(wrong_e.finished("without-e"), plain(job))
+    assert_same_bits(wrong_e.finished("without-e"), plain(wrong_e, job))
     nobody_is_blamed(wrong_e)
 
 
@@ -163,7 +152,7 @@ def test_a_certificate_that_is_replaced_by_anothers_is_found_out(wrong_e: Cluste
     job = wrong_e.submit("misnamed", batches=BATCHES, min_nodes=3)
     told = wrong_e.until_batch("misnamed", 5)
     assert "e" not in told["jobs"]["misnamed"]["plan"]
-    assert_same_bits(wrong_e.finished("misnamed"), plain(job))
+    assert_same_bits(wrong_e.finished("misnamed"), plain(wrong_e, job))
     nobody_is_blamed(wrong_e)
 
 
@@ -179,7 +168,7 @@ def test_an_address_behind_a_router_is_told_of(wrong_e: Cluster, plain: Plain) -
         lines = wrong_e.headway("nodes")[1].splitlines()
         about = [line for line in lines if "cannot reach the daemon port of e at 192.168.9.5:7070: " in line]
         assert len(about) == len("abcd"), lines
-        assert_same_bits(wrong_e.finished("behind"), plain(job))
+        assert_same_bits(wrong_e.finished("behind"), plain(wrong_e, job))
         nobody_is_blamed(wrong_e)
     finally:
         wrong_e.network.drop_address("e", "192.168.9.5/32", device="lo")

@@ -1,0 +1,167 @@
+"""The cluster of docs/deployment.md by its own commands: three members of etcd, five nodes at five places, a port each.
+
+etcd-1, etcd-2, etcd-3   10.0.0.5, .6, .8
+node-a                   10.0.0.7, plain
+node-b                   behind 203.0.113.7, which maps port 41022
+node-c                   behind 203.0.113.20, no mapped port; stands by at node-a
+node-d                   behind 203.0.113.30, no mapped port; stands by at node-a
+node-e                   behind 203.0.113.40, no mapped port; stands by at node-b's mapped port
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.etcd.binary import find_etcd_binary
+from tests.machines import page
+from tests.machines.internet import HOME, Host, Internet
+from tests.machines.observer import TIMEOUT_S, Observer, blocked, environment
+
+NODES = ("node-a", "node-b", "node-c", "node-d", "node-e")
+MEMBERS = ("etcd-1", "etcd-2", "etcd-3")
+PORT = 7070
+PLAIN = "10.0.0.7"
+ME = "me"
+PATH = "export PATH=~/headway/bin:$PATH;"
+
+
+def hosts() -> list[Host]:
+    """Return the machines, at the page's addresses."""
+    outside, _, port = page.option("--announce").rpartition(":")
+    return [
+        Host("etcd-1", "10.0.0.5", (2379, 2380)),
+        Host("etcd-2", "10.0.0.6", (2379, 2380)),
+        Host("etcd-3", "10.0.0.8", (2379, 2380)),
+        Host("node-a", PLAIN, (PORT,)),
+        Host("node-b", outside, (PORT,), is_behind_router=True, mapped=(int(port), PORT)),
+        Host("node-c", "203.0.113.20", (PORT,), is_behind_router=True),
+        Host("node-d", "203.0.113.30", (PORT,), is_behind_router=True),
+        Host("node-e", "203.0.113.40", (PORT,), is_behind_router=True),
+        Host(ME, "10.0.0.99"),
+    ]
+
+
+@dataclass
+class Sites(Observer):
+    """Every process runs on its own machine; `ca/` is at home on the person's."""
+
+    internet: Internet
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Each node's settings file, by key."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the daemons."""
+        return list(NODES)
+
+    @property
+    def desk(self) -> str:
+        """Return the person's machine."""
+        return ME
+
+    @property
+    def own_certificates(self) -> Path:
+        """Return the person's certificates, as files here."""
+        return self.internet.home(ME) / "ca" / "me"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the page's example."""
+        return Path("/mnt/checkpoints")
+
+    def inside(self, machine: str, *command: str) -> list[str]:
+        """Return the command on a machine."""
+        return self.internet.inside(machine, *command)
+
+    def start(self) -> None:
+        """Follow the page from certificates to the first commands; returns when all nodes are up."""
+        for name in self.internet.hosts:
+            self._install(name)
+        self._make_certificates()
+        self._start_etcd()
+        self.settings = {name: self._settings(name) for name in NODES}
+        for name in NODES:
+            self.start_daemon(name)
+        self.meet()
+        self.all_up()
+
+    def all_up(self) -> None:
+        """Wait for all nodes, and let each dial the others again, as the page says, until every way is open."""
+
+        def are_up(told: Any) -> bool:
+            nodes = told["nodes"]
+            return nodes.keys() >= set(NODES) and all(node["workers"] for node in nodes.values())
+
+        deadline = time.monotonic() + TIMEOUT_S
+        told = self.until(are_up, "all nodes up")
+        while blocked(told) or len(told["reach"]) < len(NODES):
+            assert time.monotonic() < deadline, blocked(told)
+            self.headway("doctor")
+            told = self.look()
+
+    def start_daemon(self, name: str, *, environment: dict[str, str] | None = None) -> None:
+        """Start by the node's settings file. environment: beside the others' own."""
+        known = self.settings[name]
+        lines = [f"{key} = {_toml(key, value)}\n" for key, value in known.items()]
+        (self.internet.home(name) / "daemon.toml").write_text("".join(lines))
+        words = [f"{key}={value}" for key, value in (environment or {}).items()]
+        line = f"{PATH} exec headway daemon --config daemon.toml"
+        self.spawn(name, self.inside(name, "env", *words, "sh", "-c", line))
+
+    def typed(self, machine: str, line: str) -> str:
+        """Run a line of the page on a machine, at home; return what it prints."""
+        command = self.inside(machine, "sh", "-ec", f"{PATH} {line}")
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, f"{machine}$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def _install(self, name: str) -> None:
+        """Stand in for the page's pip and its folder in /opt: the present environment."""
+        programs = self.internet.home(name) / "headway" / "bin"
+        programs.mkdir(parents=True)
+        (programs / "headway").symlink_to(Path(sys.executable).parent / "headway")
+        (programs / "etcd").symlink_to(find_etcd_binary())
+
+    def _make_certificates(self) -> None:
+        """Two commands of the page, and one that adds nodes later; then the copies."""
+        self.typed(ME, page.command("headway certs", "node-a="))
+        self.typed(ME, page.command("headway certs", "etcd-1="))
+        self.typed(ME, f"headway certs ca {' '.join(NODES[2:])}")
+        for name in (*MEMBERS, *NODES):
+            shutil.copytree(self.internet.home(ME) / "ca" / name, self.internet.home(name) / "certs")
+
+    def _start_etcd(self) -> None:
+        first = page.command("etcd --name", "--initial-cluster")
+        start, mark, everybody = first.partition("--initial-cluster ")
+        for name in MEMBERS:
+            own = start.replace(self.internet.hosts["etcd-1"].address, self.internet.hosts[name].address)
+            own = own.replace("--name etcd-1", f"--name {name}")
+            line = f"{PATH} exec {own}{mark}{everybody} --unsafe-no-fsync --log-level warn"
+            self.spawn(name, self.inside(name, "sh", "-c", line))
+        self.etcd = ",".join(f"{self.internet.hosts[name].address}:2379" for name in MEMBERS)
+
+    def _settings(self, name: str) -> dict[str, str]:
+        """Return what the page's commands give a node, by the key of each flag."""
+        found = page.flags(page.command("headway daemon", "--name node-a"))
+        found |= page.flags(page.command("headway daemon", "--one-port", "--listen"))
+        found |= {"etcd": self.etcd, "name": name, "site": name, "num-spares": "0", "num-devices": "1"}
+        if name != "node-a":
+            del found["advertise-host"]
+        if name == "node-b":
+            found["announce"] = page.option("--announce")
+        if name in ("node-c", "node-d", "node-e"):
+            assert "relay" in page.flags(page.command("headway daemon", "--relay"))
+            found["relay"] = f"{PLAIN}:{PORT}" if name != "node-e" else page.option("--announce")
+        found["certificates"] = found.pop("certs")
+        return {key.replace("-", "_"): value.replace("~", HOME) for key, value in found.items()}
+
+
+def _toml(key: str, value: str) -> str:
+    if key == "etcd":
+        return json.dumps(value.split(","))
+    return value if value == "true" or value.isdecimal() else json.dumps(value)

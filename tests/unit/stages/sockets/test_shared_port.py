@@ -1,0 +1,21 @@
+"""Which port a process dials for an address."""
+
+import pytest
+
+from headway.stages.sockets import shared_port
+from headway.stages.sockets.shared_port import dial_within, dialled_port, listening_port
+
+OUTER, INNER = "203.0.113.7:41022", "127.0.0.1:7070"
+
+
+@pytest.mark.parametrize("behind", ["", "/worker", "/node-e~", "/node-e~worker"])
+def test_a_mapped_port_of_this_machine_is_dialled_inside(monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
+    """A router may send nothing back to where it came from; nodes that stand by there are reached inside too."""
+    monkeypatch.setattr(shared_port, "_inner", {})
+    assert dialled_port(f"{OUTER}{behind}") == OUTER
+    dial_within(OUTER, INNER)
+    assert dialled_port(f"{OUTER}{behind}") == INNER
+    assert listening_port(f"{OUTER}{behind}") == OUTER
+    assert dialled_port(f"203.0.113.7:7070{behind}") == "203.0.113.7:7070"
+    target, options = shared_port._way(f"{OUTER}{behind}")
+    assert (target, *options) == ((f"{behind[1:]}:443", ("grpc.http_proxy", f"http://{INNER}")) if behind else (INNER,))
