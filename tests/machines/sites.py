@@ -113,6 +113,13 @@ class Sites(Observer):
         line = f"{PATH} exec headway daemon --config daemon.toml"
         self.spawn(name, self.inside(name, "env", *words, "sh", "-c", line))
 
+    def restart_daemon(self, name: str, *, environment: dict[str, str] | None = None) -> None:
+        """Kill a daemon, let its lease end, and start it in another environment; returns when all are up."""
+        self.stop_daemon(name)
+        self.until(lambda told: name not in told["nodes"], f"the end of {name}'s lease")
+        self.start_daemon(name, environment=environment)
+        self.all_up()
+
     def typed(self, machine: str, line: str) -> str:
         """Run a line of the page on a machine, at home; return what it prints."""
         command = self.inside(machine, "sh", "-ec", f"{PATH} {line}")

@@ -1,19 +1,22 @@
 """What happens to nodes at five places while they train: the job goes on over what is left, and keeps its bits."""
 
+import shutil
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.machines.observer import assert_same_bits
-from tests.machines.sites import Sites
+from tests.machines.observer import TIMEOUT_S, assert_same_bits
+from tests.machines.sites import NODES, Sites
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Plain = Callable[[Sites, Path], dict[str, bytes]]
 LONG = 150
 """Number of batches that last until something has struck the job."""
+SHIFTED_CLOCK = Path(__file__).with_name("shifted_clock.c")
 
 
 def goes_on(sites: Sites, job: str, *, without: tuple[str, ...] = ()) -> None:
@@ -89,3 +92,28 @@ def test_a_router_gets_another_address(sites: Sites, plain: Plain) -> None:
     sites.internet.move("node-c", "203.0.113.21")
     goes_on(sites, "moved")
     assert_same_bits(sites.finished("moved"), plain(sites, job))
+
+
+@pytest.fixture(params=[86400, -1800], ids=["a day ahead", "half an hour behind"])
+def wrong_clock(sites: Sites, request: pytest.FixtureRequest) -> Iterator[Sites]:
+    """node-d's daemon and workers believe that it is another time; afterwards they are as they were."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    library = sites.folder / "shared" / "clock.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SHIFTED_CLOCK), "-ldl"]
+    subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    told = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK_S": str(request.param)}
+    sites.restart_daemon("node-d", environment=told)
+    yield sites
+    sites.restart_daemon("node-d")
+
+
+def test_a_clock_is_wrong(wrong_clock: Sites, plain: Plain) -> None:
+    """All five train, the node with the wrong clock too, and nobody is blamed."""
+    name = f"clock-{time.monotonic_ns()}"
+    job = wrong_clock.submit(name, batches=60, min_nodes=5)
+    told = wrong_clock.until_batch(name, 5)
+    assert sorted(told["jobs"][name]["plan"]) == [*NODES]
+    assert abs(told["nodes"]["node-d"]["started_at"] - time.time()) > 1000, "its clock is right"
+    assert_same_bits(wrong_clock.finished(name), plain(wrong_clock, job))
+    assert not any(wrong_clock.look()["failures"].values())
