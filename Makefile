@@ -1,5 +1,5 @@
-# The whole interface: setup, check, test, test-all, faults, machines, soak, endurance, fuzz, s3, mutants, bench, gpu, proto,
-# demo, clean.
+# The whole interface: setup, check, test, test-all, faults, machines, systemd, soak, endurance, fuzz, s3, mutants, bench,
+# gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults machines soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check test test-all faults machines systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ s3: setup
 # Machines as network namespaces, and what networks do to them: root, iproute2 and nftables.
 machines: setup
 	$(BIN)/python -m pytest -v tests/machines
+
+# The service's whole life in a booted systemd: root, systemd-nspawn and Debian's Python. SYSTEMD="-s" shows the figures.
+systemd: setup
+	$(BIN)/python -m pytest -v tests/booted $(SYSTEMD)
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py

@@ -13,6 +13,7 @@ from headway.daemon.cli import data as cli_data
 from headway.daemon.cli import jobs as cli_jobs
 from headway.daemon.cli import local as cli_local
 from headway.daemon.cli import planning as cli_planning
+from headway.daemon.cli import service as cli_service
 from headway.daemon.cli import shares as cli_shares
 from headway.daemon.cli import submission as cli_submission
 from headway.daemon.cli import tracing as cli_tracing
@@ -76,6 +77,7 @@ for module in (
     cli_tracing,
     cli_planning,
     cli_cluster,
+    cli_service,
     cli_chaos,
     cli_data,
 ):

@@ -1,7 +1,9 @@
-"""The daemon's log: structlog to stderr, JSON unless a person reads it."""
+"""The daemon's log: structlog to stderr, JSON unless a person reads it. Under systemd also the journal's fields."""
 
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal
 
@@ -9,6 +11,7 @@ import structlog
 from structlog.typing import EventDict
 
 from headway.daemon.history.writer import HistoryWriter
+from headway.daemon.runtime.journal import JournalSocket, fields_of, is_journal
 from headway.daemon.terminal import behind, printable
 
 
@@ -36,6 +39,33 @@ class LossyLogger:
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
 
 
+class JournalLogger(LossyLogger):
+    """Sends lines to the journal with their fields. What the journal does not take goes to the stream."""
+
+    def __init__(self, stream: IO[str], journal: JournalSocket) -> None:
+        super().__init__(stream)
+        self._journal = journal
+
+    def msg(self, message: str, fields: Mapping[str, str] | None = None) -> None:
+        """Send a line; without the journal, write it without its fields."""
+        if fields is None or not self._journal.send({"MESSAGE": message, **fields}):
+            super().msg(message)
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+class JournalRenderer:
+    """Renders a line as JSON, and adds its fields."""
+
+    def __init__(self) -> None:
+        self._json = structlog.processors.JSONRenderer()
+
+    def __call__(self, logger: object, method: str, event: EventDict) -> tuple[tuple[str], dict[str, object]]:
+        """Return the arguments of JournalLogger.msg."""
+        fields = fields_of(event)
+        return (str(self._json(logger, method, event)),), {"fields": fields}
+
+
 def _printable_values(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Escape control characters before colours are added; JSON escapes them by itself."""
     return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
@@ -49,10 +79,13 @@ def configure_logs(
     history: the folder into which the lines of the run's history are copied. Raises OSError when it cannot be used.
     """
     is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    journal = JournalSocket() if log_format == "auto" and is_journal(sys.stderr, os.environ) else None
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         if is_console
         else structlog.processors.JSONRenderer()
+        if journal is None
+        else JournalRenderer()
     )
     structlog.configure(
         processors=[
@@ -66,7 +99,9 @@ def configure_logs(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=lambda *_: LossyLogger(behind(sys.stderr)),
+        logger_factory=lambda *_: (
+            LossyLogger(behind(sys.stderr)) if journal is None else JournalLogger(behind(sys.stderr), journal)
+        ),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
