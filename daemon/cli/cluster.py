@@ -18,7 +18,7 @@ DEFAULT_DAYS = 3650
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (daemon, drain, doctor, certs):
+    for command in (daemon, relay, drain, doctor, certs):
         app.command()(command)
     nodes_app = typer.Typer(invoke_without_command=True)
     nodes_app.callback()(nodes)
@@ -57,7 +57,7 @@ def daemon(
     ] = None,
     relay: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of a node with --one-port, through which others reach this one: it only dials."),
+        typer.Option(help="HOST:PORT of each relay through which others reach this node, which only dials; or auto."),
     ] = None,
     worker_ports: Annotated[
         str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ports when not given.")
@@ -188,6 +188,33 @@ def drain(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Clust
         say(await drain_node(session, node))
 
     with_cluster(etcd, certs, cluster, work)
+
+
+def relay(
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:7070",
+    certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
+        ),
+    ] = None,
+    most_streams: Annotated[int, typer.Option(min=0, help="Maximum number of streams; 0: what files allow.")] = 0,
+    mbit_s: Annotated[float, typer.Option(min=0, help="Maximum rate of all streams together; 0: no limit.")] = 0.0,
+) -> int:
+    """Pass on what nodes that only dial out and their peers send each other: a small host without GPU or etcd.
+
+    Nodes name it in --relay. It sees ciphertext only, and nodes of its authority alone may stand by. SIGTERM ends it.
+
+    \b
+    headway relay --certs certs --listen 0.0.0.0:7070
+    """
+    import os
+
+    from headway.daemon.node.config import CLIENT_CERTIFICATES
+    from headway.daemon.node.relay_host import RelayConfig, run
+
+    folder = certificates or Path(os.environ.get(CLIENT_CERTIFICATES) or "/etc/headway/certificates")
+    return run(RelayConfig(listen=listen, certificates=folder, most_streams=most_streams, mbit_s=mbit_s))
 
 
 def doctor(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.front.opening import MAX_HEAD_BYTES, VIA, Opening, Wish, read_opening
-from headway.daemon.front.passage import Passage
+from headway.daemon.front.passage import MOST_TURNS, Passage
 
 OPENING_S: Final = 10.0
 """Time to say what a connection is for."""
@@ -33,6 +33,8 @@ MOST_ASKS: Final = 3
 REST_S: Final = 0.5
 """Pause after the process had no file left for a connection."""
 BACKLOG: Final = 512
+BURST_S: Final = 0.05
+"""Time of silence that may be made up for beyond the rate."""
 FILES_A_PASSAGE: Final = 6
 TAKEN: Final = b"HTTP/1.1 200 OK\r\n\r\n"
 OPEN: Final = b"OPEN %s\r\n"
@@ -56,11 +58,26 @@ class _Newcomer:
 class Front:
     """`turn` again and again, in a thread of its own, or as a process's only work."""
 
-    def __init__(self, listener: socket.socket, connect: Connect, *, most_passages: int) -> None:
-        """listener: bound and listening; it is not closed here."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Connect,
+        *,
+        most_passages: int,
+        most_bytes_per_s: float = 0.0,
+        passed: Callable[[Passage], None] = lambda _: None,
+    ) -> None:
+        """listener: bound and listening; it is not closed here.
+
+        most_bytes_per_s: of all passages together; 0: no limit. passed: told of each passage at its end.
+        """
         self._listener = listener
         self._connect = connect
         self._most = most_passages
+        self._most_bytes_per_s = most_bytes_per_s
+        self._passed = passed
+        self._may_pass_at = 0.0
+        """When what has passed is within the limit again."""
         self._epoll = select.epoll()
         self._newcomers: OrderedDict[int, _Newcomer] = OrderedDict()
         """By file number, the oldest first."""
@@ -90,7 +107,7 @@ class Front:
         if self._listens_again_at and now >= self._listens_again_at:
             self._listens_again_at = 0.0
             self._epoll.register(self._listener, select.EPOLLIN)
-        for number, _ in self._epoll.poll(0 if self._unfinished else self._patience(now, most_s)):
+        for number, _ in self._epoll.poll(self._patience(now, most_s)):
             if number == self._listener.fileno():
                 self._accept()
             elif number in self._newcomers:
@@ -100,7 +117,8 @@ class Front:
             elif number in self._watched:
                 self._watched[number]()
         for passage in list(self._unfinished):
-            self._move(passage)
+            if time.monotonic() >= self._may_pass_at:
+                self._move(passage)
 
     def watch(self, number: int, on_event: Callable[[], None]) -> None:
         """Call on_event whenever a file can be read or written again."""
@@ -112,9 +130,9 @@ class Front:
         del self._watched[number]
         self._epoll.unregister(number)
 
-    def join(self, outer: socket.socket, inner: socket.socket) -> None:
+    def join(self, outer: socket.socket, inner: socket.socket, name: str = "") -> None:
         """Pass the bytes of two sockets on to each other, from now on. Raises OSError; then both are still open."""
-        passage = Passage(outer, inner)
+        passage = Passage(outer, inner, name=name)
         self._passages |= {outer.fileno(): passage, inner.fileno(): passage}
         for each in (outer, inner):
             self._epoll.register(each, _EVERYTHING)
@@ -143,6 +161,7 @@ class Front:
     def _patience(self, now: float, most_s: float) -> float:
         oldest = next(iter(self._newcomers.values()), None)
         moments = [now + most_s, *([oldest.until] if oldest else []), *filter(None, [self._listens_again_at])]
+        moments += [self._may_pass_at] if self._unfinished else []
         return max(min(moments) - now, 0.0)
 
     def _accept(self) -> None:
@@ -209,7 +228,7 @@ class Front:
             if inner is None:
                 self._keep_standing_by(connection, opening.name)
             else:
-                self.join(connection, inner)
+                self.join(connection, inner, opening.name)
         except OSError:  # the newcomer is gone, or no file is left
             connection.close()
             if inner is not None:
@@ -256,14 +275,21 @@ class Front:
             drop(queue[0])
 
     def _move(self, passage: Passage) -> None:
+        before = passage.num_bytes
+        del self._unfinished[passage]
         try:
-            if not passage.move():
-                del self._unfinished[passage]
+            if passage.move(1 if self._most_bytes_per_s else MOST_TURNS):
+                self._unfinished[passage] = None  # behind the others
             if not passage.is_over:
                 return
         except OSError:  # an end is gone, and the other one learns it by the close
             pass
+        finally:
+            if self._most_bytes_per_s:
+                used_s = (passage.num_bytes - before) / self._most_bytes_per_s
+                self._may_pass_at = max(self._may_pass_at, time.monotonic() - BURST_S) + used_s
         self._unfinished.pop(passage, None)
+        self._passed(passage)
         for each in passage.sockets:
             del self._passages[each.fileno()]
         passage.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headway.daemon.front.front import Front
-from headway.daemon.front.outpost import Outpost
+from headway.daemon.front.outpost import Outposts, Post
 
 PIECE_BYTES = 64 << 10
 BEAT = b"."
@@ -22,16 +22,15 @@ class FrontOrder:
 
     tokens: dict[str, str] = field(default_factory=dict)
     """Node by token, of the nodes that stand by here."""
-    relay: tuple[str, int] | None = None
-    """Host and port where this node stands by; None: others dial it directly."""
-    relay_token: str = ""
+    posts: tuple[Post, ...] = ()
+    """Where this node stands by; none: others dial it directly."""
 
 
 class OrderReader:
     """The process's side."""
 
-    def __init__(self, front: Front, outpost: Outpost) -> None:
-        self._front, self._outpost = front, outpost
+    def __init__(self, front: Front, outposts: Outposts) -> None:
+        self._front, self._outposts = front, outposts
         self._raw = b""
 
     def read(self, number: int) -> None:
@@ -47,4 +46,4 @@ class OrderReader:
                 sys.stderr.write(f"an order that cannot be read changes nothing: {error}\n")
                 return
             self._front.expect(order.tokens)
-            self._outpost.stand_by(order.relay, order.relay_token)
+            self._outposts.stand_by(order.posts)

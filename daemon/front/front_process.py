@@ -22,6 +22,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.front.beats import falls_silent
 from headway.daemon.front.front import BACKLOG
 from headway.daemon.front.front_orders import FrontOrder
+from headway.daemon.front.outpost import Post
 
 log = structlog.get_logger()
 
@@ -32,16 +33,30 @@ PAUSE_S: Final = 0.2
 class FrontProcess:
     """Listens from the start; `run` serves."""
 
-    def __init__(self, host: str, port: int, *, daemon_port: int, folder: Path) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        daemon_port: int,
+        folder: Path,
+        most_passages: int = 0,
+        most_bytes_per_s: float = 0.0,
+        tells: bool = False,
+    ) -> None:
         """daemon_port: where the daemon listens on the loopback. folder: of the workers' sockets.
 
+        most_passages, most_bytes_per_s: its limits; 0: what the machine allows. tells: it logs each passage's end.
         Raises ConfigError when the address is not available.
         """
         self._listener = _listen(host, port)
         self._arguments = ["-m", "headway.daemon.front", "--listener", str(self._listener.fileno())]
         self._arguments += ["--daemon-port", str(daemon_port), "--folder", str(folder)]
-
+        self._arguments += ["--most-passages", str(most_passages), "--most-bytes-per-s", str(most_bytes_per_s)]
+        self._arguments += ["--tells"] if tells else []
         self._order = FrontOrder()
+        self._posts: dict[str, Post] = {}
+        """By relay."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -66,9 +81,11 @@ class FrontProcess:
             left = {other: name for other, name in self._order.tokens.items() if other != token}
             self._tell(replace(self._order, tokens=left))
 
-    def stand_by(self, relay: tuple[str, int] | None, token: str = "") -> None:
-        """Stand by at another node's port from now on; None: nowhere."""
-        self._tell(replace(self._order, relay=relay, relay_token=token))
+    def stand_by(self, relay: str, post: Post | None) -> None:
+        """Stand by at a relay from now on; None: no more."""
+        self._posts.pop(relay, None)
+        self._posts |= {relay: post} if post is not None else {}
+        self._tell(replace(self._order, posts=tuple(self._posts.values())))
 
     async def run(self) -> None:
         """Keep a process serving until cancelled."""

@@ -7,6 +7,7 @@ one takes its place. The other node passes TLS on as well: it sees ciphertext on
 import re
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,15 @@ ANSWER_S: Final = 10.0
 """Time for the other node to take a connection."""
 MAX_LINE_BYTES: Final = 128
 _ORDER: Final = re.compile(rb"OPEN ([0-9A-Za-z._-]{0,64})\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where a node stands by."""
+
+    host: str
+    port: int
+    token: str
 
 
 @dataclass(eq=False, slots=True)
@@ -131,3 +141,27 @@ class Outpost:
         self._standing.discard(standby)
         self._front.forget(standby.connection.fileno())
         standby.connection.close()
+
+
+class Outposts:
+    """The connections of one node at all that it stands by at. `turn` again and again, before the front's own."""
+
+    def __init__(self, front: Front, connect: Connect) -> None:
+        self._front = front
+        self._connect = connect
+        self._outposts: dict[Post, Outpost] = {}
+
+    def stand_by(self, posts: Iterable[Post]) -> None:
+        """Stand by at these from now on, and nowhere else."""
+        posts = tuple(posts)
+        for gone in self._outposts.keys() - set(posts):
+            self._outposts.pop(gone).stand_by(None)
+        for post in posts:
+            if post not in self._outposts:
+                self._outposts[post] = Outpost(self._front, self._connect)
+                self._outposts[post].stand_by((post.host, post.port), post.token)
+
+    def turn(self) -> None:
+        """Let each one dial what is missing."""
+        for outpost in self._outposts.values():
+            outpost.turn()

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import Final
 
@@ -24,10 +25,12 @@ class _Direction:
         self._num_held = 0
         self._has_source_ended = False
         self.is_over = False
+        self.num_bytes = 0
+        """Number of bytes that have come."""
 
-    def move(self) -> bool:
+    def move(self, most_turns: int) -> bool:
         """Move what can be moved now. Return whether there may be more. Raises OSError when an end is gone."""
-        for _ in range(MOST_TURNS):
+        for _ in range(most_turns):
             if self.is_over or not (self._give() if self._num_held or self._has_source_ended else self._take()):
                 return False
         return True
@@ -41,6 +44,7 @@ class _Direction:
             self._num_held = os.splice(self._source.fileno(), self._write_end, PIPE_BYTES, flags=_FLAGS)
         except BlockingIOError:
             return False
+        self.num_bytes += self._num_held
         self._has_source_ended = not self._num_held
         return True
 
@@ -59,9 +63,14 @@ class _Direction:
 class Passage:
     """Two sockets whose bytes go to each other until both have ended, or one is gone."""
 
-    def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
-        """Own both sockets, which do not block. Raises OSError when there are no files for the pipes."""
+    def __init__(self, outer: socket.socket, inner: socket.socket, *, name: str = "") -> None:
+        """Own both sockets, which do not block. Raises OSError when there are no files for the pipes.
+
+        name: of the server that was wanted.
+        """
         self.sockets = (outer, inner)
+        self.name = name
+        self.began_at = time.monotonic()
         inward = _Direction(outer, inner)
         try:
             self._directions = (inward, _Direction(inner, outer))
@@ -69,11 +78,16 @@ class Passage:
             inward.close()
             raise
 
-    def move(self) -> bool:
+    def move(self, most_turns: int = MOST_TURNS) -> bool:
         """Move what can be moved now, both ways. Return whether there may be more. Raises OSError: it is over."""
         inward, outward = self._directions
-        has_more = inward.move()
-        return outward.move() or has_more
+        has_more = inward.move(most_turns)
+        return outward.move(most_turns) or has_more
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the number of bytes that have come, from both ends."""
+        return sum(direction.num_bytes for direction in self._directions)
 
     @property
     def is_over(self) -> bool:

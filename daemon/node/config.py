@@ -18,6 +18,7 @@ from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
+from headway.daemon.node.relays import read_relays
 from headway.daemon.storage.allowed_places import AllowedPlaces
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
@@ -50,7 +51,9 @@ class NodeConfig:
     announce: str = ""
     """host:port that others dial, if a router maps it to the port of `listen`; needs one_port."""
     relay: str = ""
-    """host:port of a node with one_port where this node stands by, because others cannot dial it; needs one_port."""
+    """host:port of each relay where this node stands by, because others cannot dial it, separated by commas; `auto`:
+    any nodes with one_port. Needs one_port.
+    """
     worker_ports: str = ""
     """Ports where its workers listen, such as 7100-7107; empty: free ones. Each worker and each spare needs one."""
     site: str = UNNAMED_SITE
@@ -247,7 +250,7 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     if config.relay:
         if not config.one_port or config.announce:
             raise refuse("relay", "needs one_port = true and no announce: others reach this node there alone")
-        split_address(config.relay, "relay")
+        read_relays(config.relay, "relay")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
     try:

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -25,7 +24,6 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.front.opening import VIA
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -35,7 +33,8 @@ from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
 from headway.daemon.node.own_host import check_advertised_host
-from headway.daemon.node.standing_by import stand_by
+from headway.daemon.node.relays import read_relays
+from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
@@ -139,9 +138,7 @@ class Daemon:
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
             log.info("announced_as_mapped", address=announced)
-        if config.relay:
-            announced = f"{config.relay}/{config.name}{VIA}"
-        if not announced:
+        if not announced and not config.relay:
             await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
         inner = ("127.0.0.1", 0) if config.one_port else listen_address(config)
@@ -175,9 +172,13 @@ class Daemon:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
+        outside: StandingBy | None = None
         if front is not None and config.relay:
-            waiting = partial(stand_by, front, client, cluster, relay=config.relay, node=config.name)
-            standing = asyncio.create_task(activities.keep("relay", waiting), name="relay")
+            relays = read_relays(config.relay, "relay")
+            outside = StandingBy(front, client, cluster, node=config.name, relays=relays)
+            await outside.choose()
+            announced = outside.address
+            standing = asyncio.create_task(activities.keep("relay", outside.run), name="relay")
             stack.push_async_callback(_cancel, standing)
         library = DataLibrary(
             config.data_cache_dir,
@@ -216,6 +217,8 @@ class Daemon:
             inner_port=front.inner_address if front is not None and announced and not config.relay else "",
         )
         membership = Membership(house)
+        if outside is not None:
+            outside.moved = membership.announce
         desk = NodeDesk(
             node=config.name,
             incarnation=membership.incarnation,

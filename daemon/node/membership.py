@@ -253,6 +253,12 @@ class Membership:
             raise UnavailableError(f"node {self._house.config.name}", "does not dial yet")
         return await self._dial_back.dial(nodes)
 
+    def announce(self, address: str) -> None:
+        """Let others dial this node and its workers elsewhere from now on; links that stand are left alone."""
+        self._registration.change(address=address)
+        if self._supervisor is not None:
+            self._supervisor.announce(address)
+
     async def drain(self) -> None:
         """Ask for plans without this node; return when no plan names it, or needs a file that only it has.
 

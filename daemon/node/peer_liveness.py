@@ -127,7 +127,12 @@ class PeerLiveness:
 
 
 async def is_refused(address: str) -> bool:
-    """Return whether the machine answers, each time, that no process listens at host:port."""
+    """Return whether the machine answers, each time, that no process listens at host:port.
+
+    Behind the port of another node, a refusal tells of that one.
+    """
+    if "/" in address:
+        return False
     host, _, port = address.rpartition(":")
     for attempt in range(REFUSALS):
         if attempt:

@@ -15,7 +15,7 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.grpc.endpoint import SERVICE
 from headway.stages.links.grpc.reach_answer import METHOD
-from headway.stages.sockets.shared_port import dialled_port, open_channel
+from headway.stages.sockets.shared_port import dialled_port, listening_ports, open_channel
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
@@ -46,22 +46,23 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
     """Return why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
     reason, num_silent = "", 0
-    for attempt in range(1, NUM_DIALS + 1):
-        reason = await _dial_once(target, identity, source)
+    most_silent = max(NUM_SILENT, len(listening_ports(target.address)))
+    for attempt in range(1, max(NUM_DIALS, most_silent) + 1):
+        reason = await _dial_once(target, identity, source, attempt - 1)
         num_silent += reason == NO_ANSWER
-        if not reason or num_silent == NUM_SILENT:
+        if not reason or num_silent == most_silent:
             break
         if attempt < NUM_DIALS:
             await asyncio.sleep(PAUSE_S * attempt)
     return reason
 
 
-async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
-    """Dial TCP first, because its failures are clearer than gRPC's."""
+async def _dial_once(target: Target, identity: TlsIdentity, source: str, attempt: int) -> str:
+    """Dial TCP first, because its failures are clearer than gRPC's. attempt: as in `listening_port`."""
     try:
         fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
-        await _connect(target.address)
-        return (await _greet(target, identity))[:MAX_REASON]
+        await _connect(dialled_port(target.address, attempt))
+        return (await _greet(target, identity, attempt))[:MAX_REASON]
     except InjectedFaultError:
         return "the connection was refused"
     except (OSError, ValueError, OverflowError) as error:
@@ -70,16 +71,17 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str) -> str:
 
 async def _connect(address: str) -> None:
     """Connect. Raises OSError, and ValueError or OverflowError for an invalid address."""
-    host, _, port = dialled_port(address).rpartition(":")
+    host, _, port = address.rpartition(":")
     connecting = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connecting, CONNECT_S)
     writer.close()
 
 
-async def _greet(target: Target, identity: TlsIdentity) -> str:
+async def _greet(target: Target, identity: TlsIdentity, attempt: int) -> str:
     """Do TLS and the hello over a new connection, because an open one proves nothing."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    async with open_channel(target.address, credentials, node=target.node, options=_OPTIONS) as channel:
+    where = target.address
+    async with open_channel(where, credentials, node=target.node, options=_OPTIONS, attempt=attempt) as channel:
         try:
             if target.port is Port.DAEMON:
                 return await _ask_daemon(target, channel)

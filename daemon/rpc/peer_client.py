@@ -16,7 +16,7 @@ from headway.daemon.rpc.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from headway.stages.sockets.shared_port import open_channel
+from headway.stages.sockets.shared_port import listening_ports, open_channel
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
@@ -71,6 +71,8 @@ class NodeClient:
         self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
         self._idle_s = idle_s
         self._lines: dict[NodeEndpoint, _Line] = {}
+        self._attempts: dict[NodeEndpoint, int] = {}
+        """Number of channels that led nowhere, of endpoints behind several ports."""
         self.heard: dict[str, float] = {}
         """Time at which each address with a channel sent the last piece of a file."""
 
@@ -223,6 +225,24 @@ class NodeClient:
     async def _stream(
         self, endpoint: NodeEndpoint, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
     ) -> AsyncGenerator[MessageT]:
+        """Yield the answers of a call. One that no answer came to is made again by the next port that leads there."""
+        num_left = len(listening_ports(endpoint.address))
+        while num_left:
+            num_left -= 1
+            try:
+                async with aclosing(self._stream_once(endpoint, call)) as replies:
+                    async for message in replies:
+                        num_left = 0
+                        yield message
+            except UnavailableError:
+                if not num_left:
+                    raise
+            else:
+                return
+
+    async def _stream_once(
+        self, endpoint: NodeEndpoint, call: Callable[[grpc.aio.Channel], AsyncIterator[MessageT]]
+    ) -> AsyncGenerator[MessageT]:
         """Yield the answers of a call. The channel of a call without answer is closed, unless others use it."""
         line = await self._line(endpoint)
         line.num_calls += 1
@@ -242,6 +262,8 @@ class NodeClient:
             if isinstance(replies, grpc.aio.Call):
                 replies.cancel()  # a reader that has left: the answering side need not wait for our garbage collector
             if not is_there:
+                if len(listening_ports(endpoint.address)) > 1:
+                    self._attempts[endpoint] = self._attempts.get(endpoint, 0) + 1
                 await self._drop(endpoint, line)
 
     async def _line(self, endpoint: NodeEndpoint) -> _Line:
@@ -250,8 +272,8 @@ class NodeClient:
             if other != endpoint:
                 await self._drop(other, idle)
         if endpoint not in self._lines:
-            where = endpoint.address
-            channel = open_channel(where, self._credentials, node=endpoint.name, options=self._options)
+            where, attempt = endpoint.address, self._attempts.get(endpoint, 0)
+            channel = open_channel(where, self._credentials, node=endpoint.name, options=self._options, attempt=attempt)
             self._lines[endpoint] = _Line(channel, used_at=now)
         return self._lines[endpoint]
 

@@ -142,16 +142,11 @@ class NodeService(control_pb2_grpc.NodeServicer):
         self, request: control_pb2.StandByRequest, context: Any
     ) -> AsyncIterator[control_pb2.StandByReply]:
         """Let the caller's own node stand by at this node's port, as long as the stream lasts."""
-        names = names_of_client(context.auth_context())
-        if not is_borne(request.node, names):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, other_node(request.node, names))
-        let_stand_by = self._desk.standing_by
-        if let_stand_by is None:
+        if self._desk.standing_by is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._desk.node} has no one_port")
             return
-        with let_stand_by(request.node) as token:
-            yield control_pb2.StandByReply(token=token)
-            await self._desk.ending.wait()
+        async for reply in stand_by_replies(request, context, self._desk.standing_by, self._desk.ending):
+            yield reply
 
     async def Probe(self, request: control_pb2.ProbeRequest, context: Any) -> AsyncIterator[control_pb2.ProbeReply]:  # noqa: N802
         """Send empty bytes and count lost ones, to measure the way from here."""
@@ -361,6 +356,21 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the pieces of a file, read in a thread."""
     while piece := await asyncio.to_thread(next, pieces, b""):
         yield piece
+
+
+async def stand_by_replies(
+    request: control_pb2.StandByRequest,
+    context: Any,
+    let_stand_by: Callable[[str], AbstractContextManager[str]],
+    ending: asyncio.Event,
+) -> AsyncIterator[control_pb2.StandByReply]:
+    """Let the caller's own node stand by until the stream ends, or whoever answers."""
+    names = names_of_client(context.auth_context())
+    if not is_borne(request.node, names):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, other_node(request.node, names))
+    with let_stand_by(request.node) as token:
+        yield control_pb2.StandByReply(token=token)
+        await ending.wait()
 
 
 def bind_node_service(

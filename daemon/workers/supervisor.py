@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from headway.daemon.workers.service import WorkerStream, serve_workers
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
+from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.launched_ops import MOST_AHEAD
 
 log = structlog.get_logger()
@@ -170,6 +172,15 @@ class Supervisor:
         for handle in list(self._roster.everybody):
             reason = f"listened at an address that this machine has lost; the next one is at {host}"
             self._condemn(handle, reason, was_moved=True)
+
+    def announce(self, shared_port: str) -> None:
+        """Let others dial the workers behind another port from now on, without touching the processes."""
+        self._settings = replace(self._settings, shared_port=shared_port)
+        for handle in self._roster.everybody:
+            if handle.status.is_up:
+                address = shared_address(shared_port, handle.status.incarnation)
+                handle.status = replace(handle.status, address=address)
+        self._changed()
 
     def kill(self) -> None:
         """End every worker at once."""

@@ -3,6 +3,9 @@
 The address behind a shared port is `host:port/name`. Whoever dials it asks the port for the name by HTTP's CONNECT,
 which gRPC speaks before TLS (gRFC A1, https://github.com/grpc/proposal). TLS is between the two ends: the port passes
 bytes on and reads none of them.
+
+A node that can only dial out stands by at several ports of others: `host:port,host:port/name`, the best one first. Who
+does not come through at one of them dials the next.
 """
 
 from typing import Any
@@ -26,9 +29,15 @@ def shared_address(port: str, incarnation: str) -> str:
     return f"{port}{'' if '/' in port else '/'}{incarnation[:NAME_LENGTH]}"
 
 
-def listening_port(address: str) -> str:
-    """Return the `host:port` that others dial."""
-    return address.partition("/")[0]
+def listening_ports(address: str) -> tuple[str, ...]:
+    """Return each `host:port` that others dial, the best one first."""
+    return tuple(address.partition("/")[0].split(","))
+
+
+def listening_port(address: str, attempt: int = 0) -> str:
+    """Return the `host:port` that others dial. attempt: number of dials in a row that led nowhere."""
+    ports = listening_ports(address)
+    return ports[attempt % len(ports)]
 
 
 def dial_within(outer: str, inner: str) -> None:
@@ -38,22 +47,24 @@ def dial_within(outer: str, inner: str) -> None:
     _inner[outer] = inner
 
 
-def dialled_port(address: str) -> str:
-    """Return the `host:port` to which this process makes a connection."""
-    port = listening_port(address)
+def dialled_port(address: str, attempt: int = 0) -> str:
+    """Return the `host:port` to which this process makes a connection. attempt: as in `listening_port`."""
+    port = listening_port(address, attempt)
     return _inner.get(port, port)
 
 
 def open_channel(
-    address: str, credentials: grpc.ChannelCredentials, *, node: str, options: Options = ()
+    address: str, credentials: grpc.ChannelCredentials, *, node: str, options: Options = (), attempt: int = 0
 ) -> grpc.aio.Channel:
-    """Return a channel to a server that has to present the certificate of a node; an empty one: of the dialled host."""
-    target, way = _way(address)
+    """Return a channel to a server that has to present the certificate of a node; an empty one: of the dialled host.
+
+    attempt: as in `listening_port`.
+    """
+    target, way = _way(address, attempt)
     return grpc.aio.secure_channel(target, credentials, options=(*options, *expecting(node), *way))
 
 
-def _way(address: str) -> tuple[str, Options]:
+def _way(address: str, attempt: int = 0) -> tuple[str, Options]:
     """Return what gRPC dials, and the options by which it comes there."""
-    _, _, name = address.partition("/")
-    port = dialled_port(address)
+    port, name = dialled_port(address, attempt), address.partition("/")[2]
     return (f"{name}:443", (("grpc.http_proxy", f"http://{port}"),)) if name else (port, ())

@@ -80,6 +80,8 @@ class _Dialling:
     hello: Hello
     is_local: bool = True
     """Whether the next attempt may use the neighbour's unix socket. A way without an answer gives way to the other."""
+    port_index: int = 0
+    """Which of the ports that lead to the neighbour the next attempt dials. One without an answer gives way too."""
 
 
 class LinkEndpoint:
@@ -293,7 +295,7 @@ class LinkEndpoint:
         hello.attempt += 1
         if self._loop.loop.time() < self._dialled_cut_until:
             raise ConnectionError("cut by a test")
-        async with link.turn() as turn, self._connected(terms, is_local=dialling.is_local) as stream:
+        async with link.turn() as turn, self._connected(terms, dialling) as stream:
             hello.next_sequence = link.next_sequence
             try:
                 reply = await _answered(dialling, stream, timeout_s)
@@ -309,12 +311,12 @@ class LinkEndpoint:
                 raise
 
     @asynccontextmanager
-    async def _connected(self, terms: LinkTerms, *, is_local: bool) -> AsyncIterator[ClientStream | LocalStream]:
+    async def _connected(self, terms: LinkTerms, dialling: _Dialling) -> AsyncIterator[ClientStream | LocalStream]:
         """A new connection to a neighbour: over its unix socket if it is of this node and listens there, else over
-        TCP. is_local: False: over TCP in any case.
+        TCP.
         """
-        local = self._local
-        if is_local and local is not None and terms.peer_node == local.node:
+        local, port_index = self._local, dialling.port_index
+        if dialling.is_local and local is not None and terms.peer_node == local.node:
             connection = connect_locally(local.folder, terms.peer_incarnation)
             if connection is not None:
                 stream = LocalStream(connection, self._ears)
@@ -325,7 +327,9 @@ class LinkEndpoint:
                 return
         credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
         peer = terms.peer_node
-        async with open_channel(terms.peer_address, credentials, node=peer, options=_DIAL_OPTIONS) as channel:
+        async with open_channel(
+            terms.peer_address, credentials, node=peer, options=_DIAL_OPTIONS, attempt=port_index
+        ) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()
             try:
@@ -340,14 +344,17 @@ async def _answered(dialling: _Dialling, stream: ClientStream | LocalStream, tim
     if isinstance(stream, LocalStream):
         timeout_s = min(timeout_s / 2, LOCAL_ANSWER_S)  # time for TCP must be left
     is_local, dialling.is_local = dialling.is_local, not dialling.is_local
+    dialling.port_index += 1
     try:
         async with asyncio.timeout(timeout_s):
             await stream.write(dialling.hello.SerializeToString())
             reply = read_reply(await stream.read())
     except NotYetError:
         dialling.is_local = is_local
+        dialling.port_index -= 1
         raise
     dialling.is_local = is_local
+    dialling.port_index -= 1
     return reply
 
 

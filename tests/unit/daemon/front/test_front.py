@@ -14,6 +14,7 @@ import pytest
 
 from headway.daemon.front import front as front_module
 from headway.daemon.front.front import Front
+from headway.daemon.front.passage import Passage
 
 CONNECT = b"CONNECT %s:443 HTTP/1.1\r\n\r\n"
 SOON_S = 10.0
@@ -192,3 +193,44 @@ def test_strangers_take_only_what_is_left(node: Node) -> None:
     assert heard(node.dial(), 1) == b"", "all are taken"
     passages[0].sendall(b"still")
     assert heard(passages[0], 5) == b"still"
+
+
+def test_all_passages_together_keep_to_a_rate_and_each_is_told_of() -> None:
+    """Two senders and a limit of 4 MB/s: 2 MB, counted both ways, take about half a second."""
+    server, listener = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    threading.Thread(target=echo, args=(server, b"worker"), daemon=True).start()
+    told: list[Passage] = []
+
+    def connect(_: str) -> socket.socket:
+        made = socket.socket()
+        made.setblocking(False)
+        made.connect_ex(server.getsockname())
+        return made
+
+    front = Front(listener, connect, most_passages=9, most_bytes_per_s=4e6, passed=told.append)
+    content, began = os.urandom(500_000), time.monotonic()
+    received: list[bytes] = []
+
+    def send() -> None:
+        with socket.create_connection(listener.getsockname(), timeout=SOON_S) as made:
+            made.sendall(CONNECT % b"worker" + content)
+            made.shutdown(socket.SHUT_WR)
+            raw = b""
+            while piece := made.recv(1 << 16):
+                raw += piece
+            received.append(raw)
+
+    senders = [threading.Thread(target=send) for _ in range(2)]
+    for sender in senders:
+        sender.start()
+    while len(told) < 2 and time.monotonic() < began + SOON_S:
+        front.turn(most_s=0.01)
+    took_s = time.monotonic() - began
+    for sender in senders:
+        sender.join()
+    front.close()
+    server.close()
+    listener.close()
+    assert all(raw.endswith(b"worker" + content) for raw in received)
+    assert [(each.name, each.num_bytes) for each in told] == [("worker", 2 * len(content) + len(b"worker"))] * 2
+    assert took_s > 0.3, f"2 MB took {took_s:.2f} s"

@@ -8,29 +8,30 @@ import msgspec
 import pytest
 
 from headway.daemon.front.front_orders import FrontOrder, OrderReader
+from headway.daemon.front.outpost import Post
 
 
 def test_the_last_whole_line_holds(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Any] = []
     front: Any = SimpleNamespace(expect=told.append)
-    outpost: Any = SimpleNamespace(stand_by=lambda *there: told.append(there))
+    outpost: Any = SimpleNamespace(stand_by=told.append)
     reader = OrderReader(front, outpost)
     read_end, write_end = os.pipe2(os.O_NONBLOCK)
     lines = [
         msgspec.json.encode(order) + b"\n"
         for order in (
             FrontOrder(tokens={"t": "far"}),
-            FrontOrder(tokens={"u": "far"}, relay=("10.0.0.7", 7070), relay_token="mine"),
+            FrontOrder(tokens={"u": "far"}, posts=(Post("10.0.0.7", 7070, "mine"),)),
         )
     ]
     raw = b"".join(lines)
     for piece in (raw[:5], raw[5:-3]):
         os.write(write_end, piece)
         reader.read(read_end)
-    assert told == [{"t": "far"}, (None, "")]
+    assert told == [{"t": "far"}, ()]
     os.write(write_end, raw[-3:])
     reader.read(read_end)
-    assert told[2:] == [{"u": "far"}, (("10.0.0.7", 7070), "mine")]
+    assert told[2:] == [{"u": "far"}, (Post("10.0.0.7", 7070, "mine"),)]
     for nonsense in (b"nonsense\n", b"\xff{}\n", b'{"tokens":[]}\n', b'{"a":' * 2000 + b"\n"):
         os.write(write_end, nonsense)
         reader.read(read_end)

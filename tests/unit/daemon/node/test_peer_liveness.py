@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.etcd.client import KeyValue
 from headway.daemon.node.leases import leases_of
-from headway.daemon.node.peer_liveness import PeerLiveness
+from headway.daemon.node.peer_liveness import PeerLiveness, is_refused
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -134,3 +134,8 @@ async def test_a_record_that_cannot_be_read_hides_no_other_lease(garbage: bytes)
     ):
         assert await leases_of(cast(Any, _Records(**records)), "node-1", "node-1-a") == expected
         assert await leases_of(cast(Any, _Records(**records)), "node-1", "node-1-b") == []
+
+
+@pytest.mark.parametrize(("behind", "is_proof"), [("", True), ("/far~", False)])
+async def test_the_refusal_of_a_relay_proves_nothing_of_the_node_behind_it(behind: str, is_proof: bool) -> None:
+    assert await is_refused(_unused_address() + behind) is is_proof
