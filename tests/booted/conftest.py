@@ -62,7 +62,7 @@ class Booted:
 
     def start_etcd(self) -> None:
         """The example unit, with etcd from its Python package and the certificates of `headway certs`."""
-        self.headway("certs", f"{SHARED}/ca", "etcd=127.0.0.1", "a=127.0.0.1", "b=127.0.0.1", "me")
+        self.headway("certs", f"{SHARED}/ca", "etcd=127.0.0.1", "a=127.0.0.1", "b=127.0.0.1", "--operator", "me")
         settings = "ETCD_LISTEN_CLIENT_URLS=https://127.0.0.1:2379\\nETCD_ADVERTISE_CLIENT_URLS=https://127.0.0.1:2379"
         self.machine.run(
             "sh",

@@ -13,7 +13,7 @@ import pytest
 from tests.booted.conftest import CLUSTER, NEXT_VERSION, Booted
 from tests.booted.machine import SHARED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 INSTALL = (
     "install",
     "--config",
@@ -24,7 +24,7 @@ INSTALL = (
     f"{SHARED}/checkpoints",
 )
 UNIT = "headway.service"
-BATCHES = 1500
+BATCHES = 900
 JOB = """\
 [job]
 name = "long"
@@ -42,6 +42,8 @@ batches = {batches}
 microbatches = 4
 microbatch_size = 2
 sequence_length = 16
+[placement]
+recut = false
 [fault]
 checkpoint_dir = "{shared}/checkpoints"
 checkpoint_every = 1000000
