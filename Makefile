@@ -27,7 +27,7 @@ check: setup
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadscope --durations=15 \
-	    tests/chaos tests/integration tests/machines
+	    tests/chaos tests/integration
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30

@@ -11,7 +11,7 @@ import pytest
 from tests.machines.observer import TIMEOUT_S, assert_same_bits, nobody_is_blamed
 from tests.machines.sites import ME, NODES, PORT, Sites
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 Plain = Callable[[Sites, Path], dict[str, bytes]]
 CLOSED = (22, 2379, 2380, 7069, 7071, 7100, 9090, 33333, 50000)
 DIAL = """\

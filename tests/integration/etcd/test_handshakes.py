@@ -80,7 +80,7 @@ class Person:
 @pytest.fixture
 def person(etcd: Etcd, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Person:
     """Use a patience of one second instead of five."""
-    monkeypatch.setattr(ClusterSession.__init__, "__kwdefaults__", {"timeout_s": 1.0})
+    monkeypatch.setattr(ClusterSession.__init__, "__kwdefaults__", {"timeout_s": 2.0})
     for variable in ("HEADWAY_ETCD", "HEADWAY_CERTS", "HEADWAY_DEBUG"):
         monkeypatch.delenv(variable, raising=False)
     return Person(etcd, capsys)
