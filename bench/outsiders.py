@@ -108,7 +108,8 @@ class Beside:
             self.seen.cores.setdefault(f"{who} {which} strangers", []).append(cores)
         self.seen.attacked_s += time.monotonic() - began_at if is_attacked else 0.0
         for attack in attacks:
-            out, _ = await asyncio.wait_for(attack.communicate(b""), END_LIMIT_S)
+            async with asyncio.timeout(END_LIMIT_S):
+                out, _ = await attack.communicate(b"")
             self.seen.reached.update(json.loads(out))
         (began, first), (ended, last) = moments[0], moments[-1]
         progress(f"{which} strangers: batches {first} to {last}, {len(moments)} looks")
@@ -140,7 +141,8 @@ class Beside:
         ]
         for attack in attacks:
             assert attack.stdout is not None
-            await asyncio.wait_for(attack.stdout.readline(), START_LIMIT_S)
+            async with asyncio.timeout(START_LIMIT_S):
+                await attack.stdout.readline()
         return attacks
 
     def _busy_s(self) -> dict[str, float]:

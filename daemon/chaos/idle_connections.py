@@ -29,7 +29,8 @@ class IdleConnections:
             connection.setblocking(False)
             self._sockets.append(connection)
             with suppress(OSError, TimeoutError):  # a refused connection shows that the defence works
-                await asyncio.wait_for(loop.sock_connect(connection, self._address), 1.0)
+                async with asyncio.timeout(1.0):
+                    await loop.sock_connect(connection, self._address)
         return self
 
     async def __aexit__(self, *_: object) -> None:

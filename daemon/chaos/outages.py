@@ -79,7 +79,8 @@ class Outages:
         """Put an invalid record into etcd. prefix: of all keys that follow from it."""
         client = self._session.client
         try:
-            await asyncio.wait_for(client.put(key, value), ETCD_TIMEOUT_S)
+            async with asyncio.timeout(ETCD_TIMEOUT_S):
+                await client.put(key, value)
             await asyncio.sleep(seconds)
         except (StoreError, TimeoutError):
             return  # etcd is unreachable
@@ -91,7 +92,8 @@ class Outages:
         deadline = self._clock() + 6 * ETCD_TIMEOUT_S
         while self._clock() < deadline:
             try:
-                await asyncio.wait_for(self._session.client.delete_prefix(prefix), ETCD_TIMEOUT_S)
+                async with asyncio.timeout(ETCD_TIMEOUT_S):
+                    await self._session.client.delete_prefix(prefix)
             except (StoreError, TimeoutError):
                 await asyncio.sleep(AGAIN_S)
             else:

@@ -17,7 +17,8 @@ async def falls_silent(beats: asyncio.StreamReader) -> bool:
     has_begun, num_silences = False, 0
     while num_silences < NUM_SILENCES:
         try:
-            raw = await asyncio.wait_for(beats.read(_PIECE_BYTES), SILENT_S if has_begun else START_S)
+            async with asyncio.timeout(SILENT_S if has_begun else START_S):
+                raw = await beats.read(_PIECE_BYTES)
         except TimeoutError:
             num_silences += 1
             continue

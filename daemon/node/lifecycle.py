@@ -351,6 +351,7 @@ async def _cancel(task: "asyncio.Task[None] | asyncio.Task[bool]") -> None:
 async def _in_time(step: Awaitable[None], what: str) -> None:
     """Await a step of the end for a limited time: an unfinished rest ends with this process, or with its lease."""
     try:
-        await asyncio.wait_for(step, END_TIMEOUT_S)
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await step
     except TimeoutError:
         log.error("end_overdue", what=what, deadline_s=END_TIMEOUT_S)

@@ -108,7 +108,8 @@ class PeerLiveness:
     async def _follow(self, peer: PeerLife) -> None:
         """Follow a daemon's stream until it ends. Raises TimeoutError, PeerError and RecoveryError."""
         stream = self._client.accompany(NodeEndpoint(peer.node, peer.address), self._node)
-        first = await asyncio.wait_for(anext(stream, None), FIRST_WORD_S)
+        async with asyncio.timeout(FIRST_WORD_S):
+            first = await anext(stream, None)
         if first is not None and first.incarnation == peer.incarnation:
             self._met.add(peer)
             log.info("company_found", node=peer.node, incarnation=peer.incarnation)
@@ -138,8 +139,8 @@ async def is_refused(address: str) -> bool:
         if attempt:
             await asyncio.sleep(REFUSAL_PAUSE_S)
         try:
-            connecting = asyncio.open_connection(host.strip("[]"), int(port))
-            _, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except ConnectionRefusedError:
             continue
         except (OSError, TimeoutError):

@@ -83,7 +83,8 @@ async def _trip_s(relay: str) -> float | None:
     for _ in range(NUM_CONNECTIONS):
         began = time.perf_counter()
         with suppress(OSError, TimeoutError):
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_S)
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host, port)
             trips.append(time.perf_counter() - began)
             writer.close()
     return min(trips, default=None)

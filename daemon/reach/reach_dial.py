@@ -72,8 +72,8 @@ async def _dial_once(target: Target, identity: TlsIdentity, source: str, attempt
 async def _connect(address: str) -> None:
     """Connect. Raises OSError, and ValueError or OverflowError for an invalid address."""
     host, _, port = address.rpartition(":")
-    connecting = asyncio.open_connection(host.strip("[]"), int(port))
-    _, writer = await asyncio.wait_for(connecting, CONNECT_S)
+    async with asyncio.timeout(CONNECT_S):
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     writer.close()
 
 

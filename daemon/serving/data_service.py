@@ -79,7 +79,8 @@ class DataService:
         """
         pieces = aiter(given)
         try:
-            first = await asyncio.wait_for(anext(pieces, None), CALLER_SILENCE_S)
+            async with asyncio.timeout(CALLER_SILENCE_S):
+                first = await anext(pieces, None)
         except TimeoutError as error:
             raise UnavailableError(caller, f"sent nothing for {CALLER_SILENCE_S:g} s") from error
         if first is None or not _is_sha256(first.sha256):

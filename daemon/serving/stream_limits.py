@@ -153,7 +153,8 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         async with aclosing(pieces):
             async for piece in pieces:
                 try:
-                    await asyncio.wait_for(context.write(piece), self._stall_s)
+                    async with asyncio.timeout(self._stall_s):
+                        await context.write(piece)
                 except TimeoutError as error:
                     raise StalledError(f"nothing was read for {self._stall_s:g} s") from error
 

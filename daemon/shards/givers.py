@@ -129,7 +129,8 @@ class CallerGiver:
         """Return what it sends next. Raises UnavailableError, from then on always the same one."""
         why = "ended before the data was complete"
         try:
-            given = await asyncio.wait_for(anext(self._given, None), CALLER_SILENCE_S)
+            async with asyncio.timeout(CALLER_SILENCE_S):
+                given = await anext(self._given, None)
             if given is not None and not given.error:
                 return given
             why = given.error[:MAX_ERROR] if given is not None else why

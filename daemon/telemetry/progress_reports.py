@@ -56,7 +56,8 @@ class ProgressReports:
     async def _rest(self) -> None:
         self._hurry.clear()
         try:
-            await asyncio.wait_for(self._hurry.wait(), PERIOD_S)
+            async with asyncio.timeout(PERIOD_S):
+                await self._hurry.wait()
         except TimeoutError:
             return
 

@@ -72,10 +72,12 @@ class WorkerProcess:
     async def stop(self, *, timeout_s: float) -> None:
         """Wait for its exit; when the time is over, kill it and wait for that."""
         try:
-            await asyncio.wait_for(self.exited.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.exited.wait()
         except TimeoutError:
             self.kill()
-            await asyncio.wait_for(self.exited.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.exited.wait()
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)

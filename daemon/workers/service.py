@@ -80,7 +80,8 @@ class WorkerService(control_pb2_grpc.WorkerServicer):
 
     async def _hello(self, requests: AsyncIterator[control_pb2.Report], context: Any) -> WorkerStream:
         try:
-            first = await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(requests)
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_TIMEOUT_S:g} s")
             raise

@@ -37,6 +37,20 @@ async def test_silence_is_told_from_an_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert await fed(b".", b"", b"", b".", pause_s=0.3)
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_who_waits_for_a_byte_can_be_cancelled_when_it_arrives(turns: int) -> None:
+    """A daemon that ends in that very turn of its loop must not go on watching for ever."""
+    reader = asyncio.StreamReader()
+    watching = asyncio.create_task(falls_silent(reader))
+    await asyncio.sleep(0.01)
+    reader.feed_data(b".")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait([watching], timeout=1.0)
+    assert watching.cancelled()
+
+
 def asked(port: int) -> bool:
     """Return whether the port sends away who speaks no TLS."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2.0) as one:
