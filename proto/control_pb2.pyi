@@ -6,6 +6,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class InviteRequest(_message.Message):
+    __slots__ = ("name", "role", "hosts", "etcd", "lasts_s", "valid_s", "again")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    ETCD_FIELD_NUMBER: _ClassVar[int]
+    LASTS_S_FIELD_NUMBER: _ClassVar[int]
+    VALID_S_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    etcd: _containers.RepeatedScalarFieldContainer[str]
+    lasts_s: float
+    valid_s: float
+    again: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., etcd: _Optional[_Iterable[str]] = ..., lasts_s: _Optional[float] = ..., valid_s: _Optional[float] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("secret", "ca_sha256")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CA_SHA256_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    ca_sha256: bytes
+    def __init__(self, secret: _Optional[bytes] = ..., ca_sha256: _Optional[bytes] = ...) -> None: ...
+
 class TraceRequest(_message.Message):
     __slots__ = ("job", "forwarded")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -96,6 +96,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.WorkerTrace.FromString,
                 _registered_method=True)
+        self.Invite = channel.unary_unary(
+                '/headway.control.Node/Invite',
+                request_serializer=headway_dot_proto_dot_control__pb2.InviteRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.InviteReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -187,6 +192,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Invite(self, request, context):
+        """Let somebody join once; only a daemon with the cluster's authority does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -249,6 +261,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=headway_dot_proto_dot_control__pb2.TraceRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.WorkerTrace.SerializeToString,
+            ),
+            'Invite': grpc.unary_unary_rpc_method_handler(
+                    servicer.Invite,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.InviteRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.InviteReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -577,6 +594,33 @@ class Node:
             '/headway.control.Node/Trace',
             headway_dot_proto_dot_control__pb2.TraceRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.WorkerTrace.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Invite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/Invite',
+            headway_dot_proto_dot_control__pb2.InviteRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.InviteReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,9 @@ def daemon(
             "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
         ),
     ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="Folder of the cluster's authority: this daemon answers `headway invite`.")
+    ] = None,
     accept_faulty_etcd: Annotated[
         bool | None, typer.Option(help="Work with etcd 3.5.0 to 3.5.2, which may lose commits, on other machines.")
     ] = None,

@@ -11,6 +11,7 @@ from headway.daemon.cli import chaos as cli_chaos
 from headway.daemon.cli import cluster as cli_cluster
 from headway.daemon.cli import data as cli_data
 from headway.daemon.cli import jobs as cli_jobs
+from headway.daemon.cli import joining as cli_joining
 from headway.daemon.cli import local as cli_local
 from headway.daemon.cli import planning as cli_planning
 from headway.daemon.cli import service as cli_service
@@ -77,6 +78,7 @@ for module in (
     cli_tracing,
     cli_planning,
     cli_cluster,
+    cli_joining,
     cli_service,
     cli_chaos,
     cli_data,

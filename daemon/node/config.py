@@ -42,6 +42,8 @@ class NodeConfig:
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")
     """Folder with ca.pem, cert.pem and key.pem; if no setting names one, HEADWAY_CERTS does, as for clients."""
+    authority: Path | None = None
+    """Folder of the cluster's authority, as `headway certs` made it: this daemon invites and signs. Needs one_port."""
     listen: str = "0.0.0.0:0"
     """Address of the Node service as host:port; port 0 takes a free one."""
     advertise_host: str = ""
@@ -247,6 +249,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         if not config.one_port:
             raise refuse("announce", "needs one_port = true: a router maps one port, and workers have others")
         split_address(config.announce, "announce")
+    if config.authority is not None and not config.one_port:
+        raise refuse("authority", "needs one_port = true: new machines ask for certificates at that port")
     if config.relay:
         if not config.one_port or config.announce:
             raise refuse("relay", "needs one_port = true and no announce: others reach this node there alone")

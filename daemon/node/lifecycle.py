@@ -24,6 +24,8 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.front.front_process import FrontProcess
+from headway.daemon.joining.join_port import JoinPort
+from headway.daemon.joining.signer import Signer, open_authority
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -115,6 +117,7 @@ class Daemon:
             reserve_gib=config.cuda_reserve_gib,
         )
         check_worker_ports(config, len(devices))
+        authority = open_authority(config.authority, identity.ca) if config.authority is not None else None
         memory = NodeMemory(config.state_dir)
         memory.open()
         stack.callback(memory.close)
@@ -199,6 +202,7 @@ class Daemon:
             memory_bytes=memory_bytes(),
             arithmetic_class=class_of(devices),
             worker_ports=str(port) if config.one_port else config.worker_ports,
+            has_authority=authority is not None,
         )
         outgoing = OutgoingTransfers(config.transfer_mbit_s)
         house = House(
@@ -235,6 +239,12 @@ class Daemon:
             standing_by=front.standing_by if front is not None else None,
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
+        if authority is not None:
+            desk.signer = signer = Signer(authority, etcd, is_member=lambda name: _is_member(cluster, name))
+            joins = JoinPort(authority, signer.join, folder=self._runtime_dir)
+            stack.callback(joins.close)
+            inviting = asyncio.create_task(activities.keep("join port", joins.run), name="join port")
+            stack.push_async_callback(_cancel, inviting)
         # Last, when everything that the service answers from exists.
         await _start_service(server, desk)
         stack.callback(desk.ending.set)
@@ -336,6 +346,11 @@ def _make_runtime_dir(state_dir: Path) -> Path:
 async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
     add_node_service(server, desk)
     await server.start()
+
+
+def _is_member(cluster: ClusterWatch, name: str) -> bool:
+    """Whether a node has a name, in any case: peers compare names that way."""
+    return any(node.casefold() == name.casefold() for node in cluster.view.nodes)
 
 
 def _other_endpoints(cluster: ClusterWatch, name: str) -> list[NodeEndpoint]:

@@ -15,6 +15,8 @@ class Keys:
     PLACEMENT = PREFIX + "placement"
     SHARES = PREFIX + "shares"
     USAGE = PREFIX + "usage"
+    INVITATIONS = PREFIX + "invitations/"
+    ISSUED = PREFIX + "issued/"
 
     @staticmethod
     def node(name: str) -> str:
@@ -66,6 +68,16 @@ class Keys:
     @staticmethod
     def failure(node: str, number: int) -> str:
         return f"{Keys.FAILURES}{node}/{number:06d}"
+
+    @staticmethod
+    def invitation(name: str) -> str:
+        """Return the key of an invitation. Names that differ in case alone are one, as where peers compare them."""
+        return f"{Keys.INVITATIONS}{name.casefold()}"
+
+    @staticmethod
+    def issued(name: str) -> str:
+        """Return the key of the newest certificate that was made for an invitation."""
+        return f"{Keys.ISSUED}{name.casefold()}"
 
     @staticmethod
     def event(job: str, number: int) -> str:

@@ -104,6 +104,8 @@ class NodeRecord:
     """
     ailments: dict[str, str] = field(default_factory=dict)
     """Present faults of this daemon: activity, or condition, to sentence."""
+    has_authority: bool = False
+    """True if it signs certificates with the cluster's authority, behind its one port."""
 
     @property
     def endpoint(self) -> NodeEndpoint:

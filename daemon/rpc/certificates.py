@@ -4,6 +4,7 @@ Keys are elliptic (P-256), so that one is made in a millisecond. A certificate b
 peers check (stages/sockets/tls_identity.py), and serves both ends of a connection: every Headway process is both.
 """
 
+import hmac
 import ipaddress
 import os
 import shutil
@@ -32,7 +33,7 @@ class CertificateAuthority:
 
     def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self.directory = directory
-        self._certificate = certificate
+        self.certificate = certificate
         self._key = key
 
     @classmethod
@@ -42,19 +43,20 @@ class CertificateAuthority:
         """
         if (directory / CA_KEY_FILE).exists():
             raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
-        _make_private_directory(directory)
+        make_private_directory(directory)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headway authority")])
         key_usage = _key_usage(is_authority=True)
+        now = datetime.now(UTC)
         certificate = (
-            _builder(name, name, key.public_key(), validity)
+            _builder(name, name, key.public_key(), now=now, until=now + validity)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(key_usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        _write(directory / CA_KEY_FILE, _key_pem(key))
-        _write(directory / CA_FILE, _certificate_pem(certificate))
+        write_private(directory / CA_KEY_FILE, key_pem(key))
+        write_private(directory / CA_FILE, certificate_pem(certificate))
         return cls(directory, certificate, key)
 
     @classmethod
@@ -83,27 +85,49 @@ class CertificateAuthority:
         if not name or name in {".", "..", *LOCAL_HOSTS} or set(name) & set("/\0:"):
             raise ConfigError(f"{name!r} cannot be the name of a certificate", str(self.directory))
         key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self.certify(key.public_key(), name, hosts=hosts, role=role, validity=validity)
+        directory = self.directory / name
+        make_private_directory(directory)
+        write_private(directory / KEY_FILE, key_pem(key))
+        write_private(directory / CERTIFICATE_FILE, certificate_pem(certificate))
+        write_private(directory / CA_FILE, certificate_pem(self.certificate))
+        return directory
+
+    def certify(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        name: str,
+        *,
+        hosts: Iterable[str] = (),
+        role: str | None = None,
+        validity: timedelta | None = None,
+        now: datetime | None = None,
+    ) -> x509.Certificate:
+        """Return a certificate for a key, as in `issue`. It is never valid for longer than the authority's own.
+
+        now: by this machine's clock if None; it is valid from CLOCK_SKEW earlier on.
+        """
+        now = now or datetime.now(UTC)
+        last = self.certificate.not_valid_after_utc
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
         names = dict.fromkeys([name, *hosts, *LOCAL_HOSTS])
         role_names = [] if role is None else [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}")]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        validity = validity or self._certificate.not_valid_after_utc - datetime.now(UTC)
-        certificate = (
-            _builder(subject, self._certificate.subject, key.public_key(), validity)
+        until = last if validity is None else min(last, now + validity)
+        return (
+            _builder(subject, self.certificate.subject, public_key, now=now, until=until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-            .add_extension(x509.SubjectAlternativeName([*map(_general_name, names), *role_names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([*map(general_name, names), *role_names]), critical=False)
             .add_extension(authority_key, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        directory = self.directory / name
-        _make_private_directory(directory)
-        _write(directory / KEY_FILE, _key_pem(key))
-        _write(directory / CERTIFICATE_FILE, _certificate_pem(certificate))
-        _write(directory / CA_FILE, _certificate_pem(self._certificate))
-        return directory
+
+    def derived_key(self, purpose: bytes) -> bytes:
+        """Return a secret that only those know who have the authority's key."""
+        return hmac.digest(key_pem(self._key), purpose, "sha256")
 
     def delete(self) -> None:
         """Delete the folder with everything in it. Idempotent."""
@@ -125,9 +149,8 @@ def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, validity: timedelta
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, *, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -135,7 +158,7 @@ def _builder(
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + validity)
+        .not_valid_after(until)
     )
 
 
@@ -153,7 +176,8 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
     )
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def general_name(host: str) -> x509.GeneralName:
+    """Return a host as it stands in a certificate. Raises ConfigError."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -164,7 +188,8 @@ def _general_name(host: str) -> x509.GeneralName:
         raise ConfigError(f"{host!r} is neither a host name in ASCII nor an address", "certificate") from error
 
 
-def _make_private_directory(directory: Path) -> None:
+def make_private_directory(directory: Path) -> None:
+    """Make a folder that no other user may open. Raises ConfigError."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
@@ -172,18 +197,20 @@ def _make_private_directory(directory: Path) -> None:
         raise ConfigError(f"cannot be made: {error.strerror}; name another folder", str(directory)) from error
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Write a file that no other user may read, not even while it is being written."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def _certificate_pem(certificate: x509.Certificate) -> bytes:
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """Return a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)

@@ -109,6 +109,10 @@ class NodeClient:
         request = control_pb2.TryFolderRequest(checkpoint_dir=checkpoint_dir)
         return await self._ask(endpoint, lambda stub: stub.TryFolder(request, timeout=FOLDER_TIMEOUT_S))
 
+    async def invite(self, endpoint: NodeEndpoint, request: control_pb2.InviteRequest) -> control_pb2.InviteReply:
+        """Let somebody join once. Raises PeerError: ProtocolError if the daemon refuses."""
+        return await self._ask(endpoint, lambda stub: stub.Invite(request, timeout=CALL_TIMEOUT_S))
+
     def probe(
         self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False
     ) -> AsyncIterator[control_pb2.ProbeReply]:

@@ -24,6 +24,7 @@ CALLERS: Final[Mapping[str, frozenset[Role]]] = {
     "GiveData": _OPERATORS,
     "TryFolder": _OPERATORS,
     "StandBy": _NODES,
+    "Invite": _OPERATORS,
 }
 """Nobody may call a method that is not named here."""
 

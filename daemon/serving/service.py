@@ -13,9 +13,12 @@ import grpc.aio
 import structlog
 
 from headway.daemon.addresses import join_address
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.fault_points import fault_point
+from headway.daemon.joining.invitation import RefusedError
+from headway.daemon.joining.signer import Signer
 from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.records.certificate_records import InvitationRecord
 from headway.daemon.records.records import PROTOCOL_VERSION
 from headway.daemon.rpc.byte_streams import add_byte_streams
 from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
@@ -85,6 +88,8 @@ class NodeDesk:
     """CLOCK_MONOTONIC, as for the workers' times."""
     standing_by: Callable[[str], AbstractContextManager[str]] | None = None
     """Lets a node stand by at this node's shared port; None: there is none."""
+    signer: Signer | None = None
+    """Signs with the cluster's authority; None: this daemon does not have it."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the daemon ends."""
 
@@ -169,6 +174,26 @@ class NodeService(control_pb2_grpc.NodeServicer):
         """Return whether this node can write to a checkpoint folder."""
         async with _answering(context):
             return await self._folders.answer(request.checkpoint_dir)
+
+    async def Invite(self, request: control_pb2.InviteRequest, context: Any) -> control_pb2.InviteReply:  # noqa: N802
+        """Let somebody join once."""
+        if self._desk.signer is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._desk.node} has no authority")
+        wish = InvitationRecord(
+            name=request.name,
+            role=request.role,
+            hosts=tuple(request.hosts),
+            etcd=tuple(request.etcd),
+            secret_sha256="",
+            expires_at=0.0,
+            valid_s=request.valid_s,
+        )
+        reply = control_pb2.InviteReply()
+        async with _answering(context):
+            assert self._desk.signer is not None
+            secret = await self._desk.signer.invite(wish, lasts_s=request.lasts_s, again=request.again)
+            reply.secret, reply.ca_sha256 = secret, self._desk.signer.ca_sha256
+        return reply
 
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
         """Send one layer's file: from the store or, when asked to forward, from a holder or the checkpoint."""
@@ -345,6 +370,10 @@ class _answering:  # noqa: N801 (reads as a statement)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, UnavailableError):
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        elif isinstance(error, RefusedError):
+            await self._context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        elif isinstance(error, StoreError):
             await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         elif isinstance(error, RecoveryError | ConfigError | DataError | OSError):
             await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))

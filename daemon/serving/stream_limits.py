@@ -52,6 +52,7 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
     "Trace": CallLimit(in_all=16, per_connection=8),
     "Accompany": CallLimit(in_all=4096, per_connection=8),
     "StandBy": CallLimit(in_all=256, per_connection=2),
+    "Invite": CallLimit(in_all=8, per_connection=2),
 }
 
 

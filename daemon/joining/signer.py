@@ -1,0 +1,181 @@
+"""The daemon with the authority: it invites for operators, and signs for those who were invited, once each.
+
+What it checks is in invitation.py. etcd has the invitations, so any daemon with the same authority may sign. One
+transaction deletes the invitation and notes the certificate, before the certificate leaves this process.
+"""
+
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.joining.invitation import (
+    NO_INVITATION,
+    RefusedError,
+    check_free,
+    check_names,
+    check_secret,
+    checked,
+    sealed,
+)
+from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, JoinAnswer
+from headway.daemon.joining.join_token import SECRET_BYTES
+from headway.daemon.joining.signing_request import read_signing_request
+from headway.daemon.names import is_node_name
+from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
+from headway.daemon.records.format import UnreadableRecordError, decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.rpc.certificates import (
+    CA_KEY_FILE,
+    LOCAL_HOSTS,
+    CertificateAuthority,
+    certificate_pem,
+    general_name,
+)
+from headway.stages.sockets.roles import ROLE_URI
+from headway.stages.sockets.tls_identity import CA_FILE
+
+log = structlog.get_logger()
+
+SEAL_PURPOSE: Final = b"headway invitations"
+RecordT = TypeVar("RecordT")
+
+
+def open_authority(folder: Path, ca: bytes) -> CertificateAuthority:
+    """Return the authority in a folder. Raises ConfigError unless it is that of `ca`, and its key is private."""
+    authority = CertificateAuthority.open(folder)
+    if certificate_pem(authority.certificate).strip() != ca.strip():
+        raise ConfigError(f"is not the authority in this node's {CA_FILE}", str(folder))
+    if (mode := (folder / CA_KEY_FILE).stat().st_mode & 0o077) != 0:
+        raise ConfigError(f"others may open it (mode {mode:04o} of them): chmod 600", str(folder / CA_KEY_FILE))
+    return authority
+
+
+class Signer:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        authority: CertificateAuthority,
+        etcd: EtcdClient,
+        *,
+        is_member: Callable[[str], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """is_member: whether a living node has a name, in any case."""
+        self._authority = authority
+        self._etcd = etcd
+        self._is_member = is_member
+        self._clock = clock
+        self._seal_key = authority.derived_key(SEAL_PURPOSE)
+
+    @property
+    def ca_sha256(self) -> bytes:
+        """Return the digest by which a new machine knows the authority."""
+        return self._authority.certificate.fingerprint(hashes.SHA256())
+
+    @property
+    def ca(self) -> str:
+        """Return the authority's certificate in PEM."""
+        return certificate_pem(self._authority.certificate).decode()
+
+    async def invite(self, wish: InvitationRecord, *, lasts_s: float, again: bool = False) -> bytes:
+        """Let somebody join once; return the secret. An earlier invitation of the name ends.
+
+        wish: without secret, expiry and seal. again: although the name has a certificate, which stays valid. Raises
+        RefusedError.
+        """
+        now, secret = self._clock(), secrets.token_bytes(SECRET_BYTES)
+        _check_hosts(checked(wish, lasts_s=lasts_s))
+        issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
+        replaces = issued.serial if again and issued is not None else ""
+        check_free(wish.name, issued, is_member=self._is_member(wish.name), now=now, replaces=replaces)
+        digest = hashlib.sha256(secret).hexdigest()
+        invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
+        lease_id = await self._etcd.grant_passing_lease(math.ceil(lasts_s))
+        await self._etcd.put(Keys.invitation(wish.name), encode(sealed(invitation, self._seal_key)), lease_id=lease_id)
+        log.info("invited", name=wish.name, role=wish.role, lasts_s=lasts_s)
+        return secret
+
+    async def join(self, asked: AskCertificate) -> JoinAnswer:
+        """Return a certificate for somebody who was invited. Raises RefusedError; then the invitation stands."""
+        now = self._clock()
+        if not is_node_name(asked.name):
+            raise RefusedError(NO_INVITATION)
+        invitation, invited_at = await self._read(Keys.invitation(asked.name), InvitationRecord)
+        check_secret(invitation, asked.secret, seal_key=self._seal_key, now=now)
+        assert invitation is not None
+        key, names = read_signing_request(asked.request)
+        name, role = invitation.name, invitation.role
+        check_names(name, role, names, role_uri=ROLE_URI)
+        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        check_free(name, issued, is_member=self._is_member(name), now=now, replaces=invitation.replaces)
+        certificate = self._authority.certify(
+            key,
+            name,
+            hosts=invitation.hosts,
+            role=role,
+            validity=timedelta(seconds=invitation.valid_s),
+            now=datetime.fromtimestamp(now, UTC),
+        )
+        record = _issued(certificate, invitation, now)
+        unchanged = [
+            Compare.unchanged(Keys.invitation(name), invited_at),
+            Compare.unchanged(Keys.issued(name), issued_at),
+        ]
+        try:
+            await self._etcd.transaction(
+                unchanged, [Delete(Keys.invitation(name)), Put(Keys.issued(name), encode(record))]
+            )
+        except ConflictError as error:
+            raise RefusedError(NO_INVITATION) from error
+        log.info("joined", name=name, role=role, serial=record.serial)
+        return JoinAnswer(
+            certificate=certificate_pem(certificate).decode(), role=role, etcd=invitation.etcd, authority=self.ca
+        )
+
+    async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
+        """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
+        entry = await self._etcd.get(key)
+        if entry is None:
+            return None, 0
+        try:
+            return decode(entry.value, kind), entry.mod_revision
+        except UnreadableRecordError as error:
+            log.warning("record_not_read", key=key, error=str(error))
+            return None, entry.mod_revision
+
+
+def _check_hosts(wish: InvitationRecord) -> None:
+    """Raise RefusedError for names that no certificate may bear, or that every one bears."""
+    for name in (wish.name, *wish.hosts):
+        if name.casefold() in (*LOCAL_HOSTS, SIGNER_NAME):
+            raise RefusedError(f"{name} cannot be a name in a certificate of its own")
+        try:
+            general_name(name)
+        except ConfigError as error:
+            raise RefusedError(error.what) from error
+
+
+def _issued(certificate: x509.Certificate, invitation: InvitationRecord, now: float) -> IssuedRecord:
+    return IssuedRecord(
+        name=invitation.name,
+        role=invitation.role,
+        serial=f"{certificate.serial_number:X}",
+        issued_at=now,
+        expires_at=certificate.not_valid_after_utc.timestamp(),
+        valid_s=invitation.valid_s,
+        hosts=invitation.hosts,
+    )

@@ -1,0 +1,46 @@
+"""A new machine's own key, and its request for a certificate: PKCS #10 (RFC 2986)."""
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from headway.daemon.joining.invitation import RefusedError
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Return a key that never leaves this machine."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def signing_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:
+    """Return a request for a name in PEM, signed with the key."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    names = x509.SubjectAlternativeName([x509.DNSName(name)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+def read_signing_request(pem: str) -> tuple[ec.EllipticCurvePublicKey, tuple[str, ...]]:
+    """Return the key, and every name that is asked for. Raises RefusedError for what the authority does not sign."""
+    try:
+        request = x509.load_pem_x509_csr(pem.encode())
+        key, is_own = request.public_key(), request.is_signature_valid
+        common = [str(value.value) for value in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        extensions = request.extensions
+        others = [one for one in extensions if not isinstance(one.value, x509.SubjectAlternativeName)]
+        names = [
+            str(one.value)
+            for each in extensions
+            if isinstance(each.value, x509.SubjectAlternativeName)
+            for one in each.value
+        ]
+    except Exception as error:
+        # The library raises errors of many kinds for bytes that strangers send.
+        raise RefusedError("the request cannot be read") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not is_own:
+        raise RefusedError("the request is not signed with its own key on the curve P-256")
+    if others:
+        raise RefusedError(f"the request asks for more than names: {others[0].oid.dotted_string}")
+    return key, (*(name for name in common if len(name) < 64), *names)

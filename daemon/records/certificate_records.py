@@ -1,0 +1,39 @@
+"""Records about certificates, by the name that they bear. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationRecord:
+    """`invitations/<name>`, leased until it expires: somebody may join once under this name."""
+
+    name: str
+    role: str
+    hosts: tuple[str, ...]
+    """Other names and addresses for the certificate."""
+    etcd: tuple[str, ...]
+    """The members of etcd, as the new machine dials them."""
+    secret_sha256: str
+    expires_at: float
+    """By the clock of the daemon with the authority, in seconds since 1970."""
+    valid_s: float
+    """How long each of its certificates lasts."""
+    replaces: str = ""
+    """Serial number of the certificate of this name that another one may follow; empty: the name has to be free."""
+    seal: str = ""
+    """Proves that a daemon with the authority wrote it: everyone who may write to etcd could write another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedRecord:
+    """`issued/<name>`: the newest certificate of a name that was made for an invitation."""
+
+    name: str
+    role: str
+    serial: str
+    """In hexadecimal digits, as openssl prints it."""
+    issued_at: float
+    expires_at: float
+    valid_s: float
+    """How long the next one lasts."""
+    hosts: tuple[str, ...] = ()
