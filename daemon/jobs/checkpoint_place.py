@@ -9,10 +9,11 @@ from pathlib import PurePosixPath
 from typing import Final
 
 _LOCAL: Final = ("file", "local")
-_SHARED: Final = (
+STORES: Final = (
     *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"),
     *("hdfs", "webhdfs", "sftp", "ssh", "smb", "oss", "oci", "obs", "tos", "cos", "swift", "dbfs", "lakefs"),
 )
+"""Schemes of what several nodes can write."""
 
 
 def is_store(checkpoint_dir: str) -> bool:
@@ -34,8 +35,8 @@ def why_no_place(checkpoint_dir: str) -> str:
         if not rest.startswith("/"):
             return f"{checkpoint_dir!r} is relative, which a URL cannot be; write {scheme}:///absolute/path"
         path = rest
-    elif scheme not in _SHARED:
-        known = ", ".join(("file", *_SHARED))
+    elif scheme not in STORES:
+        known = ", ".join(("file", *STORES))
         return f"{scheme}:// is not a store that every node can write to and read from; these are: {known}"
     elif not rest.strip("/"):
         return f"{checkpoint_dir!r} names no bucket or host; write {scheme}://NAME/folder"

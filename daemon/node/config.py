@@ -82,8 +82,8 @@ class NodeConfig:
     when unset.
     """
     allowed_places: tuple[str, ...] = ()
-    """Folders and URLs below which jobs' data, checkpoints and models may lie on this node; empty: anywhere. In the
-    environment separated by commas.
+    """Folders and URLs below which jobs' data, checkpoints and models may lie on this node; empty: anywhere but in the
+    system's own folders. In the environment separated by commas.
     """
     checkpoint_root: Path | None = None
     """Root of a job's relative `checkpoint_dir`. Only clusters on one machine have such a place."""

@@ -134,9 +134,10 @@ class Daemon:
         stack.callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
-        if config.allowed_places:
-            own = [str(config.checkpoint_root.resolve())] if config.checkpoint_root is not None else []
-            allow_only(AllowedPlaces([*config.allowed_places, *own]))
+        places = list(config.allowed_places)
+        if places and config.checkpoint_root is not None:
+            places.append(str(config.checkpoint_root.resolve()))
+        allow_only(AllowedPlaces(places, never=[str(config.certificates.resolve())]))
         # 2. The host that others dial, and the port.
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):

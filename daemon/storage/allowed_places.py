@@ -1,4 +1,5 @@
-"""Which folders and URLs the jobs of a node may make it open: those below some that its administrator names.
+"""Which folders and URLs the jobs of a node may make it open: those below some that its administrator names, or what
+training needs and nothing of the machine's own.
 
 A job file names places: of data, of checkpoints, of a model. The daemon opens them with its own rights, which may be
 more than those of the job's user.
@@ -7,37 +8,51 @@ more than those of the job's user.
 import os
 from collections.abc import Iterable
 from pathlib import PurePosixPath
+from typing import Final
 from urllib.parse import unquote
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.checkpoint_place import STORES
 
-_LOCAL = ("file", "local")
+SCHEMES: Final = ("file", "hf", "http", "https", *STORES)
+"""What is opened where a node names no places: no archive, no code repository, no other process's memory."""
+OF_THE_SYSTEM: Final = ("/boot", "/etc", "/proc", "/run/secrets", "/sys")
+"""Folders that are not opened there."""
+_LOCAL: Final = ("file", "local")
 
 
 class AllowedPlaces:
     """Folders and URLs, with everything below them."""
 
-    def __init__(self, places: Iterable[str]) -> None:
-        """places: absolute paths, URLs, or a scheme for all of its URLs, as in `s3://`. None: everything is allowed.
+    def __init__(self, places: Iterable[str] = (), *, never: Iterable[str] = ()) -> None:
+        """places: absolute paths, URLs, or a scheme for all of its URLs, as in `s3://`. None: those of SCHEMES, but
+        nothing of the system's. never: folders that no job may name, such as that of the node's keys.
 
         Raises ConfigError for anything else.
         """
         self._places = tuple(_parts(place.strip()) for place in places)
+        self._never = tuple(_parts(folder) for folder in (*never, *(() if self._places else OF_THE_SYSTEM)))
 
     def why_not(self, place: str) -> str:
         """Return why a job may not name a place, as the end of a sentence about it; empty: it may.
 
         A local path counts as where its links lead.
         """
-        if not self._places:
-            return ""
         try:
             told = _parts(place)
         except ConfigError as error:
             return str(error)
-        if any(told[: len(allowed)] == allowed for allowed in self._places):
+        if any(_is_below(told, folder) for folder in self._never):
+            return "is a place of this node's own, which no job may name"
+        if any(_is_below(told, allowed) for allowed in self._places):
             return ""
-        return "is not below one of this node's allowed_places"
+        if self._places:
+            return "is not below one of this node's allowed_places"
+        return "" if told[0] in SCHEMES else f"is opened only by a node whose allowed_places name {told[0]}://"
+
+
+def _is_below(place: tuple[str, ...], folder: tuple[str, ...]) -> bool:
+    return place[: len(folder)] == folder
 
 
 def _parts(place: str) -> tuple[str, ...]:

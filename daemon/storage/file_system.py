@@ -50,19 +50,19 @@ _NO_ANSWER: Final = (
 )
 
 
-_allowed = AllowedPlaces(())
-"""Of this process: every file system of a job is opened here."""
+_allowed: AllowedPlaces | None = None
+"""Of this process: every file system of a job is opened here. None: a command opens what its user may."""
 
 
-def allow_only(places: AllowedPlaces) -> None:
-    """Let this process open jobs' places below these, and no others, from now on."""
+def allow_only(places: AllowedPlaces | None) -> None:
+    """Let this process open jobs' places below these, and no others, from now on; None: any."""
     global _allowed
     _allowed = places
 
 
 def check_allowed(place: str) -> None:
     """Raise NoAccessError for a folder or URL that a job may not name on this node."""
-    if why := _allowed.why_not(place):
+    if _allowed is not None and (why := _allowed.why_not(place)):
         raise NoAccessError(place, why)
 
 

@@ -205,10 +205,14 @@ async def test_a_second_signal_does_not_wait(playground: Any) -> None:
 
 
 async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path: Path) -> None:
-    """One job names a folder that no node has, another one that its node forbids: the reasons name the folders."""
+    """One job names a folder that no node has, others some that its node forbids: the reasons name the folders."""
     playground.start("a", num_devices=2, allowed_places=tmp_path)
     await playground.submit(source=str(tmp_path / "nowhere"), sha256="0" * 64)
     await playground.submit("forbidden", source="/usr/share/data", sha256="1" * 64)
+    keys = playground.etcd.authority.issue("a")
+    await playground.submit("thief", source=str(keys), sha256="2" * 64)
+    thief = await playground.phase(Phase.FAILED, name="thief")
+    assert f"{keys}: is a place of this node's own, which no job may name" in thief.phase.error
     job, forbidden = await playground.phase(Phase.FAILED), await playground.phase(Phase.FAILED, name="forbidden")
     assert job.phase.error.startswith("node a: data 000000000000…")
     assert "nowhere: no token shards here" in job.phase.error

@@ -132,7 +132,7 @@ async def test_nodes_say_whether_they_can_write_to_a_folder(network: Network, mo
     assert found.lacking.keys() == {"a", "b"}
     with pytest.raises(ConfigError, match=r"^j\.toml: no node has access to oss://bucket/c, .*Install ossfs"):
         found.check("j.toml")
-    monkeypatch.setattr(checkpoint_place, "_SHARED", ("moody",))
+    monkeypatch.setattr(checkpoint_place, "STORES", ("moody",))
     with moody() as mood:
         mood.error = lambda: TimeoutError("no answer")
         found = await folder_access(session, network.view, "moody://bucket/c")

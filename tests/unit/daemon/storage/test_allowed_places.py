@@ -17,7 +17,7 @@ PLACES = AllowedPlaces(["/srv/headway", "s3://lab/runs", "hf://", "file:///data"
 def unlimited() -> Iterator[None]:
     """Whatever a test allows, the next one may do everything."""
     yield
-    allow_only(AllowedPlaces(()))
+    allow_only(None)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,42 @@ def test_a_link_counts_as_where_it_leads(tmp_path: Path) -> None:
     assert not places.why_not(str(outside / "way-in" / "file"))
 
 
-def test_without_places_everything_is_allowed() -> None:
+@pytest.mark.parametrize(
+    "place", ["/srv/x", "/dev/shm/x", "/etcetera", "hf://a/b", "https://a/b", "s3://a", "sftp://a/b"]
+)
+def test_without_places_what_training_needs_is_opened(place: str) -> None:
     """As for a node that sets none."""
-    assert not AllowedPlaces(()).why_not("/etc")
+    assert not AllowedPlaces().why_not(place)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        *((place, "own") for place in ("/etc/shadow", "/proc/self/environ", "file:///sys", "/srv/../run/secrets/x")),
+        *((f"{scheme}://x", "name") for scheme in ("zip", "github", "memory", "reference", "jupyter", "dask", "x")),
+        ("simplecache::s3://lab/runs", "chains"),
+    ],
+)
+def test_without_places_the_machine_itself_is_not(place: str, why: str) -> None:
+    """Its settings and secrets, and what is no place of data."""
+    assert why in AllowedPlaces().why_not(place)
+
+
+def test_an_administrator_may_allow_what_is_refused_at_first() -> None:
+    """The setting's own words count."""
+    places = AllowedPlaces(["/etc/models", "github://lab"])
+    assert not places.why_not("/etc/models/a")
+    assert not places.why_not("github://lab/a")
+
+
+def test_the_folder_of_the_keys_is_never_opened(tmp_path: Path) -> None:
+    """Not even below an allowed place, or by a link."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (tmp_path / "link").symlink_to(keys)
+    for places in (AllowedPlaces([str(tmp_path)], never=[str(keys)]), AllowedPlaces(never=[str(keys)])):
+        assert "own" in places.why_not(str(tmp_path / "link" / "key.pem"))
+        assert not places.why_not(str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("place", ["relative", "", "s3://lab/..", "a::/b"])
