@@ -111,6 +111,13 @@ def daemon(
         int | None, typer.Option(help="Number of failures after which plans leave a node out; 0: never.")
     ] = None,
     stop_timeout_s: Annotated[float | None, typer.Option(help="Maximum wait for the stop boundary.")] = None,
+    preemption: Annotated[
+        Literal["none", "aws", "gcp", "azure"] | None,
+        typer.Option(help="Leave when this cloud announces that it takes the spot machine away."),
+    ] = None,
+    preemption_server: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the metadata server; the cloud's own when not given.")
+    ] = None,
     metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus; off when not given.")] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Minimum level.")

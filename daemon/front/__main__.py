@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,6 +23,9 @@ from headway.stages.sockets.open_files import most_connections, raise_open_file_
 def main() -> None:
     """Serve until the daemon is gone."""
     die_with_parent()
+    # As for workers: the daemon still needs its port while it leaves.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="headway.daemon.front", description=__doc__)
     parser.add_argument("--listener", type=int, required=True, help="file number of the listening socket")
     parser.add_argument("--daemon-port", type=int, required=True, help="the daemon's port on the loopback")

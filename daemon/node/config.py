@@ -109,6 +109,10 @@ class NodeConfig:
     """
     stop_timeout_s: float = 120.0
     """Maximum wait for the stop boundary of a clean leave."""
+    preemption: Literal["none", "aws", "gcp", "azure"] = "none"
+    """The cloud that is asked whether it is about to take this machine away; then the daemon leaves at once."""
+    preemption_server: str = ""
+    """host:port of its metadata server; the cloud's own when empty."""
     metrics_listen: str = ""
     """Address for Prometheus as host:port, over plain HTTP; empty: off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -257,6 +261,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         read_relays(config.relay, "relay")
     if config.metrics_listen:
         split_address(config.metrics_listen, "metrics_listen")
+    if config.preemption_server:
+        split_address(config.preemption_server, "preemption_server")
     try:
         AllowedPlaces(config.allowed_places)
     except ConfigError as error:

@@ -35,6 +35,8 @@ from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
 from headway.daemon.node.own_host import check_advertised_host
+from headway.daemon.node.preemption import leave_within_s
+from headway.daemon.node.preemption_watch import PreemptionWatch
 from headway.daemon.node.relays import read_relays
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
@@ -88,7 +90,8 @@ class Daemon:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._signals: list[signal.Signals] = []
-        self._stop, self._force = asyncio.Event(), asyncio.Event()
+        self._stop, self._force, self._overdue = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stop_timeout_s = config.stop_timeout_s
         self._notifier = Notifier()
         self._refused: BaseException | None = None
         """The refusal by etcd that ended this daemon, if one did."""
@@ -174,6 +177,10 @@ class Daemon:
         # 4. Handle signals from here on, because from here on the daemon has records to remove.
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        if config.preemption != "none":
+            watch = self._preemption_watch()
+            watching = asyncio.create_task(activities.keep("preemption", watch.run), name="preemption")
+            stack.push_async_callback(_cancel, watching)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
         outside: StandingBy | None = None
@@ -269,25 +276,23 @@ class Daemon:
 
     async def _shut_down(self, membership: Membership, working: "asyncio.Task[None]", desk: NodeDesk) -> None:
         """Leave in order, each step with its deadline; a second signal skips the waiting."""
-        config = self._config
         # 1. Wait for plans without this node.
         wish = "waiting for plans without this node"
         if not desk.is_etcd_reachable():
-            wish = f"etcd is away, nobody can plan without this node: leaving within {config.stop_timeout_s:g} s"
+            wish = f"etcd is away, nobody can plan without this node: leaving within {self._stop_timeout_s:g} s"
         self._notifier.stopping(wish)
-        self._notifier.extend_timeout(config.stop_timeout_s + 2 * END_TIMEOUT_S)
-        log.info("leave_began", deadline_s=config.stop_timeout_s, is_etcd_reachable=desk.is_etcd_reachable())
+        self._notifier.extend_timeout(self._stop_timeout_s + 2 * END_TIMEOUT_S)
+        log.info("leave_began", deadline_s=self._stop_timeout_s, is_etcd_reachable=desk.is_etcd_reachable())
+        self._end_leave_in(self._stop_timeout_s)
         draining = asyncio.create_task(membership.drain(), name="drain")
-        forcing = asyncio.create_task(self._force.wait())
-        await asyncio.wait(
-            {draining, forcing, working}, timeout=config.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        forcing, overdue = (asyncio.create_task(event.wait()) for event in (self._force, self._overdue))
+        await asyncio.wait({draining, forcing, overdue, working}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             log.warning("leave_forced" if self._force.is_set() else "leave_overdue")
         elif draining.exception() is not None:
             log.warning("drain_failed", error=str(draining.exception()))
-        await _cancel(draining)
-        await _cancel(forcing)
+        for task in (draining, forcing, overdue):
+            await _cancel(task)
         # 2. Release the workers, resign.
         self._notifier.status("stopping workers")
         await _in_time(_cancel(working), "workers")
@@ -314,6 +319,21 @@ class Daemon:
         self._stop.set()
         if len(self._signals) > 1:
             self._force.set()
+
+    def _preemption_watch(self) -> PreemptionWatch:
+        config = self._config
+        assert config.preemption != "none"
+        host, port = split_address(config.preemption_server or ":80", "preemption_server")
+        return PreemptionWatch(config.preemption, self._on_preemption, host=host, port=port)
+
+    def _on_preemption(self, left_s: float) -> None:
+        """Leave as at SIGTERM, but within the notice. A leave that is under way gets less time."""
+        self._stop_timeout_s = leave_within_s(left_s, self._config.stop_timeout_s)
+        self._end_leave_in(self._stop_timeout_s)
+        self._stop.set()
+
+    def _end_leave_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._overdue.set)
 
     def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
         """End the daemon as a signal would, because etcd refuses it for good.

@@ -8,6 +8,7 @@ import os
 import pickle
 import queue
 import resource
+import signal
 import struct
 import sys
 import threading
@@ -40,6 +41,7 @@ def read_message(stream: IO[bytes]) -> Any:
 
 def main() -> None:
     """Answer one question after the other."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as for workers: a daemon that leaves still needs plans
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not mix with answers
     os.nice(NICE)

@@ -164,8 +164,11 @@ def work(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run the process."""
     die_with_parent()
-    # Ctrl-C in a terminal reaches all processes, but only the daemon gives orders
+    # A terminal's Ctrl-C and a batch system's SIGTERM reach all processes, but only the daemon gives orders. Compilers,
+    # which the worker may start, would inherit that a signal is ignored, and could not be ended by SIGTERM any more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
     options = parse_arguments(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.daemon.runtime.journal import JournalSocket, datagram, fields_of, is_journal
@@ -42,6 +42,7 @@ def journal() -> Iterator[socket.socket]:
         yield listener
 
 
+@example({"MESSAGE": "a line\nHEADWAY_JOB=another"})
 @given(st.dictionaries(st.sampled_from(["MESSAGE", "HEADWAY_JOB", "X"]), st.text(st.characters(codec="utf-8"))))
 def test_what_is_written_is_what_journald_reads(fields: dict[str, str]) -> None:
     """Line breaks, = and names of other fields inside a value stay in that value."""
