@@ -188,7 +188,8 @@ def calls() -> list[bytes]:
 
 def order_lines() -> list[bytes]:
     """Valid orders."""
-    return [b'{"tokens":{"a":"node-b"},"relay":["10.0.0.7",7070],"relay_token":"c"}\n', b'{"tokens":{}}\n{"tokens":{']
+    posts = b'{"tokens":{"a":"node-b"},"posts":[{"host":"10.0.0.7","port":7070,"token":"c"}]}\n'
+    return [posts, b'{"tokens":{}}\n{"tokens":{']
 
 
 def messages() -> list[bytes]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from tests.machines.network import TIMEOUT_S, ip
 
@@ -58,11 +58,16 @@ mount --bind "$2/home" /srv
 mount --bind "$3" /mnt
 mount --bind "$2/hosts" /etc/hosts
 mount -t tmpfs tmpfs /dev/shm
+exec 9< "$4"
 mount -t tmpfs tmpfs /tmp
+case "$4" in /tmp/*) mkdir -p "$4"; mount --no-canonicalize --bind /proc/self/fd/9 "$4" ;; esac
+exec 9<&-
 ip link set lo up
 echo up
-exec sleep infinity
+exec cat
 """
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+"""Every machine sees it, also where it lies in this machine's own /tmp."""
 _numbers = count()
 
 
@@ -179,8 +184,8 @@ class Internet:
         (own / "home").mkdir(parents=True)
         (own / "hosts").write_text("127.0.0.1 localhost\n")
         command = ["unshare", "--net", "--uts", "--mount", "--propagation", "private"]
-        command += ["sh", "-c", ENTER, "sh", host.name, str(own), str(self.folder / "shared")]
-        holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command += ["sh", "-c", ENTER, "sh", host.name, str(own), str(self.folder / "shared"), str(CHECKOUT)]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # ends with us
         self._holders[host.name] = holder
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n", f"{host.name} cannot be made"
