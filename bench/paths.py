@@ -1,30 +1,36 @@
-"""What a node's one port costs the frames of a link, beside a port of the worker's own, over the same emulated line.
+"""What each way to a worker costs the frames of a link, beside a port of the worker's own, over the same emulated line.
 
 A gRPC stream with TLS carries frames of 4 MiB, in the pieces of a link, to a server in another process, and short
-messages whose answers are waited for. relative_one_port: MB/s through the shared port over MB/s of the direct
-connection, of the worse line. The rows of this machine have no line: they say what the passage itself carries.
+messages whose answers are waited for. MB/s of a way over MB/s of the direct connection, of the worse line:
+relative_one_port, through the node's shared port; relative_reverse, the node only dials out, and stands by over the
+line at the port of whoever sends; relative_relay, it stands by in the middle of the line, each half with half of the
+round trip. The rows of this machine have no line: they say what the passage itself carries.
 """
 
 import argparse
 import asyncio
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 import grpc
 from lines.wan_line import Line
 from lines.wan_proxy import ProxyWan
-from rigs.measure import Figure, alternate, report
+from rigs.measure import Figure, report
 from rigs.path_server import HOST, INCARNATION, METHOD, NODE
 
+from headway.daemon.front.front import TAKEN
+from headway.daemon.front.opening import VIA
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.shared_port import open_channel, shared_address
@@ -40,6 +46,16 @@ LINES = {
     "1 Gbit/s, 10 ms": Line(mbit_s=1000, round_trip_ms=10),
 }
 BAR = 0.95
+STANDS_BY_S = 10.0
+
+
+class Way(StrEnum):
+    """The ways to the server."""
+
+    DIRECT = "direct"
+    ONE_PORT = "one port"
+    REVERSE = "reverse"
+    RELAY = "relay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +72,45 @@ class Far:
 
     own_port: int
     shared_port: int
+    relay_port: int
+    orders: IO[str]
     identity: TlsIdentity
 
-    def carried(self, line: Line | None, seconds: float, *, is_shared: bool) -> Carried:
+    def carried(self, line: Line | None, seconds: float, way: Way) -> Carried:
         """Measure a connection over a line; None: without one."""
-        port = self.shared_port if is_shared else self.own_port
-        if line is None:
-            return self._at(port, seconds, is_shared)
-        with ProxyWan(port) as wan:
-            wan.set(line)
-            return self._at(wan.port, seconds, is_shared)
+        with ExitStack() as stack:
 
-    def _at(self, port: int, seconds: float, is_shared: bool) -> Carried:
-        address = f"{HOST}:{port}"
-        address = shared_address(address, INCARNATION) if is_shared else address
+            def over(port: int, part: float = 1.0) -> int:
+                if line is None:
+                    return port
+                wan = stack.enter_context(ProxyWan(port))
+                wan.set(replace(line, round_trip_ms=line.round_trip_ms * part))
+                return wan.port
+
+            if way is Way.DIRECT:
+                return self._at(f"{HOST}:{over(self.own_port)}", seconds)
+            if way is Way.ONE_PORT:
+                return self._at(shared_address(f"{HOST}:{over(self.shared_port)}", INCARNATION), seconds)
+            part = 0.5 if way is Way.RELAY else 1.0
+            self._stands_by_at(over(self.relay_port, part))
+            port = over(self.relay_port, part) if way is Way.RELAY else self.relay_port
+            return self._at(shared_address(f"{HOST}:{port}/{NODE}{VIA}", INCARNATION), seconds)
+
+    def _at(self, address: str, seconds: float) -> Carried:
         return asyncio.run(_measured(address, self.identity, seconds))
+
+    def _stands_by_at(self, port: int) -> None:
+        self.orders.write(f"{port}\n")
+        self.orders.flush()
+        until = time.monotonic() + STANDS_BY_S
+        while True:
+            with socket.create_connection((HOST, self.relay_port), timeout=STANDS_BY_S) as asking:
+                asking.sendall(f"CONNECT {NODE}{VIA}{INCARNATION}:443 HTTP/1.1\r\n\r\n".encode())
+                if asking.recv(100).startswith(TAKEN):
+                    return
+            if time.monotonic() > until:
+                raise TimeoutError(f"{NODE} does not stand by at port {port}")
+            time.sleep(0.1)
 
 
 async def _measured(address: str, identity: TlsIdentity, seconds: float) -> Carried:
@@ -117,11 +157,12 @@ def far(folder: Path) -> Iterator[Far]:
     authority = CertificateAuthority.create(folder / "ca")
     (folder / NODE).symlink_to(authority.issue(NODE))
     command = [sys.executable, "-m", "rigs.path_server", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
-            own, shared = map(int, process.stdout.readline().split())
-            yield Far(own, shared, TlsIdentity.read(folder / NODE))
+            own, shared, relay = map(int, process.stdout.readline().split())
+            yield Far(own, shared, relay, process.stdin, TlsIdentity.read(folder / NODE))
         finally:
             process.kill()
 
@@ -129,32 +170,31 @@ def far(folder: Path) -> Iterator[Far]:
 def main() -> int:
     """Measure each line in turns."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of each line")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each line, with all ways")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     options = parser.parse_args()
     figures: dict[str, Figure] = {}
-    worst: list[Figure] = []
+    ratios: dict[Way, list[Figure]] = {way: [] for way in Way if way is not Way.DIRECT}
     with tempfile.TemporaryDirectory(prefix="headway-paths-") as folder, far(Path(folder)) as server:
         for name, line in LINES.items():
-            rates: dict[bool, list[Carried]] = {True: [], False: []}
-
-            def once(is_shared: bool, line: Line | None = line, rates: dict[bool, list[Carried]] = rates) -> float:
-                rates[is_shared].append(server.carried(line, options.seconds, is_shared=is_shared))
-                return rates[is_shared][-1].mb_per_s
-
-            pairs = alternate(options.pairs, partial(once, True), partial(once, False))
-            figures[f"{name}: direct, MB/s"] = Figure.of([direct for _, direct in pairs])
-            figures[f"{name}: one port, MB/s"] = Figure.of([shared for shared, _ in pairs])
-            ratio = Figure.of([shared / direct for shared, direct in pairs])
-            figures[f"{name}: one port over direct"] = ratio
-            trips = zip(rates[False], rates[True], strict=True)
-            figures[f"{name}: round trip, direct over one port"] = Figure.of(
-                [direct.round_trip_s / shared.round_trip_s for direct, shared in trips]
-            )
-            if line is not None:
-                worst.append(ratio)
-    figures["relative_one_port"] = min(worst, key=lambda figure: figure.median)
-    return report("paths to a worker", figures, bars={"relative_one_port": BAR})
+            found: dict[Way, list[Carried]] = {way: [] for way in Way}
+            for number in range(options.rounds):
+                for way in list(Way)[:: 1 if number % 2 else -1]:
+                    found[way].append(server.carried(line, options.seconds, way))
+            figures[f"{name}: direct, MB/s"] = Figure.of([each.mb_per_s for each in found[Way.DIRECT]])
+            for way, told in ratios.items():
+                pairs = list(zip(found[way], found[Way.DIRECT], strict=True))
+                figures[f"{name}: {way}, MB/s"] = Figure.of([each.mb_per_s for each in found[way]])
+                ratio = Figure.of([each.mb_per_s / direct.mb_per_s for each, direct in pairs])
+                figures[f"{name}: {way} over direct"] = ratio
+                figures[f"{name}: round trip, direct over {way}"] = Figure.of(
+                    [direct.round_trip_s / each.round_trip_s for each, direct in pairs]
+                )
+                if line is not None:
+                    told.append(ratio)
+    names = {way: f"relative_{way.replace(' ', '_')}" for way in ratios}
+    figures |= {names[way]: min(told, key=lambda figure: figure.median) for way, told in ratios.items()}
+    return report("paths to a worker", figures, bars=dict.fromkeys(names.values(), BAR))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A server like a worker's link server, at a port of its own and behind a node's shared port. A process for a bench.
 
-It answers each message with its length, and prints both ports first.
+It answers each message with its length. Its node also stands by at a relay, by the way through the port that a line of
+standard input names. First it prints three ports: the server's own, the node's, the relay's.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 
 from headway.daemon.front.front_process import FrontProcess
+from headway.daemon.front.outpost import Post
 from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -39,8 +41,15 @@ async def serve(folder: Path) -> None:
     listen_behind_shared_port(server, credentials, folder, INCARNATION)
     await server.start()
     front = FrontProcess(HOST, 0, daemon_port=own, folder=folder)
-    print(own, front.port, flush=True)
-    await front.run()
+    relay = FrontProcess(HOST, 0, daemon_port=own, folder=folder / "relay")
+    print(own, front.port, relay.port, flush=True)
+    with relay.standing_by(NODE) as token:
+        await asyncio.gather(front.run(), relay.run(), _stand_by(front, token))
+
+
+async def _stand_by(front: FrontProcess, token: str) -> None:
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        front.stand_by("relay", Post(HOST, int(line), token))
 
 
 if __name__ == "__main__":
