@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
 
-DEFAULT_DAYS = 3650
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (daemon, relay, drain, doctor, certs):
+    for command in (daemon, relay, drain, doctor):
         app.command()(command)
     nodes_app = typer.Typer(invoke_without_command=True)
     nodes_app.callback()(nodes)
@@ -253,52 +251,6 @@ def doctor(
             if finding.advice:
                 say(f"      {finding.advice}")
     return 0 if all(finding.is_fine for finding in findings) else 2
-
-
-def certs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and etcd members.")] = None,
-    operator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Someone who runs jobs and nodes; may be repeated.")
-    ] = None,
-    reader: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Someone who looks on; may be repeated.")
-    ] = None,
-    days: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=36500, help="Days for which a new authority and its certificates are valid; 3650 if not given."
-        ),
-    ] = None,
-) -> None:
-    """Make a certificate authority, and a folder with ca.pem, cert.pem and key.pem for each name.
-
-    Give each node and each etcd member its folder: a certificate bears the name, which is the --name of the daemon.
-    A node's certificate runs no commands that change something: people have their own, as operators or readers.
-    Called again, it adds names to the same authority.
-
-    \b
-    headway certs ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b --operator me --reader ann
-    """
-    from datetime import timedelta
-
-    from headway.daemon.errors import ConfigError
-    from headway.daemon.rpc.certificates import CA_KEY_FILE, CertificateAuthority
-    from headway.stages.sockets.roles import Role
-
-    if (directory / CA_KEY_FILE).exists():
-        authority = CertificateAuthority.open(directory)
-        if days is not None:
-            what = "already has an authority, and its certificates are valid as long as the authority"
-            raise ConfigError(f"{what}: leave --days out, or name a new folder", str(directory))
-    else:
-        authority = CertificateAuthority.create(directory, validity=timedelta(days=days or DEFAULT_DAYS))
-        say(f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster")
-    holders = {Role.NODE: names, Role.OPERATOR: operator, Role.READER: reader}
-    for role, told in ((role, told) for role, of_role in holders.items() for told in of_role or []):
-        name, _, hosts = told.partition("=")
-        folder = authority.issue(name, hosts=tuple(host for host in hosts.split(",") if host), role=role)
-        say(f"{folder}: for {role} {name}")
 
 
 def _config() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headway.daemon.cli import certificates as cli_certificates
 from headway.daemon.cli import chaos as cli_chaos
 from headway.daemon.cli import cluster as cli_cluster
 from headway.daemon.cli import data as cli_data
@@ -79,6 +80,7 @@ for module in (
     cli_planning,
     cli_cluster,
     cli_joining,
+    cli_certificates,
     cli_service,
     cli_chaos,
     cli_data,

@@ -39,6 +39,7 @@ async def submit(
     checkpoint: the start of the job. generation: the highest generation handed out before the checkpoint was written.
     """
     from headway.daemon.etcd.transaction import Compare, Put
+    from headway.daemon.rpc.job_signature import signed
 
     name = spec.job.name
     record = SpecRecord(
@@ -52,7 +53,7 @@ async def submit(
         raise ConfigError(why, f"job {name}")
     first = PhaseRecord(reason="submitted", generation=generation, since=time.time())
     changes = [
-        Put(Keys.of(name, "spec"), encode(record)),
+        Put(Keys.of(name, "spec"), signed(record, session.identity)),
         Put(Keys.of(name, "desired"), encode(DesiredRecord())),
         Put(Keys.of(name, "phase"), encode(first)),
     ]

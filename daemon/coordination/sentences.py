@@ -172,7 +172,8 @@ def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
     """Return what is wrong with a node that a plan names."""
     node = situation.view.nodes.get(name)
     if node is None:
-        return f"node {name} was lost (its lease expired)"
+        why = "its certificate is revoked" if situation.view.is_revoked(name) else "its lease expired"
+        return f"node {name} was lost ({why})"
     if node.incarnation != incarnation:
         return f"node {name} was lost (its daemon restarted)"
     return f"node {name} is draining" if node.is_draining else f"node {name} stays out of new plans: {node.stays_out}"

@@ -1,7 +1,9 @@
 """Serves the node's one port: takes connections, learns whom they want, and passes their bytes on.
 
 One thread with epoll serves all of them. It decrypts nothing and knows no key: TLS is between the two ends, and so is
-the question who may do what. What strangers may take is limited: connections, and the time to say what they want.
+the question who may do what. What strangers may take is limited: connections, and the time to say what they want. A
+client that began TLS is a stranger until the server accepts it. When all connections are taken, the oldest stranger
+goes.
 
 A node that can only dial out keeps some connections standing by here. Whoever wants that node gets one of them: a line
 tells the node which of its servers is meant, and from then on bytes are passed on.
@@ -54,6 +56,11 @@ class _Newcomer:
     connection: socket.socket
     until: float
 
+    @property
+    def began_at(self) -> float:
+        """Return when it came."""
+        return self.until - OPENING_S
+
 
 class Front:
     """`turn` again and again, in a thread of its own, or as a process's only work."""
@@ -83,6 +90,8 @@ class Front:
         """By file number, the oldest first."""
         self._passages: dict[int, Passage] = {}
         """By the file number of each of its sockets."""
+        self._unproven: dict[Passage, None] = {}
+        """Those whose server has not accepted the other end, the oldest first."""
         self._unfinished: dict[Passage, None] = {}
         """Those that may have more to move without another event."""
         self._watched: dict[int, Callable[[], None]] = {}
@@ -136,7 +145,7 @@ class Front:
         self._passages |= {outer.fileno(): passage, inner.fileno(): passage}
         for each in (outer, inner):
             self._epoll.register(each, _EVERYTHING)
-        self._unfinished[passage] = None
+        self._unfinished[passage] = self._unproven[passage] = None
 
     def expect(self, tokens: Mapping[str, str]) -> None:
         """Let these nodes stand by, by token, and no others."""
@@ -155,6 +164,7 @@ class Front:
             passage.close()
         self._newcomers.clear()
         self._passages.clear()
+        self._unproven.clear()
         self._unfinished.clear()
         self._epoll.close()
 
@@ -174,7 +184,7 @@ class Front:
                 self._epoll.unregister(self._listener)
                 self._listens_again_at = time.monotonic() + REST_S
                 return
-            if self._is_full and not self._newcomers:
+            if self._is_full and not self._make_room():
                 connection.close()
                 continue
             self._welcome(connection)
@@ -183,9 +193,19 @@ class Front:
     def _is_full(self) -> bool:
         return self.num_passages + len(self._newcomers) + len(self._watched) >= self._most
 
+    def _make_room(self) -> bool:
+        """Close the oldest stranger. Return whether there was one."""
+        newcomer = next(iter(self._newcomers), None)
+        passage = next(iter(self._unproven), None)
+        if passage is not None and (newcomer is None or passage.began_at < self._newcomers[newcomer].began_at):
+            self._end(passage)
+        elif newcomer is not None:
+            self._dismiss(newcomer)
+        return newcomer is not None or passage is not None
+
     def _welcome(self, connection: socket.socket) -> None:
         prepare(connection)
-        if len(self._newcomers) >= MAX_OPENINGS or self._is_full:
+        if len(self._newcomers) >= MAX_OPENINGS:
             self._dismiss(next(iter(self._newcomers)))
         self._newcomers[connection.fileno()] = _Newcomer(connection, time.monotonic() + OPENING_S)
         self._epoll.register(connection, select.EPOLLIN)
@@ -280,6 +300,8 @@ class Front:
         try:
             if passage.move(1 if self._most_bytes_per_s else MOST_TURNS):
                 self._unfinished[passage] = None  # behind the others
+            if passage.is_proven:
+                self._unproven.pop(passage, None)
             if not passage.is_over:
                 return
         except OSError:  # an end is gone, and the other one learns it by the close
@@ -288,6 +310,10 @@ class Front:
             if self._most_bytes_per_s:
                 used_s = (passage.num_bytes - before) / self._most_bytes_per_s
                 self._may_pass_at = max(self._may_pass_at, time.monotonic() - BURST_S) + used_s
+        self._end(passage)
+
+    def _end(self, passage: Passage) -> None:
+        self._unproven.pop(passage, None)
         self._unfinished.pop(passage, None)
         self._passed(passage)
         for each in passage.sockets:

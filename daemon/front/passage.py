@@ -11,6 +11,8 @@ PIPE_BYTES: Final = 256 << 10
 """Room between two sockets for each direction; the kernel may allow less."""
 MOST_TURNS: Final = 64
 """Number of moves in a row before other connections have their turn."""
+MAX_ALERT_BYTES: Final = 64
+"""Room for the record with which TLS refuses a client (RFC 8446, section 6), however it is encrypted."""
 _FLAGS: Final = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 
@@ -61,7 +63,11 @@ class _Direction:
 
 
 class Passage:
-    """Two sockets whose bytes go to each other until both have ended, or one is gone."""
+    """Two sockets whose bytes go to each other until both have ended, or one is gone.
+
+    A stranger gets one answer of a server that speaks TLS, and then at most an alert. The passage is proven when the
+    server answers the outer side's second words at greater length. Nothing is decrypted to see that.
+    """
 
     def __init__(self, outer: socket.socket, inner: socket.socket, *, name: str = "") -> None:
         """Own both sockets, which do not block. Raises OSError when there are no files for the pipes.
@@ -77,12 +83,24 @@ class Passage:
         except OSError:
             inward.close()
             raise
+        self.is_proven = False
+        self._num_heard = 0
+        """Number of bytes of the outer side when the server first answered; 0: it has not."""
+        self._num_answered = 0
+        """Number of bytes of the server when the outer side spoke again; 0: it has not."""
 
     def move(self, most_turns: int = MOST_TURNS) -> bool:
         """Move what can be moved now, both ways. Return whether there may be more. Raises OSError: it is over."""
         inward, outward = self._directions
         has_more = inward.move(most_turns)
-        return outward.move(most_turns) or has_more
+        if self._num_heard and not self._num_answered and inward.num_bytes > self._num_heard:
+            self._num_answered = outward.num_bytes
+        has_more = outward.move(most_turns) or has_more
+        if outward.num_bytes and not self._num_heard:
+            self._num_heard = inward.num_bytes
+        if self._num_answered:
+            self.is_proven = outward.num_bytes > self._num_answered + MAX_ALERT_BYTES
+        return has_more
 
     @property
     def num_bytes(self) -> int:

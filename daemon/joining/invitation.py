@@ -78,11 +78,22 @@ def check_names(name: str, role: str, asked: Iterable[str], *, role_uri: str) ->
             raise RefusedError(f"the request is for {other}, and the invitation for {role} {name}")
 
 
-def check_free(name: str, issued: IssuedRecord | None, *, is_member: bool, now: float, replaces: str = "") -> None:
+def check_free(
+    name: str,
+    issued: IssuedRecord | None,
+    *,
+    is_member: bool,
+    now: float,
+    replaces: str = "",
+    is_revoked: bool = False,
+) -> None:
     """Raise RefusedError when somebody else may have this name: a living node, or the holder of a certificate.
 
-    replaces: serial number of the certificate whose holder is not meant.
+    replaces: serial number of the certificate whose holder is not meant. is_revoked: no certificate of the name counts,
+    so a new one would not either.
     """
+    if is_revoked:
+        raise RefusedError(f"{name} is revoked: take another name, or undo it with `headway certs restore {name}`")
     if issued is not None and now < issued.expires_at and issued.serial != replaces:
         raise RefusedError(f"{name} has a certificate: invite it with --again if its machine is lost or set up anew")
     if is_member:

@@ -101,7 +101,14 @@ class Signer:
         _check_hosts(checked(wish, lasts_s=lasts_s))
         issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
         replaces = issued.serial if again and issued is not None else ""
-        check_free(wish.name, issued, is_member=self._is_member(wish.name), now=now, replaces=replaces)
+        check_free(
+            wish.name,
+            issued,
+            is_member=self._is_member(wish.name),
+            now=now,
+            replaces=replaces,
+            is_revoked=await self._etcd.get(Keys.revoked(wish.name)) is not None,
+        )
         digest = hashlib.sha256(secret).hexdigest()
         invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
         lease_id = await self._etcd.grant_passing_lease(math.ceil(lasts_s))
@@ -121,7 +128,14 @@ class Signer:
         name, role = invitation.name, invitation.role
         check_names(name, role, names, role_uri=ROLE_URI)
         issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
-        check_free(name, issued, is_member=self._is_member(name), now=now, replaces=invitation.replaces)
+        check_free(
+            name,
+            issued,
+            is_member=self._is_member(name),
+            now=now,
+            replaces=invitation.replaces,
+            is_revoked=await self._etcd.get(Keys.revoked(name)) is not None,
+        )
         certificate = self._authority.certify(
             key,
             name,
@@ -134,6 +148,7 @@ class Signer:
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
             Compare.unchanged(Keys.issued(name), issued_at),
+            Compare.absent(Keys.revoked(name)),
         ]
         try:
             await self._etcd.transaction(

@@ -1,8 +1,8 @@
 """A whole cluster on this machine: etcd and N daemons as child processes, for a laptop, a demo or a test.
 
-Permanent files are in the state folder: etcd's data, checkpoints, each node's own folder and log, `cluster.json`.
-Temporary files (certificates, sockets, layer files in memory) are in a run folder, which a sweeper process deletes even
-if this process is killed. All other children die with this process too, in any case.
+Permanent files are in the state folder: etcd's data, its certificate authority, checkpoints, each node's own folder and
+log, `cluster.json`. Temporary files (certificates, sockets, layer files in memory) are in a run folder, which a sweeper
+process deletes even if this process is killed. All other children die with this process too, in any case.
 
 A dead daemon or etcd is restarted with its name, address and data, as systemd would do.
 """
@@ -161,7 +161,9 @@ class LocalCluster:
         self._store_dir.mkdir(mode=0o700)
         self._sweeper = Sweeper([self._run_dir, self._store_dir, self._owned.owner_file])
         (self._run_dir / "tmp").mkdir(mode=0o700)
-        self._authority = CertificateAuthority.create(self._run_dir / "ca")
+        # Kept, because jobs outlive this run, and nodes check who has signed them.
+        kept = CertificateAuthority.kept_in(self.state_dir / "authority")
+        self._authority = kept.issuing_into(self._run_dir / "ca")
         self._authority.issue("client", role=Role.OPERATOR)
         self._etcd = await self._start_etcd(
             EtcdServerConfig(

@@ -120,6 +120,11 @@ class NodeConfig:
     """`auto`: JSON unless stderr is a terminal."""
 
     @property
+    def secrets(self) -> list[Path]:
+        """Return the folders and files that no job may name."""
+        return [path for path in (self.certificates, self.authority, self.etcd_password_file) if path is not None]
+
+    @property
     def data_cache_dir(self) -> Path:
         """Return the folder of token shards."""
         return self.cache_dir or self.state_dir / "data"

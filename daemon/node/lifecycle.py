@@ -38,22 +38,27 @@ from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.preemption import leave_within_s
 from headway.daemon.node.preemption_watch import PreemptionWatch
 from headway.daemon.node.relays import read_relays
+from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.job_signature import signature_check
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.serving.stream_limits import StreamLimits
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.allowed_places import AllowedPlaces
 from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.plan_log import log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.shared_port import dial_within
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 from headway.stages.stage.allocator import keep_freed_memory
 
 log = structlog.get_logger()
@@ -94,7 +99,7 @@ class Daemon:
         self._stop_timeout_s = config.stop_timeout_s
         self._notifier = Notifier()
         self._refused: BaseException | None = None
-        """The refusal by etcd that ended this daemon, if one did."""
+        """Why this daemon had to end, if etcd refused it or its certificate was revoked."""
         self._runtime_dir = Path()
 
     async def run(self) -> signal.Signals | None:
@@ -140,7 +145,7 @@ class Daemon:
         places = list(config.allowed_places)
         if places and config.checkpoint_root is not None:
             places.append(str(config.checkpoint_root.resolve()))
-        allow_only(AllowedPlaces(places, never=[str(config.certificates.resolve())]))
+        allow_only(AllowedPlaces(places, never=[str(path.resolve()) for path in config.secrets]))
         # 2. The host that others dial, and the port.
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
@@ -149,7 +154,8 @@ class Daemon:
             await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
         inner = ("127.0.0.1", 0) if config.one_port else listen_address(config)
-        server, port = bind_node_service(identity, *inner)
+        stream_limits = StreamLimits()
+        server, port = bind_node_service(identity, *inner, stream_limits=stream_limits)
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
         front: FrontProcess | None = None
         if config.one_port:
@@ -162,7 +168,7 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
-        cluster = ClusterWatch(etcd)
+        cluster = ClusterWatch(etcd, view=ClusterView(why_unsigned=signature_check(identity)))
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
@@ -174,6 +180,15 @@ class Daemon:
             stack.push_async_callback(_cancel, passing)
         noting = asyncio.create_task(activities.keep("sightings", lambda: log_plans(cluster)), name="sightings")
         stack.push_async_callback(_cancel, noting)
+        revocations = Revocations(
+            cluster,
+            node=config.name,
+            where=str(config.certificates / CERTIFICATE_FILE),
+            revoke=stream_limits.revoke,
+            on_own=self._on_own_revocation,
+        )
+        revoking = asyncio.create_task(activities.keep("revocations", revocations.run), name="revocations")
+        stack.push_async_callback(_cancel, revoking)
         # 4. Handle signals from here on, because from here on the daemon has records to remove.
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
@@ -334,6 +349,12 @@ class Daemon:
 
     def _end_leave_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._overdue.set)
+
+    def _on_own_revocation(self, error: ConfigError) -> None:
+        """End the daemon at once: nobody answers it any more."""
+        self._refused = error
+        self._stop.set()
+        self._overdue.set()
 
     def _on_watch_end(self, following: "asyncio.Task[None]") -> None:
         """End the daemon as a signal would, because etcd refuses it for good.

@@ -37,3 +37,13 @@ class IssuedRecord:
     valid_s: float
     """How long the next one lasts."""
     hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokedRecord:
+    """`revoked/<name>`: no certificate of this name counts any more."""
+
+    name: str
+    revoked_at: float
+    revoked_by: str = ""
+    """`user@host`"""

@@ -17,6 +17,7 @@ class Keys:
     USAGE = PREFIX + "usage"
     INVITATIONS = PREFIX + "invitations/"
     ISSUED = PREFIX + "issued/"
+    REVOKED = PREFIX + "revoked/"
 
     @staticmethod
     def node(name: str) -> str:
@@ -78,6 +79,11 @@ class Keys:
     def issued(name: str) -> str:
         """Return the key of the newest certificate that was made for an invitation."""
         return f"{Keys.ISSUED}{name.casefold()}"
+
+    @staticmethod
+    def revoked(name: str) -> str:
+        """Return the key that says that no certificate of a name counts."""
+        return f"{Keys.REVOKED}{name.casefold()}"
 
     @staticmethod
     def event(job: str, number: int) -> str:

@@ -142,6 +142,12 @@ class SpecRecord:
     submitted_at: float = 0.0
     submitted_by: str = ""
     """`user@host`"""
+    signed_by: str = ""
+    """Name in the certificate of the operator who submitted it; empty: nobody signed it."""
+    signer: str = ""
+    """Certificate of the operator who submitted it, in PEM; empty: the cluster has no TLS, or the record is older."""
+    signature: str = ""
+    """The signer's, in base64, over all bytes of the record before this field, which is the last one."""
 
     @property
     def user(self) -> str:

@@ -24,6 +24,7 @@ from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_F
 
 CA_KEY_FILE = "ca-key.pem"
 THROW_AWAY_VALIDITY = timedelta(days=30)
+KEPT_VALIDITY = timedelta(days=3650)
 CLOCK_SKEW = timedelta(hours=1)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -72,6 +73,20 @@ class CertificateAuthority:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError("not an elliptic curve key", str(directory / CA_KEY_FILE))
         return cls(directory, certificate, key)
+
+    @classmethod
+    def kept_in(cls, directory: Path) -> Self:
+        """Return the authority in a folder. The first call makes it, whole or not at all. Raises ConfigError."""
+        if not directory.exists():
+            draft = directory.with_name(f"{directory.name}.part")
+            shutil.rmtree(draft, ignore_errors=True)
+            cls.create(draft, validity=KEPT_VALIDITY)
+            draft.rename(directory)
+        return cls.open(directory)
+
+    def issuing_into(self, directory: Path) -> Self:
+        """Return the same authority with another folder for what it issues."""
+        return type(self)(directory, self.certificate, self._key)
 
     def issue(
         self, name: str, *, hosts: Iterable[str] = (), role: Role | None = None, validity: timedelta | None = None

@@ -1,6 +1,6 @@
 """Which roles may call which method of a daemon. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from headway.stages.sockets.roles import ANYBODY, Role, holder, listed_roles, roles_among
@@ -27,6 +27,12 @@ CALLERS: Final[Mapping[str, frozenset[Role]]] = {
     "Invite": _OPERATORS,
 }
 """Nobody may call a method that is not named here."""
+
+
+def revocation(names: Iterable[str], revoked: Collection[str]) -> str:
+    """Return why a certificate of these names does not count; empty: it does. revoked: names in small letters."""
+    found = next((name for name in names if name.casefold() in revoked), "") if revoked else ""
+    return f"the certificate of {found} is revoked" if found else ""
 
 
 def refusal(method: str, names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ stream.
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from headway.daemon.serving.call_rights import refusal
+from headway.daemon.serving.call_rights import refusal, revocation
 from headway.stages.sockets.own_sockets import end_connection
 from headway.stages.sockets.tls_identity import names_of_client
 
@@ -97,6 +97,17 @@ class StreamLimits(grpc.aio.ServerInterceptor):
     def __init__(self, *, limits: Mapping[str, CallLimit] = CALL_LIMITS, stall_s: float = STALL_S) -> None:
         self._counts = CallCounts(limits)
         self._stall_s = stall_s
+        self._revoked: Collection[str] = ()
+        self._callers: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Connection, and names in the certificate, of each running call."""
+
+    def revoke(self, names: Collection[str]) -> None:
+        """Refuse whoever's certificate bears one of these names, in small letters, and end their connections."""
+        self._revoked = names
+        for peer, told in set(self._callers.values()):
+            if reason := revocation(told, names):
+                log.warning("caller_revoked", peer=peer, reason=reason)
+                end_connection(peer)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Return the method's handler, inside its limits."""
@@ -119,9 +130,9 @@ class StreamLimits(grpc.aio.ServerInterceptor):
 
     def _unary(self, name: str, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(request: Any, context: Any) -> Any:
-            await _refuse_others(name, context)
+            await self._refuse_others(name, context)
             try:
-                with self._counts.call(name, context.peer()):
+                with self._call(name, context):
                     return await method(request, context)
             except BusyError as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -134,9 +145,9 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         assert inspect.isasyncgenfunction(method), f"{name} is not a generator"
 
         async def answer(request: Any, context: Any) -> None:
-            await _refuse_others(name, context)
+            await self._refuse_others(name, context)
             try:
-                with self._counts.call(name, context.peer()):
+                with self._call(name, context):
                     await self._write_all(method(request, context), context)
             except BusyError as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -159,8 +170,19 @@ class StreamLimits(grpc.aio.ServerInterceptor):
                 except TimeoutError as error:
                     raise StalledError(f"nothing was read for {self._stall_s:g} s") from error
 
+    @contextmanager
+    def _call(self, method: str, context: Any) -> Iterator[None]:
+        """Count a call while the body runs, and know whose it is. Raises BusyError."""
+        peer = context.peer()
+        with self._counts.call(method, peer):
+            self._callers[id(context)] = peer, names_of_client(context.auth_context())
+            try:
+                yield
+            finally:
+                del self._callers[id(context)]
 
-async def _refuse_others(method: str, context: Any) -> None:
-    """End a call whose caller may not make it."""
-    if reason := refusal(method, names_of_client(context.auth_context())):
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+    async def _refuse_others(self, method: str, context: Any) -> None:
+        """End a call whose caller may not make it."""
+        names = names_of_client(context.auth_context())
+        if reason := revocation(names, self._revoked) or refusal(method, names):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

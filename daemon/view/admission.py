@@ -25,17 +25,13 @@ MAX_NAME: Final = 512
 """Maximum characters of a user with host, or of a job with boundary."""
 
 
-def admitted(record: SpecRecord, name: str) -> tuple[SpecRecord, str]:
-    """Return a submission in usable form, and the rule that it breaks; empty: none.
-
-    A submission that breaks a rule comes back as a job of default sizes, which can harm nobody.
-    """
-    if not (why := why_refused(record, name)):
-        return record, ""
+def harmless(record: SpecRecord, name: str) -> SpecRecord:
+    """Return a submission that breaks a rule as a job of default sizes, which can harm nobody."""
     uid = record.uid if is_path_part(record.uid) else ""
-    submitted_by, parent = ("" if _why_no_text(text) else text for text in (record.submitted_by, record.parent))
+    texts = (record.submitted_by, record.parent, record.signed_by)
+    submitted_by, parent, signed_by = ("" if _why_no_text(text) else text for text in texts)
     default = JobSpec(job=JobSection(name=name))
-    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent), why
+    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent, signed_by=signed_by)
 
 
 def why_refused(record: SpecRecord, name: str) -> str:
@@ -50,7 +46,11 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
     if why := _why_no_origin(record.spec):
         return f"origin: {why}"
-    for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
+    for key, text in (
+        ("submitted_by", record.submitted_by),
+        ("parent", record.parent),
+        ("signed_by", record.signed_by),
+    ):
         if why := _why_no_text(text):
             return f"{key}: {why}"
     return ""

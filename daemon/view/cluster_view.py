@@ -12,6 +12,7 @@ from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.promises import Promises
+from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
@@ -38,7 +39,7 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.view.admission import admitted
+from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.derived import Derived
 from headway.daemon.view.nested_records import fold_nested, set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
@@ -119,6 +120,11 @@ class JobView:
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
     """Time at which the first worker of a generation was seen to have failed."""
 
+    def refuse(self, why: str) -> None:
+        """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
+        if why and not self.refusal and self.submission is not None:
+            self.submission, self.refusal = harmless(self.submission, self.name), why
+
     @property
     def spec(self) -> JobSpec | None:
         """Return the submitted spec, or None while it is unknown."""
@@ -197,6 +203,10 @@ class ClusterView:
     """Measurements that nodes made of the ways to their peers."""
     reach: dict[str, ReachRecord] = field(default_factory=dict)
     """Reachability of each node's peers, by port."""
+    issued: dict[str, IssuedRecord] = field(default_factory=dict)
+    """Newest certificates that were made for invitations, by name in small letters."""
+    revoked: dict[str, RevokedRecord] = field(default_factory=dict)
+    """Names whose certificates count no more, in small letters. No such node is among `nodes`."""
     started_at: float | None = None
     """Time at which the first key of this epoch was applied."""
     steady_since: float | None = None
@@ -208,6 +218,8 @@ class ClusterView:
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
     """Newest incarnation of each node, also while it is absent."""
+    why_unsigned: Callable[[bytes, SpecRecord], str] | None = field(default=None, compare=False, repr=False)
+    """Returns why a submission, as it lies in etcd, is not an operator's own; None: anybody's counts."""
     derived: Derived = field(default_factory=Derived, compare=False, repr=False)
     """What follows from records of nodes alone, whichever job asks for it."""
 
@@ -241,9 +253,16 @@ class ClusterView:
             record = read_record(place, value) if value is not None else None
             if value is None or place.kind is not None:
                 self._fold(place, record, create_revision=create_revision, now=now)
+            if isinstance(record, SpecRecord) and value is not None and self.why_unsigned is not None:
+                self.jobs[place.name].refuse(self.why_unsigned(value, record))
+                self._refuse_revoked()
         except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
                 self._set_aside(key, error, now=now)
+
+    def is_revoked(self, name: str) -> bool:
+        """Return whether no certificate of a name counts."""
+        return name.casefold() in self.revoked
 
     def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
         """Note that etcd answers, or that it no longer does."""
@@ -255,7 +274,7 @@ class ClusterView:
     def start_anew(self, *, now: float) -> None:
         """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
-        folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs)
+        folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs, self.issued, self.revoked)
         for records in (*folded, self.revisions, self.unreadable, self._deleted):
             records.clear()
         self.leader = None
@@ -339,7 +358,15 @@ class ClusterView:
                 self.usage.half_life_s = self.shares.half_life_s
             case "usage":
                 self.usage.read(record if record is not None else UsageRecord(), now=now)
+            case "issued":
+                set_record(self.issued, place.name, record)
+            case "revoked":
+                set_record(self.revoked, place.name, record)
+                for name in [name for name in self.nodes if self.is_revoked(name)]:
+                    self._fold_node(name, None, create_revision=0, now=now)
+                self._refuse_revoked()
             case "nodes":
+                record = None if self.is_revoked(place.name) else record
                 self._fold_node(place.name, record, create_revision=create_revision, now=now)
             case "probes":
                 set_record(self.probes, place.name, record)
@@ -354,6 +381,14 @@ class ClusterView:
                 self.unrest.changed("", now=now)
             case "jobs":
                 self._fold_job(place, record, create_revision=create_revision, now=now)
+
+    def _refuse_revoked(self) -> None:
+        """Refuse jobs that somebody signed after they were revoked; earlier ones go on."""
+        for job in self.jobs.values() if self.revoked else ():
+            told = job.submission
+            found = self.revoked.get(told.signed_by.casefold()) if told is not None else None
+            if told is not None and found is not None and told.submitted_at >= found.revoked_at:
+                job.refuse(f"{told.signed_by} had been revoked when it was submitted")
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
         """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.
@@ -421,7 +456,8 @@ class ClusterView:
             note_reading(job, place.node, record, now=now)
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
-            job.submission, job.refusal = _admitted(job.submission, name)
+            job.refusal = ""
+            job.refuse(why_refused(record, name) if record is not None else "")
         elif place.leaf == "state" and job.stop is not None:
             job.state_changed_at = now
         elif place.leaf == "progress" and job.progress is not None:
@@ -452,10 +488,6 @@ class ClusterView:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
-
-
-def _admitted(submission: SpecRecord | None, name: str) -> tuple[SpecRecord | None, str]:
-    return admitted(submission, name) if submission is not None else (None, "")
 
 
 def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:

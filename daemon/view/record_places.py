@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode
 from headway.daemon.records.keys import Keys
@@ -63,6 +64,10 @@ NESTED: Final[dict[str, type[Any]]] = {
     "reading": ReadingRecord,
 }
 """Keys of a job that have several parts."""
+OF_NODES: Final[dict[str, type[Any]]] = {Keys.NODES: NodeRecord, Keys.PROBES: ProbeRecord, Keys.REACH: ReachRecord}
+"""Keys with a node's name, by prefix."""
+OF_CERTIFICATES: Final[dict[str, type[Any]]] = {Keys.ISSUED: IssuedRecord, Keys.REVOKED: RevokedRecord}
+"""Keys with the name in a certificate, in small letters, by prefix."""
 DECISIVE: Final = frozenset(SINGLE) - {"progress"}
 """Keys without which the coordinator cannot decide about a job."""
 
@@ -81,7 +86,9 @@ class RecordPlace:
     """The place of a record in a view."""
 
     folder: str
-    """`leader`, `placement`, `shares`, `usage`, `nodes`, `probes`, `reach`, `failures` or `jobs`."""
+    """`leader`, `placement`, `shares`, `usage`, `nodes`, `probes`, `reach`, `failures`, `jobs`, `invitations`, `issued`
+    or `revoked`.
+    """
     name: str = ""
     """Name of the node or of the job."""
     leaf: str = ""
@@ -102,9 +109,16 @@ def place_of(key: str) -> RecordPlace:
         return RecordPlace(folder="shares", kind=SharesRecord)
     if key == Keys.USAGE:
         return RecordPlace(folder="usage", kind=UsageRecord)
-    for prefix, kind in ((Keys.NODES, NodeRecord), (Keys.PROBES, ProbeRecord), (Keys.REACH, ReachRecord)):
+    for prefix, kind in OF_NODES.items():
         if key.startswith(prefix):
             name = _node(key.removeprefix(prefix))
+            return RecordPlace(folder=_folder(prefix), name=name, kind=kind)
+    if key.startswith(Keys.INVITATIONS):
+        return RecordPlace(folder="invitations")  # for daemons with the authority alone
+    for prefix, kind in OF_CERTIFICATES.items():
+        if key.startswith(prefix):
+            name = _node(key.removeprefix(prefix))
+            _written_so(key, prefix + name.casefold())
             return RecordPlace(folder=_folder(prefix), name=name, kind=kind)
     if key.startswith(Keys.FAILURES):
         node, _, number = key.removeprefix(Keys.FAILURES).partition("/")
@@ -154,6 +168,9 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
     record = decode(value, place.kind)
     if isinstance(record, NodeRecord):
         _check_node(record, place.name)
+    elif isinstance(record, IssuedRecord | RevokedRecord):
+        if record.name.casefold() != place.name or not is_node_name(record.name):
+            raise ValueError(f"it is of {record.name[:60]!r}")
     elif isinstance(record, ProbeRecord):
         for peer, probe in record.peers.items():
             is_sound = probe.round_trip_s >= 0 and probe.bytes_per_s > 0 and 0 <= probe.loss < 1

@@ -20,9 +20,12 @@ from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, Pl
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
+from headway.daemon.rpc.job_signature import signed
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
+from headway.stages.sockets.roles import Role
+from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.daemon.node_network import Network, node_network
 
@@ -43,6 +46,8 @@ class Playground:
     client: EtcdClient
     folder: Path
     data: Path
+    role: Role | None = None
+    """Role in the daemons' certificates; None: they name none."""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
@@ -51,7 +56,7 @@ class Playground:
         known: dict[str, object] = {
             "name": name,
             "etcd": self.etcd.endpoint,
-            "certificates": self.etcd.authority.issue(name),
+            "certificates": self.etcd.authority.issue(name, role=self.role),
             "listen": "127.0.0.1:0",
             "state_dir": self.folder / name,
             "store_dir": self.folder / f"{name}-store",
@@ -98,9 +103,16 @@ class Playground:
         return self.folder / f"{name}.log"
 
     async def submit(
-        self, name: str = "tiny", *, batches: int = 5, min_nodes: int = 1, seed: int = 3, **data: Any
+        self,
+        name: str = "tiny",
+        *,
+        batches: int = 5,
+        min_nodes: int = 1,
+        seed: int = 3,
+        signer: TlsIdentity | None = None,
+        **data: Any,
     ) -> None:
-        """Put a job into etcd, as `headway submit` does."""
+        """Put a job into etcd, as `headway submit` does. signer: an identity that signs it."""
         spec = JobSpec(
             job=JobSection(name=name, seed=seed),
             model=MODEL,
@@ -111,7 +123,8 @@ class Playground:
             fault=FaultSpec(link_timeout_s=5.0),
             placement=PlacementSpec(min_nodes=min_nodes),
         )
-        await self.client.put(Keys.of(name, "spec"), encode(SpecRecord(spec=spec, submitted_at=time.time())))
+        record = SpecRecord(spec=spec, submitted_at=time.time())
+        await self.client.put(Keys.of(name, "spec"), signed(record, signer))
 
     async def ask(self, state: Desired, name: str = "tiny", *, request: int) -> None:
         """Pause, resume or cancel."""

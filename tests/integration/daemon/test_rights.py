@@ -17,14 +17,16 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import PhaseRecord, SpecRecord
+from headway.daemon.records.records import TERMINAL_PHASES, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
+from tests.integration.daemon.conftest import Playground
 from tests.integration.daemon.node_network import DATA, KEY, Network
 
 
@@ -92,6 +94,27 @@ async def test_only_an_operator_changes_a_job(etcd: Etcd, role: Role) -> None:
         async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
             await cancel(session, "j")
         assert (await administrator.get_prefix(PREFIX)).entries != before
+
+
+async def test_only_an_operators_job_runs_whoever_may_write_to_etcd(playground: Playground) -> None:
+    """A node's own submission fails with one line and starts no worker, and the operator's next to it ends well."""
+    authority = playground.etcd.authority
+    me = TlsIdentity.read(authority.issue("me", role=Role.OPERATOR))
+    playground.role = Role.NODE
+    await playground.started("n1")
+    await playground.submit("forged", signer=TlsIdentity.read(authority.directory / "n1"))
+    await playground.submit("unsigned")
+    await playground.submit("own", signer=me)
+
+    def ended(view: ClusterView) -> dict[str, PhaseRecord] | None:
+        phases = {name: job.phase for name, job in view.jobs.items()}
+        return phases if len(phases) == 3 and all(one.phase in TERMINAL_PHASES for one in phases.values()) else None
+
+    phases = await playground.until(ended, "the end of three jobs")
+    assert phases["own"].phase is Phase.FINISHED
+    assert phases["forged"].reason.endswith("n1 (node) has signed it, and only an operator submits jobs")
+    assert "no operator has signed it" in phases["unsigned"].reason
+    assert "forged" not in {*(await playground.view()).nodes["n1"].generations}
 
 
 @dataclass(frozen=True, slots=True)

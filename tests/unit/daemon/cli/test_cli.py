@@ -252,6 +252,17 @@ def test_certificates_for_a_cluster(tmp_path: Path, headway: Headway) -> None:
     assert (authority / "admin" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
 
 
+def test_known_certificates_are_listed(headway: Headway, fake_cluster: ModuleType) -> None:
+    """`certs list` has the nodes, and `certs` knows its commands from a folder."""
+    code, out, _ = headway("certs", "list")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["NAME", "ROLE", "HERE", "UNTIL", "REVOKED"]
+    assert {line.split()[0] for line in out.splitlines()[1:]} == fake_cluster.cluster_view().nodes.keys()
+    assert '"is_present": true' in headway("certs", "list", "--json")[1]
+    assert "NAME: 'a/b' cannot be the name of a certificate" in headway("certs", "revoke", "a/b")[2]
+    assert headway("certs", "restore", "a") == (2, "", "headway: a: is not revoked\n")
+
+
 def test_config_show_takes_file_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway
 ) -> None:

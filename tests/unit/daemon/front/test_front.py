@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import pytest
 
 from headway.daemon.front import front as front_module
 from headway.daemon.front.front import Front
-from headway.daemon.front.passage import Passage
+from headway.daemon.front.passage import MAX_ALERT_BYTES, Passage
+from headway.daemon.rpc.certificates import CertificateAuthority
 
 CONNECT = b"CONNECT %s:443 HTTP/1.1\r\n\r\n"
 SOON_S = 10.0
@@ -102,6 +104,15 @@ def heard(connection: socket.socket, num_bytes: int) -> bytes:
     return raw
 
 
+def accept(connection: socket.socket) -> None:
+    """Hear the worker's greeting, then let it answer twice, at a length that no refusal has."""
+    assert heard(connection, 25).endswith(b"worker")
+    words = b"x" * (MAX_ALERT_BYTES + 1)
+    for _ in range(2):
+        connection.sendall(words)
+        assert heard(connection, len(words)) == words
+
+
 def test_tls_reaches_the_daemon_with_every_byte(node: Node) -> None:
     one = node.dial()
     one.sendall(b"\x16hello")
@@ -182,17 +193,79 @@ def test_who_says_nothing_is_closed_in_time(node: Node, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("most_passages", [3])
 def test_strangers_take_only_what_is_left(node: Node) -> None:
-    """At the limit the oldest that has not said what it wants gives way, and passages stay."""
+    """At the limit the oldest that has not said what it wants gives way, and proven passages stay."""
     passages = [node.asking(b"worker") for _ in range(2)]
-    assert all(heard(each, 25) for each in passages)
+    for each in passages:
+        accept(each)
     silent = node.dial()
     time.sleep(0.1)
     late = node.asking(b"worker")
     assert heard(silent, 1) == b""
-    assert heard(late, 25).endswith(b"worker")
+    accept(late)
     assert heard(node.dial(), 1) == b"", "all are taken"
     passages[0].sendall(b"still")
     assert heard(passages[0], 5) == b"still"
+
+
+@pytest.mark.parametrize("most_passages", [20])
+def test_friends_come_through_a_flood_that_begins_like_tls(node: Node) -> None:
+    """Each of 500 openings is passed on to the daemon and then says nothing. Old friends stay, and new ones come."""
+    friends = [node.asking(b"worker") for _ in range(3)]
+    for each in friends:
+        accept(each)
+    for number in range(500):
+        stranger = node.dial()
+        stranger.sendall(b"\x16")
+        if number % 100 == 99:
+            friends.append(node.asking(b"worker"))
+            accept(friends[-1])
+    for each in friends:
+        each.sendall(b"still")
+        assert heard(each, 5) == b"still"
+
+
+@pytest.mark.parametrize("release", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("has_certificate", [True, False])
+def test_a_client_that_tls_refuses_proves_nothing(
+    tmp_path: Path, release: ssl.TLSVersion, has_certificate: bool
+) -> None:
+    """A whole handshake and an answer prove a passage; one without the certificate that is asked for does not."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    chains = {name: authority.issue(name) for name in ("server", "client")}
+    serves, asks = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    serves.verify_mode, asks.check_hostname, asks.verify_mode = ssl.CERT_REQUIRED, False, ssl.CERT_NONE
+    asks.minimum_version = asks.maximum_version = release
+    serves.load_verify_locations(chains["server"] / "ca.pem")
+    for context, name in [(serves, "server")] + [(asks, "client")] * has_certificate:
+        context.load_cert_chain(chains[name] / "cert.pem", chains[name] / "key.pem")
+    (outside, outer), (inner, inside) = socket.socketpair(), socket.socketpair()
+    for each in (outer, inner):
+        each.setblocking(False)
+    passage, is_over = Passage(outer, inner), threading.Event()
+
+    def serve() -> None:
+        with suppress(OSError), serves.wrap_socket(inside, server_side=True) as made:
+            made.sendall(made.recv(100) * 20)
+
+    def ask() -> None:
+        with suppress(OSError), asks.wrap_socket(outside) as made:
+            made.sendall(b"hello")
+            made.recv(100)
+        is_over.set()
+
+    threads = [threading.Thread(target=each) for each in (serve, ask)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + SOON_S
+    while not (is_over.is_set() and not threads[0].is_alive()) and time.monotonic() < until:
+        with suppress(OSError):
+            passage.move()
+    with suppress(OSError):
+        passage.move()
+    for thread in threads:
+        thread.join()
+    assert passage.is_proven == has_certificate
+    passage.close()
 
 
 def test_all_passages_together_keep_to_a_rate_and_each_is_told_of() -> None:

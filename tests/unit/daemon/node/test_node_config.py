@@ -34,6 +34,13 @@ def test_flags_count_more_than_variables_and_those_more_than_the_file(tmp_path: 
     assert (config.site, config.name, config.lease_ttl_s, config.etcd) == ("variable", "flag", 7, ("a:1",))
 
 
+def test_every_secret_of_a_node_is_kept_from_jobs() -> None:
+    """Keys, the authority's key, and the password."""
+    assert NodeConfig(certificates=Path("/c")).secrets == [Path("/c")]
+    settings = NodeConfig(certificates=Path("/c"), authority=Path("/a"), etcd_password_file=Path("/p"))
+    assert settings.secrets == [Path("/c"), Path("/a"), Path("/p")]
+
+
 def test_variables_are_text_and_become_what_the_field_is() -> None:
     """Numbers, paths and lists arrive as text."""
     config = read_node_config(

@@ -102,3 +102,15 @@ def test_a_missing_or_unreadable_authority_is_one_line(tmp_path: Path, content: 
         CertificateAuthority.open(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_authority_that_is_kept_stays_the_same(tmp_path: Path) -> None:
+    """Each call finds the key of the first, over the rest of one that was cut off; what it issues lies elsewhere."""
+    (tmp_path / "authority.part").mkdir()
+    (tmp_path / "authority.part" / "ca-key.pem").write_text("cut off")
+    first, again = (CertificateAuthority.kept_in(tmp_path / "authority") for _ in range(2))
+    assert again.certificate == first.certificate
+    folder = again.issuing_into(tmp_path / "run").issue("node-1")
+    certificate(folder).verify_directly_issued_by(first.certificate)
+    assert (folder, mode(tmp_path / "authority")) == (tmp_path / "run" / "node-1", 0o700)
+    assert sorted(path.name for path in tmp_path.rglob("*.pem") if "run" not in path.parts) == ["ca-key.pem", "ca.pem"]

@@ -1,7 +1,7 @@
 """Who may call what: every method is in the table, and a refusal says whose certificate it is and who may."""
 
 from headway.daemon.rpc.byte_streams import _REQUESTS
-from headway.daemon.serving.call_rights import CALLERS, refusal
+from headway.daemon.serving.call_rights import CALLERS, refusal, revocation
 from headway.proto import control_pb2
 from headway.stages.sockets.roles import ROLE_URI
 
@@ -22,3 +22,11 @@ def test_a_refusal_names_the_certificate_and_who_may() -> None:
     assert not any(refusal(method, ["old"]) for method in CALLERS)
     assert refusal("Status", ["a", f"{ROLE_URI}king"])
     assert "nobody" in refusal("Format", ["old"])
+
+
+def test_a_revoked_name_counts_nowhere_in_a_certificate() -> None:
+    """In any case of letters; another name, and one that is only a part, stay as they are."""
+    assert revocation(["A", "localhost", f"{ROLE_URI}node"], {"a"}) == "the certificate of A is revoked"
+    assert revocation(["x", "a"], {"a"})
+    assert not revocation(["ab", f"{ROLE_URI}node"], {"a"})
+    assert not revocation(["a"], ())

@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.records import CheckpointRecord, SpecRecord
-from headway.daemon.view.admission import admitted, why_no_checkpoint, why_refused
+from headway.daemon.view.admission import harmless, why_no_checkpoint, why_refused
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 
@@ -18,8 +18,8 @@ def _of(spec: JobSpec) -> SpecRecord:
 
 
 def test_what_keeps_the_rules_goes_in_as_it_is() -> None:
-    """No sentence, the same record."""
-    assert admitted(GOOD, "demo") == (GOOD, "")
+    """Nothing to say."""
+    assert why_refused(GOOD, "demo") == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_keeps_the_rules_goes_in_as_it_is() -> None:
 )
 def test_what_breaks_a_rule_comes_back_harmless(record: SpecRecord, why: str) -> None:
     """The sentence names the key; the record has a job of default sizes and no path that leads elsewhere."""
-    told, found = admitted(record, "demo")
+    told, found = harmless(record, "demo"), why_refused(record, "demo")
     assert found.startswith(why)
     assert found.isprintable()
     assert told.spec == JobSpec(job=JobSection(name="demo"))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
@@ -197,3 +198,29 @@ def test_names_of_checkpoint_folders() -> None:
     """By timeline and boundary, below the job's name, under a path or a URL."""
     assert boundary_url("s3://x/y/", "j", timeline=3, boundary=40) == "s3://x/y/j/00000003-0000000040"
     assert boundary_url("/c", "j", timeline=3, boundary=40, uid="u") == "/c/j/u/00000003-0000000040"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_revoked_node_is_not_there(is_first: bool) -> None:
+    """Whichever record comes first; when it is restored, it is there as soon as it registers again."""
+    view = ClusterView()
+    revoked = (Keys.revoked("A"), RevokedRecord(name="A", revoked_at=1.0), 2)
+    node = (Keys.node("a"), NODE, 1)
+    for key, record, revision in (revoked, node) if is_first else (node, revoked):
+        put(view, key, record, revision)
+    assert (view.nodes, view.is_revoked("a"), view.unreadable) == ({}, True, {})
+    delete(view, Keys.revoked("a"), 3)
+    put(view, Keys.node("a"), NODE, 4)
+    assert view.nodes == {"a": NODE}
+
+
+def test_certificates_are_known_by_small_letters() -> None:
+    """A record under another name is set aside, and an invitation is nobody's business."""
+    view = ClusterView()
+    issued = IssuedRecord(name="Ann", role="reader", serial="A", issued_at=1.0, expires_at=2.0, valid_s=1.0)
+    put(view, Keys.issued("Ann"), issued, 1)
+    put(view, Keys.invitation("Ben"), issued, 2)
+    put(view, Keys.revoked("b"), RevokedRecord(name="c", revoked_at=1.0), 3)
+    put(view, f"{Keys.REVOKED}B", RevokedRecord(name="B", revoked_at=1.0), 4)
+    assert (view.issued, view.revoked) == ({"ann": issued}, {})
+    assert view.unreadable.keys() == {Keys.revoked("b"), f"{Keys.REVOKED}B"}

@@ -1,0 +1,153 @@
+"""Commands about certificates: make them, list them, revoke them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json, say_table, with_cluster
+
+if TYPE_CHECKING:
+    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.client.revocations import KnownCertificate
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
+
+
+class _Certificates(TyperGroup):
+    """`headway certs DIR NAME…` means `headway certs make DIR NAME…`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word names; without one, it is a folder."""
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["make", *args])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    certs_app = typer.Typer(no_args_is_help=True, cls=_Certificates)
+    certs_app.callback()(_certs)
+    certs_app.command("make")(make)
+    certs_app.command("list")(list_known)
+    certs_app.command()(revoke)
+    certs_app.command()(restore)
+    app.add_typer(certs_app, name="certs")
+
+
+def _certs() -> None:
+    """Make certificates for nodes and people, or revoke them. Without a command, `make` is meant.
+
+    \b
+    headway certs ca node-a=10.0.0.7 --operator me
+    headway certs revoke node-b
+    """
+
+
+def make(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder; keep it private.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME[=HOST,…]", help="Nodes and etcd members.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Someone who runs jobs and nodes; may be repeated.")
+    ] = None,
+    reader: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Someone who looks on; may be repeated.")
+    ] = None,
+    days: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=36500, help="Days for which a new authority and its certificates are valid; 3650 if not given."
+        ),
+    ] = None,
+) -> None:
+    """Make certificates, and their authority.
+
+    Each name gets a folder with ca.pem, cert.pem and key.pem.
+    Give each node and each etcd member its folder: a certificate bears the name, which is the --name of the daemon.
+    A node's certificate runs no commands that change something: people have their own, as operators or readers.
+    Called again, it adds names to the same authority.
+
+    \b
+    headway certs make ca etcd=10.0.0.5 node-a=10.0.0.7,a.example node-b --operator me --reader ann
+    """
+    from datetime import timedelta
+
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.rpc.certificates import CA_KEY_FILE, KEPT_VALIDITY, CertificateAuthority
+    from headway.stages.sockets.roles import Role
+
+    if (directory / CA_KEY_FILE).exists():
+        authority = CertificateAuthority.open(directory)
+        if days is not None:
+            what = "already has an authority, and its certificates are valid as long as the authority"
+            raise ConfigError(f"{what}: leave --days out, or name a new folder", str(directory))
+    else:
+        authority = CertificateAuthority.create(directory, validity=timedelta(days=days) if days else KEPT_VALIDITY)
+        say(f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster")
+    holders = {Role.NODE: names, Role.OPERATOR: operator, Role.READER: reader}
+    for role, told in ((role, told) for role, of_role in holders.items() for told in of_role or []):
+        name, _, hosts = told.partition("=")
+        folder = authority.issue(name, hosts=tuple(host for host in hosts.split(",") if host), role=role)
+        say(f"{folder}: for {role} {name}")
+
+
+def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """List known certificates.
+
+    They are of nodes, of those who were invited, and of those who are revoked.
+
+    \b
+    headway certs list --json
+    """
+    from headway.daemon.client.revocations import known_certificates
+
+    found = with_cluster(etcd, certs, cluster, known_certificates)
+    if as_json:
+        say_json(found)
+        return
+    say_table(("NAME", "ROLE", "HERE", "UNTIL", "REVOKED"), [_row(one) for one in found])
+
+
+def _row(one: "KnownCertificate") -> tuple[str, ...]:
+    revoked = f"{_date(one.revoked_at)} by {one.revoked_by or 'somebody'}" if one.revoked_at else "-"
+    until = _date(one.expires_at) if one.expires_at else "-"
+    return one.name, one.role or "-", "yes" if one.is_present else "-", until, revoked
+
+
+def _date(at: float) -> str:
+    from datetime import UTC, datetime
+
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def revoke(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Revoke certificates, by name.
+
+    Within seconds all daemons refuse their holders, and jobs of a revoked node go on without it.
+    etcd itself takes the certificate until its user is deleted, if etcd has users.
+
+    \b
+    headway certs revoke node-b
+    """
+    from headway.daemon.client.revocations import revoke as ask
+
+    async def work(session: "ClusterSession") -> list[str]:
+        return await ask(session, names)
+
+    for line in with_cluster(etcd, certs, cluster, work):
+        say(line)
+    say(f"if etcd has users: {'; '.join(f'etcdctl user delete {name}' for name in names)}")
+
+
+def restore(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Let a revoked name's certificates count.
+
+    \b
+    headway certs restore node-b
+    """
+    from headway.daemon.client.revocations import restore as ask
+
+    async def work(session: "ClusterSession") -> list[str]:
+        return await ask(session, names)
+
+    for line in with_cluster(etcd, certs, cluster, work):
+        say(line)

@@ -1,0 +1,48 @@
+"""Follows which certificates are revoked: their holders' calls end, and a daemon whose own one is revoked ends too."""
+
+from collections.abc import Callable, Collection
+
+import structlog
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.view.cluster_watch import ClusterWatch
+
+log = structlog.get_logger()
+
+
+class Revocations:
+    """For one daemon."""
+
+    def __init__(
+        self,
+        cluster: ClusterWatch,
+        *,
+        node: str,
+        where: str,
+        revoke: Callable[[Collection[str]], None],
+        on_own: Callable[[ConfigError], None],
+    ) -> None:
+        """where: this node's certificate. revoke: refuses names, in small letters. on_own: ends this daemon."""
+        self._cluster = cluster
+        self._node = node
+        self._where = where
+        self._revoke = revoke
+        self._on_own = on_own
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled. While etcd is away, what was revoked before stays so."""
+        seen, known = -1, frozenset[str]()
+        while True:
+            seen = await self._cluster.changed(seen)
+            view = self._cluster.view
+            if (now := frozenset(view.revoked)) == known:
+                continue
+            log.info("certificates_revoked", names=sorted(now - known), restored=sorted(known - now))
+            known = now
+            self._revoke(now)
+            if view.is_revoked(self._node):
+                by = view.revoked[self._node.casefold()].revoked_by or "somebody"
+                what = (
+                    f"{by} has revoked it: `headway certs restore {self._node}` undoes that, or join under another name"
+                )
+                self._on_own(ConfigError(what, self._where))

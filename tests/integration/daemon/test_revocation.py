@@ -1,0 +1,136 @@
+"""`headway certs revoke`: within seconds nobody answers the holder, a node is out, and jobs go on to the same bits."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+from headway.daemon.client.job_requests import submit
+from headway.daemon.client.revocations import known_certificates, restore, revoke
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.joining.invitation import RefusedError
+from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records.records import Phase
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.stages.errors import ProtocolError, UnavailableError
+from headway.stages.sockets.roles import Role
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.integration.conftest import Etcd
+from tests.integration.daemon.conftest import Playground
+from tests.integration.daemon.join_place import join_place
+from tests.integration.exactness.training import assert_same_bits, finished, small_job, until_batch
+
+if TYPE_CHECKING:
+    from tests.integration.exactness.training import Oracle
+
+SOON_S = 5.0
+
+
+async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: Path, oracle: "Oracle") -> None:
+    """Three nodes train, one is revoked: its daemon ends with a line, two go on, losses and weights are the loop's."""
+    spec = small_job("three", batches=200)
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings={"num_spares": 1, "devices": "cpu"}) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3)))
+        job = await until_batch(session, "three", 5)
+        assert job.plan is not None
+        out = job.plan.stages[-1].node
+        (said,) = await revoke(session, [out])
+        began = time.monotonic()
+        assert said == f"{out}: revoked"
+        process = next(node for node in cluster.nodes if node.name == out)
+        while "has revoked it" not in process.log_path.read_text():
+            assert time.monotonic() - began < SOON_S
+            await asyncio.sleep(0.05)
+        piped = await finished(session, "three", tmp_path / "out")
+        view = await session.view()
+        reasons = [event.text for event in view.jobs["three"].events.values()]
+        assert any(f"Node {out} was lost (its certificate is revoked)" in reason for reason in reasons), reasons
+        assert out not in view.nodes
+    assert_same_bits(piped, oracle(spec))
+
+
+async def test_a_revoked_holders_calls_end_and_are_refused(playground: Playground) -> None:
+    """An operator's running stream is cut within seconds, the next call is refused; once restored, all is well."""
+    authority = playground.etcd.authority
+    playground.role = Role.NODE
+    await playground.started("n1")
+    me = authority.issue("me", role=Role.OPERATOR)
+    authority.issue("thief", role=Role.OPERATOR)
+    endpoint = NodeEndpoint("n1", (await playground.view()).nodes["n1"].address)
+    client = NodeClient(TlsIdentity.read(authority.directory / "thief"))
+    address = ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=me)
+    try:
+        async with ClusterSession(address) as session:
+            stream = client.accompany(endpoint, "n1")
+            assert await anext(stream)
+            (said,) = await revoke(session, ["Thief"])
+            assert said == "Thief: revoked; no node and no invited certificate bears this name: is it spelled right?"
+            with pytest.raises(UnavailableError):
+                async with asyncio.timeout(SOON_S):
+                    await anext(stream)
+            with pytest.raises(ProtocolError, match="the certificate of thief is revoked"):
+                await client.status(endpoint)
+            assert [(one.name, bool(one.revoked_at)) for one in await known_certificates(session)] == [
+                ("n1", False),
+                ("Thief", True),
+            ]
+            assert await restore(session, ["thief"]) == ["thief: its certificates count again"]
+            with pytest.raises(ConfigError, match="is not revoked"):
+                await restore(session, ["thief"])
+            async with asyncio.timeout(SOON_S):
+                while not await answers(client, endpoint):
+                    await asyncio.sleep(0.05)
+    finally:
+        await client.close()
+
+
+async def answers(client: NodeClient, endpoint: NodeEndpoint) -> bool:
+    """Return whether a daemon answers."""
+    try:
+        await client.status(endpoint)
+    except ProtocolError:
+        return False
+    return True
+
+
+async def test_a_revoked_operator_submits_no_more(playground: Playground) -> None:
+    """A job from before goes on; one from after fails, and says why."""
+    authority = playground.etcd.authority
+    playground.role = Role.NODE
+    await playground.started("n1")
+    me = authority.issue("me", role=Role.OPERATOR)
+    other = TlsIdentity.read(authority.issue("other", role=Role.OPERATOR))
+    await playground.submit("before", signer=other)
+    async with ClusterSession(ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=me)) as session:
+        await revoke(session, ["other"])
+    await playground.submit("after", signer=other)
+    failed = await playground.phase(Phase.FAILED, name="after")
+    assert failed.phase.reason.endswith("other had been revoked when it was submitted")
+    await playground.phase(Phase.FINISHED, name="before")
+
+
+async def test_a_revoked_name_is_not_invited(etcd: Etcd, tmp_path: Path) -> None:
+    """Neither anew nor with an invitation from before; when it is restored, its machine joins."""
+    me = etcd.authority.issue("me", role=Role.OPERATOR)
+    async with (
+        etcd.client() as client,
+        join_place(etcd.authority, client, tmp_path) as place,
+        ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session,
+    ):
+        token = await place.invited("n")
+        await revoke(session, ["n"])
+        with pytest.raises(RefusedError, match="n is revoked: take another name"):
+            await place.invited("n")
+        with pytest.raises(ConfigError, match="n is revoked"):
+            await place.join(token)
+        await restore(session, ["n"])
+        assert (await place.join(token)).answer.certificate
