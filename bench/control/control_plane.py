@@ -15,13 +15,19 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from rigs.measure import machine, progress
 
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.coordination.commands import Command, Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.plan_question import ask
+from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord, LinkProbe, ProbeRecord, ProgressRecord
@@ -32,11 +38,13 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
+    StateFile,
+    StateRecord,
     WorkerRecord,
     WorkerState,
 )
 from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.workers.status import WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -44,6 +52,10 @@ from headway.stages.spec import ModelSpec, TrainSpec
 SIZES = (10, 100, 300, 1000)
 NUM_RUNNING, NUM_QUEUED = 20, 5
 MOST_STAGES = 16
+NUM_WANTED = 8
+"""Nodes that each queued job waits for, on a site with half as many."""
+BOUNDARIES = (80, 90, 100)
+"""Boundaries of each job that nodes hold. The newest has no copies yet, as for some seconds after each snapshot."""
 NUM_PEERS = 12
 """Peers to which each node has measured its way."""
 
@@ -64,7 +76,7 @@ class Records:
             first = number * per_job
             self._add_running(number, self._nodes[first : first + per_job])
         for number in range(NUM_RUNNING, NUM_RUNNING + NUM_QUEUED):
-            spec = self._spec(number, min_nodes=num_nodes)
+            spec = self._spec(number, min_nodes=NUM_WANTED, sites=("full",))
             self.put(Keys.of(spec.job.name, "spec"), SpecRecord(spec=spec, uid=f"u{number}", submitted_at=1.0))
             self.put(Keys.of(spec.job.name, "phase"), PhaseRecord())
 
@@ -74,6 +86,14 @@ class Records:
         self._revision += 1
         self.num_bytes += len(key) + len(value)
         self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision, now=now)
+
+    def carry_out(self, command: Command, *, now: float) -> None:
+        """Write a decision, as the leader does."""
+        assert isinstance(command, Transaction)
+        values = command.puts | {key: value for key, (value, _) in command.leased.items()}
+        for key, value in (values | dict.fromkeys(command.deletes)).items():
+            self._revision += 1
+            self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision, now=now)
 
     def goodput(self, number: int, *, now: float) -> None:
         """Let a worker of the first job tell how its seconds were spent."""
@@ -91,12 +111,12 @@ class Records:
         worker = WorkerStatus(device_index=0, incarnation=f"{name}/0", address=f"{name}:1", pid=1)
         return NodeState(name=name, incarnation=f"{name}-1", workers=(worker,), now=now)
 
-    def _spec(self, number: int, *, min_nodes: int = 1) -> JobSpec:
+    def _spec(self, number: int, **placement: Any) -> JobSpec:
         return JobSpec(
             job=JobSection(name=f"job-{number:02d}"),
             model=ModelSpec(num_hidden_layers=32, hidden_size=64, intermediate_size=128),
             train=TrainSpec(batches=100_000, microbatches=32),
-            placement=PlacementSpec(min_nodes=min_nodes),
+            placement=PlacementSpec(**placement),
         )
 
     def _add_node(self, number: int) -> None:
@@ -106,8 +126,8 @@ class Records:
             incarnation=f"{name}-1",
             address=f"10.0.{number // 250}.{number % 250}:7070",
             host=f"10.0.{number // 250}.{number % 250}",
-            site=f"site-{number % 5}",
-            devices=(Device(kind="cpu", index=0, speed=1.0 + number % 3, arithmetic_class="one"),),
+            site=f"site-{number % 5}" if number < len(self._nodes) - NUM_WANTED // 2 else "full",
+            devices=(Device(kind="cpu", index=0, speed=1.0, arithmetic_class="one"),),
             memory_bytes=0,
             arithmetic_class="one",
             generations={f"job-{job:02d}/u{job}": 1 for job in range(NUM_RUNNING)},
@@ -118,26 +138,19 @@ class Records:
         self.put(Keys.probes(name), ProbeRecord(incarnation=f"{name}-1", peers=ways))
 
     def _add_running(self, number: int, nodes: list[str]) -> None:
-        spec = self._spec(number)
-        name, layers = spec.job.name, spec.layers
+        spec = self._spec(number, max_nodes=max(len(nodes), 1))
+        name = spec.job.name
         if not nodes:
             return
-        cuts = [len(layers) * index // len(nodes) for index in range(len(nodes) + 1)]
-        stages = tuple(
-            StagePlan(
-                node=node,
-                node_incarnation=f"{node}-1",
-                device_index=0,
-                layers=tuple(layers[cuts[index] : cuts[index + 1]]),
-                depth=len(nodes) - index,
-            )
-            for index, node in enumerate(nodes)
-        )
-        plan = PlanRecord(generation=1, timeline=1, stages=stages, predicted_batch_seconds=1.0)
+        planned = answer(ask(spec, [self.view.nodes[node] for node in nodes]))
+        assert isinstance(planned, ClusterPlan)
+        stages, seconds = planned.stages, planned.predicted_batch_seconds
+        plan = PlanRecord(generation=1, timeline=1, stages=stages, predicted_batch_seconds=seconds)
         self.put(Keys.of(name, "spec"), SpecRecord(spec=spec, uid=f"u{number}", submitted_at=1.0))
         self.put(Keys.of(name, "plan"), plan)
         self.put(Keys.of(name, "phase"), PhaseRecord(phase=Phase.RUNNING, generation=1, since=1.0))
-        progress_record = ProgressRecord(generation=1, batch=100, loss=3.0, tokens_per_second=1e4)
+        tokens_per_s = spec.train.tokens_per_batch / seconds
+        progress_record = ProgressRecord(generation=1, batch=100, loss=3.0, tokens_per_second=tokens_per_s)
         self.put(Keys.of(name, "progress"), progress_record)
         for position, stage in enumerate(stages):
             worker = WorkerRecord(
@@ -148,6 +161,31 @@ class Records:
                 state=WorkerState.RUNNING,
             )
             self.put(Keys.worker(name, 1, position), worker)
+        for boundary in BOUNDARIES:
+            self._add_state(spec, plan, boundary)
+
+    def _add_state(self, spec: JobSpec, plan: PlanRecord, boundary: int) -> None:
+        """Let each stage's node hold a boundary, and the next stage's node a copy unless the boundary is the newest."""
+        files: dict[str, dict[str, StateFile]] = {}
+        for position, stage in enumerate(plan.stages):
+            parts = (*stage.layers, JOURNAL) if plan.has_journal(position) else stage.layers
+            written = {part: StateFile(size_bytes=1 << 20, checksum=f"{position:016x}") for part in parts}
+            copier = plan.stages[(position + 1) % len(plan.stages)].node
+            for node in (stage.node, copier) if boundary != BOUNDARIES[-1] else (stage.node,):
+                files.setdefault(node, {}).update(written)
+        for node, held in files.items():
+            record = StateRecord(incarnation=f"{node}-1", generation=1, files=held)
+            self.put(Keys.state(spec.job.name, 1, boundary, node), record)
+
+
+def settle(records: Records, plans: PlanCache, earlier: Earlier) -> None:
+    """Compute plans and carry out decisions until nothing is left to do, as it is at most moments of a cluster."""
+    while (decision := decide(records.view, now=100.0, plans=plans, earlier=earlier)).missing or decision.commands:
+        for request in decision.missing:
+            plans.answered(request, answer(request.question))
+        plans.decided((), jobs=records.view.jobs, now=100.0)
+        for command in decision.commands if not decision.missing else ():
+            records.carry_out(command, now=100.0)
 
 
 def timed(work: Callable[[int], object], *, repeats: int) -> float:
@@ -172,12 +210,15 @@ def main() -> int:
     found: dict[str, float] = {}
     for size in options.sizes:
         progress(f"{size} nodes")
-        records, plans = Records(size), PlanCache()
+        records, plans, earlier = Records(size), PlanCache(), Earlier()
 
-        def decision(number: int, records: Records = records, plans: PlanCache = plans) -> None:
+        def decision(
+            number: int, records: Records = records, plans: PlanCache = plans, earlier: Earlier = earlier
+        ) -> None:
             records.goodput(number, now=100.0 + number)
-            decide(records.view, now=100.0 + number, plans=plans)
+            decide(records.view, now=100.0 + number, plans=plans, earlier=earlier)
 
+        settle(records, plans, earlier)
         found[f"listing_{size}_mb"] = records.num_bytes / 1e6
 
         def work_of_an_agent(number: int, records: Records = records) -> None:

@@ -1,13 +1,13 @@
 """Finds the copies that a node fetches for other stages, and spaces out snapshots when copies lag. Pure."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records.records import Phase, PlanRecord, StagePlan
-from headway.daemon.situation.boundaries import age, holders, own_places, restorable
+from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
 from headway.daemon.workers.orders import OrderSpaceSnapshots
@@ -32,13 +32,25 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
         return
-    newer = _not_restorable(job, view)
+    newer = view.derived.of(
+        f"boundaries without copies of {job.name}",
+        (job.num_changes, view.num_node_changes),
+        lambda: _not_restorable(job, view),
+    )
     if not newer:
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     coming = job.next if is_recovering and job.next is not None else plan
-    for stage_index, names in enumerate(copy_places(spec, coming, view.nodes, blocked=view.blocked)):
-        step = _oldest_missing(view, job, coming, stage_index, newer, node, is_named=node.name in names)
+    places = view.derived.of(
+        f"places for copies of {job.name}",
+        (spec, coming, view.num_node_changes),
+        lambda: copy_places(spec, coming, view.nodes, blocked=view.blocked),
+    )
+    for stage_index, (workers, names) in enumerate(zip(coming.replicas, places, strict=True)):
+        is_named = node.name in names
+        if not is_named and not _has_worker(coming, workers, node):
+            continue  # as for most stages of a large cluster
+        step = _oldest_missing(view, job, coming, stage_index, workers, newer, node, is_named=is_named)
         if step is not None:
             yield step
     yield from _spacing(job, plan, newer, node)
@@ -62,42 +74,45 @@ def _oldest_missing(
     job: JobView,
     plan: PlanRecord,
     stage_index: int,
+    workers: Sequence[int],
     newer: list[Place],
     node: NodeState,
     *,
     is_named: bool,
 ) -> FetchCopies | None:
     """Return the oldest missing boundary. is_named: whether this node is a place for copies of the stage."""
-    lead = plan.replicas[stage_index][0]
     missed = node.missed.get(JobGeneration(job.name, plan.generation), ())
     for place in newer:
-        living = holders(job, place, view.nodes)
         files = []
-        for part in _parts_to_fetch(plan, stage_index, place, node, is_named=is_named, has_missed=place[1] in missed):
-            others = living[part] - {node.name}
+        for part in _parts_to_fetch(plan, workers, place, node, is_named=is_named, has_missed=place[1] in missed):
+            others = living_holders(job, place, part, view.nodes) - {node.name}
             if others and StateKey(job.name, *place, part) not in node.held:
-                files.append(_copy_file(job, place, part, others, plan.stages[lead]))
+                files.append(_copy_file(job, place, part, others, plan.stages[workers[0]]))
         if files:
             return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
     return None
 
 
 def _parts_to_fetch(
-    plan: PlanRecord, stage_index: int, place: Place, node: NodeState, *, is_named: bool, has_missed: bool
+    plan: PlanRecord, workers: Sequence[int], place: Place, node: NodeState, *, is_named: bool, has_missed: bool
 ) -> tuple[str, ...]:
     """Return the parts that this node must fetch to hold a copy. A replica writes all its own parts except the journal.
 
     A replica that could not write its snapshot gets it from a sibling, even if the plan does not name it.
 
     """
-    workers = plan.replicas[stage_index]
     lead = workers[0]
-    is_replica = any(node.worker_of(plan.stages[position]) is not None for position in workers)
+    is_replica = _has_worker(plan, workers, node)
     writes_it = is_replica and place[0] == plan.timeline and place[1] >= plan.boundary
     if not is_named and not (writes_it and has_missed):
         return ()
     layers = plan.stages[lead].layers if has_missed or not writes_it else ()
     return (*layers, JOURNAL) if is_named and plan.has_journal(lead) else layers
+
+
+def _has_worker(plan: PlanRecord, positions: Iterable[int], node: NodeState) -> bool:
+    """Return whether one of these workers is this node's."""
+    return any(node.worker_of(plan.stages[position]) is not None for position in positions)
 
 
 def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:

@@ -54,8 +54,12 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
         for (timeline, boundary), files in node.held_of(name).items():
             yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
     elif not node.is_behind(job):
-        yield from _registrations(view, job, node)
-        yield from _durable_copies(view, job, node)
+        # A node of a large cluster has nothing to do with most of its jobs.
+        holds_files = any(key.job == name for key in node.held)
+        if holds_files or any(node.name in records for records in job.state.values()):
+            yield from _registrations(view, job, node)
+        if holds_files:
+            yield from _durable_copies(view, job, node)
         yield from _copies_for_others(view, job, node)
 
 

@@ -87,7 +87,7 @@ def _lines(path: Path, torn: list[Path]) -> Iterator[dict[str, Any]]:
             continue
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(texts):  # no newline, because its writer was killed
                 torn.append(path)
                 continue

@@ -6,8 +6,8 @@ than a plan of its own uses. A job that gives way shrinks by a planned change. A
 stopped by a checkpoint and queued again, but only after it has run for a time slice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from headway.daemon.planning.plan_devices import devices
 from headway.daemon.planning.plan_question import usable_devices
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
+from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
 from headway.daemon.situation.situation import JobSituation
@@ -28,6 +29,24 @@ STARTS_WORTH: Final = 5.0
 NOTHING: Final = frozenset[DeviceKey]()
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Whether a job would move to a plan: true or false until its progress is another, or the time has come."""
+
+    plan: ClusterPlan
+    is_worth_it: bool
+    progress: ProgressRecord | None
+    until: float
+
+    @classmethod
+    def of(cls, situation: JobSituation, plan: ClusterPlan) -> "Gain":
+        """Judge the plan now."""
+        outlook = situation.plans.outlook_of(plan)
+        verdict = judge(outlook) if outlook is not None else None
+        until = situation.now + verdict.wait_s if verdict is not None and verdict.wait_s > 0 else float("inf")
+        return cls(plan, verdict is not None and verdict.is_worth_it, situation.job.progress, until)
+
+
 @dataclass(slots=True)
 class Claims:
     """The claims of all jobs at one moment."""
@@ -37,6 +56,14 @@ class Claims:
     """Job to its claimed devices."""
     errors: dict[str, Exception] = field(default_factory=dict)
     """Errors raised about a job. Such a job claims nothing, and fails when it is decided about."""
+    until: float = field(default=float("inf"), compare=False)
+    """The moment at which time alone may change them, beside what jobs wait for."""
+    gains: dict[str, "Gain"] = field(default_factory=dict, compare=False)
+    """Running jobs that were dealt more devices, and whether they would move."""
+
+    def without(self, job: str) -> "Claims":
+        """Return the claims of the other jobs."""
+        return replace(self, by_job={name: claimed for name, claimed in self.by_job.items() if name != job})
 
     def standing(self, situation: JobSituation, *, ahead: Sequence[str] = ()) -> Standing:
         """Return how a job stands in the queue. ahead: the waiting jobs that are served before it, in order."""
@@ -90,6 +117,26 @@ def settle_claims(situations: Mapping[str, JobSituation], view: ClusterView, *, 
     return _Settling(situations, view, now).settle()
 
 
+def still_worth(claims: Claims, situations: Mapping[str, JobSituation]) -> bool:
+    """Return whether each job that was dealt more devices would still move to them, or still not."""
+    for name, gain in claims.gains.items():
+        situation = situations[name]
+        if gain.progress is not situation.job.progress or situation.now >= gain.until:
+            claims.gains[name] = Gain.of(situation, gain.plan)
+            if claims.gains[name].is_worth_it != gain.is_worth_it:
+                return False
+    return True
+
+
+def uses(situations: Iterable[JobSituation], view: ClusterView, *, now: float) -> tuple[float, ...]:
+    """Return what the user of each active job has used, in steps. It only orders users, so for one alone it is 0."""
+    users = [situation.job.user for situation in situations if _is_active(situation)]
+    if len(set(users)) < 2:
+        return (0.0,) * len(users)
+    used = view.usage.read_out(now)
+    return tuple(coarse(per_share(used, user, view.shares), slice_s=view.shares.slice_s) for user in users)
+
+
 def left_alone_until(situation: JobSituation) -> float:
     """Return until when a training job is protected from being stopped for another one."""
     return situation.job.started_at + max(situation.view.shares.slice_s, STARTS_WORTH * situation.job.starting_s)
@@ -100,11 +147,13 @@ class _Settling:
 
     def __init__(self, situations: Mapping[str, JobSituation], view: ClusterView, now: float) -> None:
         self._view, self._now = view, now
-        self._used = view.usage.read_out(now)
         self._at_least: dict[str, int] = {}
         self._unable: set[str] = set()
         self._errors: dict[str, Exception] = {}
         self._situations = {name: situation for name, situation in situations.items() if _is_active(situation)}
+        self._used = dict(zip(self._situations, uses(situations.values(), view, now=now), strict=True))
+        self._gains: dict[str, Gain] = {}
+        self._until = float("inf")
         set_aside = (job for name, job in view.jobs.items() if name not in situations)
         self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
         self._nobody_waits = not any(_is_waiting(situation) for situation in self._situations.values())
@@ -117,7 +166,7 @@ class _Settling:
         for is_again in (False, True):
             claimants = self._claimants()
             dealt = deal(list(claimants.values()), slice_s=self._view.shares.slice_s)
-            claims = Claims(claimants, {}, self._errors)
+            claims = Claims(claimants, {}, self._errors, self._until, self._gains)
             claim, give = partial(self._claim, claims, dealt, is_again), partial(self._give, claims, is_again)
             is_settled = self._of_each(claimants, claim)
             is_settled &= self._of_each(claimants, give)
@@ -194,8 +243,12 @@ class _Settling:
 
     def _is_worth_it(self, situation: JobSituation, plan: ClusterPlan) -> bool:
         """Return whether a running job would move to a plan with more devices."""
-        gain = situation.plans.outlook_of(plan)
-        return gain is not None and judge(gain).is_worth_it
+        gain = self._gains[situation.job.name] = Gain.of(situation, plan)
+        return gain.is_worth_it
+
+    def _lasts_until(self, *moments: float) -> None:
+        """Note moments at which a claim may change by time alone."""
+        self._until = min((self._until, *(at for at in moments if at > self._now)))
 
     def _claimants(self) -> dict[str, Claimant]:
         found = {}
@@ -216,6 +269,8 @@ class _Settling:
         if (held := _held(situation)) is None:
             return None
         left_out = {*plans.on_probation, *plans.unsettled}
+        unrest = self._view.unrest
+        self._lasts_until(unrest.settled_at, *plans.on_probation.values(), *map(unrest.steady_at, plans.unsettled))
         found = usable_devices(spec, plans.nodes.values(), quarantined=plans.quarantined, busy=self._not_dealt)
         possible = frozenset(found)
         own = held & possible
@@ -227,7 +282,7 @@ class _Settling:
             user=job.user,
             priority=job.priority,
             weight=weight(job.user, self._view.shares),
-            used=coarse(per_share(self._used, job.user, self._view.shares), slice_s=self._view.shares.slice_s),
+            used=self._used[job.name],
             rank=job.spec_revision,
             usable=usable,
             holds=own,
@@ -245,8 +300,9 @@ class _Settling:
         """Return the devices that no other job may take now."""
         if claimant.is_recovering or _phase(situation) is not Phase.RUNNING:
             return claimant.holds
-        slice_s = self._view.shares.slice_s
-        if self._nobody_waits and self._now < situation.job.devices_changed_at + slice_s:
+        turn_ends_at = situation.job.devices_changed_at + self._view.shares.slice_s
+        self._lasts_until(turn_ends_at, left_alone_until(situation))
+        if self._nobody_waits and self._now < turn_ends_at:
             return claimant.holds  # running jobs take turns by time slices
         return claimant.least_of_its_own() if self._now < left_alone_until(situation) else NOTHING
 

@@ -4,7 +4,7 @@
 etcd and continues. A command that is lost, late or overtaken is simply decided again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,7 @@ from headway.daemon.coordination.checkpoint_actions import (
     write_checkpoint,
     write_periodic_checkpoint,
 )
-from headway.daemon.coordination.claims import settle_claims
+from headway.daemon.coordination.claims import Claims, settle_claims, still_worth, uses
 from headway.daemon.coordination.commands import BrokenJob, Command, Decision
 from headway.daemon.coordination.conditions import (
     TELL_AFTER_S,
@@ -85,12 +85,13 @@ from headway.daemon.coordination.conditions import (
     workers_late,
     workers_late_to_stop,
 )
+from headway.daemon.coordination.earlier import Basis, Earlier, Judged
 from headway.daemon.coordination.queue_order import in_turn, is_queued
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.situation.plan_cache import PlanMissingError, PlanRequest, Plans, PlansAtOnce, urgency
+from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
@@ -244,27 +245,22 @@ def decide(
     written_at: float = 0.0,
     quarantine_after: int = QUARANTINE_AFTER,
     plans: Plans | None = None,
+    earlier: Earlier | None = None,
 ) -> Decision:
     """Decide about every job, first in first: at most one command each.
 
     now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
     people read; no decision depends on it. quarantine_after: failures of a node after which plans leave it out; 0:
     never.
-    plans: the source of plans; None: they are computed at once.
+    plans: the source of plans; None: they are computed at once. earlier: what was decided before about this view with
+    these plans; it saves work and changes nothing.
     """
     if view.steady_since is None:
         return Decision()  # etcd is unreachable: the view may be long out of date, and no write is possible
     if view.epoch and view.started_at is not None and now < view.started_at + LEASE_TTL_S:
         # etcd was restored from a backup: first every node reports the generations that it has seen
         return Decision(wake_at=view.started_at + LEASE_TTL_S)
-    commands: list[Command] = []
-    deadlines: list[float] = []
-    missing: list[PlanRequest] = []
-    stale: list[PlanRequest] = []
-    broken_jobs: list[BrokenJob] = []
-    # Also of jobs that are set aside below: their workers still run on these devices.
-    owned = {job.name: devices(job.plan) | devices(job.next) for job in view.jobs.values()}
-    content: set[str] = set()
+    earlier, plans = earlier or Earlier(), plans or PlansAtOnce()
     situations = {
         job.name: JobSituation(
             job=job,
@@ -272,67 +268,116 @@ def decide(
             now=now,
             written_at=written_at,
             quarantine_after=quarantine_after,
-            plan_source=plans or PlansAtOnce(),
+            plan_source=plans,
         )
         for job in in_turn(view, now=now)
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
-    # Shares depend on all jobs together, so they are settled before any job is decided about.
-    claims = settle_claims(situations, view, now=now)
-    ahead: list[str] = []
-    for job in (situation.job for situation in situations.values()):
-        situation = situations[job.name]
-        busy = frozenset[DeviceKey]().union(*(owned[name] for name in owned if name != job.name))
-        situation.busy = busy | claims.against(job.name)
-        situation.standing = claims.standing(situation, ahead=ahead)
-        if is_queued(job):
-            ahead.append(job.name)
-        try:
-            if (raised := claims.errors.get(job.name)) is not None:
-                raise raised
-            judged = _judge(situation)
-        except Exception as error:  # an unexpected error concerns one job; the other jobs are still decided about
-            found = broken(job.name, error)
-            judged = _Judged(command=give_up(situation, found, error))
-            broken_jobs.append(found)
-            # A job that fails now must not keep devices from the jobs after it.
-            claims.by_job.pop(job.name, None)
-        if judged.command is not None:
-            commands.append(judged.command)
-        # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
-        owned[job.name] |= judged.takes
-        deadlines += judged.deadlines
-        missing += judged.missing
-        # A job that already trains can wait for its plan: its requests are computed after others.
-        if judged.missing and job.phase.phase in (RUNNING, CHANGING) and not situation.current.draining:
-            content.add(job.name)
-        stale += judged.stale
+    common = (
+        view.num_changes,
+        quarantine_after,
+        tuple((job.name, job.num_changes, plans.version_of(job.name)) for job in view.jobs.values()),
+    )
+    turn = _Turn(view, earlier, _claims(situations, view, earlier, common, now=now))
+    judged = {name: turn.judged(situation, common) for name, situation in situations.items()}
+    deadlines = [at for one in judged.values() for at in one.deadlines]
+    commands = [one.command for one in judged.values() if one.command is not None]
     if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
         commands.append(usage)
     elif (due_at := usage_due_at(view)) is not None:
         deadlines.append(due_at)
+    wake_at = min(deadlines, default=None)
+    earlier.decided(situations, wake_at=wake_at)
+    missing = [request for one in judged.values() for request in one.missing]
+    stale = (*earlier.stale, *(request for one in judged.values() for request in one.stale))
+    # A job that already trains can wait for its plan: its requests are computed after others.
+    content = {name for name, one in judged.items() if one.missing and _is_content(situations[name])}
     return Decision(
         commands=tuple(commands),
-        wake_at=min(deadlines, default=None),
+        wake_at=wake_at,
         missing=tuple(sorted(missing, key=lambda request: urgency(request, is_content=request.job in content))),
-        stale=tuple(stale),
-        broken=tuple(broken_jobs),
+        stale=tuple({id(request): request for request in stale}.values()),
+        broken=tuple(turn.broken),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    """The decision about one job, and its effect on the jobs after it."""
+def _claims(
+    situations: Mapping[str, JobSituation], view: ClusterView, earlier: Earlier, common: Basis, *, now: float
+) -> Claims:
+    """Return the claims of all jobs. Shares depend on all jobs together, so they are settled before any job is
+    decided about.
+    """
+    basis = (common, uses(situations.values(), view, now=now))
+    found = earlier.claims(basis, now=now)
+    if found is not None and still_worth(found, situations):
+        return found
+    found = settle_claims(situations, view, now=now)
+    inquiries = [situation.plans.inquiry for situation in situations.values()]
+    earlier.settled(
+        basis,
+        found,
+        can_last=not any(inquiry.missing for inquiry in inquiries),
+        stale=(request for inquiry in inquiries for request in inquiry.stale),
+    )
+    return found
 
-    command: Command | None
-    takes: frozenset[DeviceKey] = frozenset()
-    """Devices that the command assigns to the job."""
-    deadlines: tuple[float, ...] = ()
-    missing: tuple[PlanRequest, ...] = ()
-    stale: tuple[PlanRequest, ...] = ()
+
+class _Turn:
+    """One decision's way through the jobs, first in first."""
+
+    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims) -> None:
+        self.broken: list[BrokenJob] = []
+        self._earlier, self._claims = earlier, claims
+        # Also of jobs that are set aside: their workers still run on these devices.
+        self._owned = {job.name: job.devices for job in view.jobs.values()}
+        self._ahead: list[str] = []
+        self._is_as_seen = True
+        """False once a job took devices or failed, which the jobs after it see and no version number shows."""
+
+    def judged(self, situation: JobSituation, common: Basis) -> Judged:
+        """Decide about the next job."""
+        job, now = situation.job, situation.now
+        # A job that trains reads only its own records of jobs, and so outlasts changes of others.
+        read = (common[:2], common[2] if job.phase.phase is not RUNNING else situation.plan_source.version_of(job.name))
+        basis = self._earlier.basis(job, read, *self._ahead)
+        found = self._earlier.judged(job, basis, now=now) if self._is_as_seen else None
+        if found is None:
+            found = self._judged_anew(situation)
+            if self._is_as_seen and not self._is_broken(job.name):
+                self._earlier.remember(job, basis, found, now=now)
+        if is_queued(job):
+            self._ahead.append(job.name)
+        # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
+        self._owned[job.name] |= found.takes
+        self._is_as_seen &= not found.takes and not self._is_broken(job.name)
+        return found
+
+    def _judged_anew(self, situation: JobSituation) -> Judged:
+        name = situation.job.name
+        busy = frozenset[DeviceKey]().union(*(self._owned[other] for other in self._owned if other != name))
+        situation.busy = busy | self._claims.against(name)
+        situation.standing = self._claims.standing(situation, ahead=self._ahead)
+        try:
+            if (raised := self._claims.errors.get(name)) is not None:
+                raise raised
+            return _judge(situation)
+        except Exception as error:  # an unexpected error concerns one job; the other jobs are still decided about
+            found = broken(name, error)
+            self.broken.append(found)
+            # A job that fails now must not keep devices from the jobs after it.
+            self._claims = self._claims.without(name)
+            return Judged(command=give_up(situation, found, error))
+
+    def _is_broken(self, name: str) -> bool:
+        return bool(self.broken) and self.broken[-1].job == name
 
 
-def _judge(situation: JobSituation) -> _Judged:
+def _is_content(situation: JobSituation) -> bool:
+    """Return whether the job trains on a plan that it could go on with."""
+    return situation.job.phase.phase in (RUNNING, CHANGING) and not situation.current.draining
+
+
+def _judge(situation: JobSituation) -> Judged:
     row, now = first_row(situation), situation.now
     command = _command(situation, row) if row is not None else None
     is_held_up = row is not None and command is None
@@ -347,7 +392,7 @@ def _judge(situation: JobSituation) -> _Judged:
     if inquiry.missing:
         since = inquiry.waits_since
         deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
-    return _Judged(
+    return Judged(
         command=command,
         takes=takes,
         deadlines=tuple(deadlines),

@@ -21,6 +21,7 @@ from headway.daemon.cleanup.data_cache import sweep_data
 from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -111,7 +112,7 @@ class Membership:
         self._dial_back: DialBack | None = None
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
-        plans = PlanCache()
+        plans, earlier = PlanCache(), Earlier()
         self._checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
@@ -125,7 +126,12 @@ class Membership:
             ),
             ttl_s=config.lease_ttl_s,
             decide=lambda view, *, now: decide(
-                view, now=now, written_at=time.time(), quarantine_after=config.quarantine_after, plans=plans
+                view,
+                now=now,
+                written_at=time.time(),
+                quarantine_after=config.quarantine_after,
+                plans=plans,
+                earlier=earlier,
             ),
             plans=plans,
             troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),

@@ -103,7 +103,7 @@ class NodeMemory:
             return {}
         try:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"is damaged ({error}); delete it if no other node of the cluster lives", str(path)
             ) from error

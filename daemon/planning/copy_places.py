@@ -6,6 +6,7 @@ of the stage (one failure often takes two neighbours), then the stage's site (co
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from itertools import islice
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.device_order import natural
@@ -22,7 +23,8 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
     """Return how many nodes must hold a layer before its boundary is restorable: the job's number, if that
     many exist.
     """
-    return max(1, min(spec.fault.copies, sum(may_hold(spec, node) for node in nodes.values())))
+    possible = (node for node in nodes.values() if may_hold(spec, node))
+    return max(1, sum(1 for _ in islice(possible, spec.fault.copies)))
 
 
 def copy_places(
@@ -38,16 +40,19 @@ def copy_places(
     load: Counter[str] = Counter()
     places = []
     stages = [[plan.stages[position] for position in workers] for workers in plan.replicas]
+    possible = sorted((node for node in nodes.values() if may_hold(spec, node)), key=lambda node: natural(node.name))
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
         siblings = {node.name for node in living}
         neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
-        candidates = [node for node in nodes.values() if node is not own and may_hold(spec, node)]
+        candidates = [node for node in possible if node is not own]
         holders = [own] if own is not None else []
         while candidates and len(holders) < wanted:
             hosts = {node.host for node in holders}
-            within_reach = [node for node in candidates if own is None or not blocked.cannot_ask(node.name, own.name)]
+            within_reach = candidates
+            if own is not None and blocked != NOTHING_BLOCKED:
+                within_reach = [node for node in candidates if not blocked.cannot_ask(node.name, own.name)]
             best = _best(
                 within_reach or candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load
             )
@@ -73,16 +78,21 @@ def _best(
     neighbours: Set[str],
     load: Mapping[str, int],
 ) -> NodeRecord:
-    """Return the place of one more copy. hosts: the machines that have one; load: copies of other stages by node."""
-    return min(
-        candidates,
-        key=lambda node: (
+    """Return the place of one more copy. candidates: in natural order. hosts: the machines that have a copy already.
+    load: copies of other stages by node.
+    """
+
+    def faults(node: NodeRecord) -> tuple[object, ...]:
+        return (
             node.is_draining,
             node.host in hosts,
             node.name not in siblings,
             node.name in neighbours,
             own is not None and node.site != own.site,
             load[node.name],
-            natural(node.name),
-        ),
-    )
+        )
+
+    # No key is smaller, so that in a large cluster the search ends after a few nodes.
+    has_sibling = bool(siblings) and any(node.name in siblings for node in candidates)
+    faultless = (False, False, not has_sibling, False, False, 0)
+    return next((node for node in candidates if faults(node) == faultless), None) or min(candidates, key=faults)

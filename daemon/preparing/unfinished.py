@@ -56,7 +56,7 @@ class Unfinished:
             if (said["format"], said["work"]) != (FORMAT, self._work):
                 return None
             return Left(said["fields"], _unpacked(said["lengths"], raw))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def save(self, fields: dict[str, Any], waiting: list[Piece]) -> None:

@@ -75,7 +75,7 @@ def _whole_lines(path: Path) -> tuple[int, int]:
                 break
             try:
                 found = json.loads(line)["batch"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(f"line {number} is not a batch's metrics", str(path)) from error
             if not isinstance(found, int) or found <= batch:
                 raise ConfigError(f"line {number} is batch {found}, which cannot follow batch {batch}", str(path))

@@ -60,6 +60,15 @@ def holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> dict
     return found
 
 
+def living_holders(job: JobView, place: Place, part: str, nodes: Mapping[str, NodeRecord]) -> set[str]:
+    """Return the living nodes that hold one part of a boundary."""
+    return {
+        name
+        for name, record in job.state.get(place, {}).items()
+        if part in record.files and name in nodes and nodes[name].incarnation == record.incarnation
+    }
+
+
 def fewest_holders(job: JobView, place: Place, nodes: Mapping[str, NodeRecord]) -> int:
     """Return the number of nodes that hold the rarest part; 0: the boundary is not complete."""
     return min(len(names) for names in holders(job, place, nodes).values())

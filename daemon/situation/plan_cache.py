@@ -8,6 +8,7 @@ the plan exists. The cluster may change in the meantime, so an answer may be for
   devices may still be used, although it ignores later newcomers.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -97,6 +98,10 @@ class Plans(Protocol):
         """Return since when a job has missed a plan, by the clock of the decisions; None: it misses none."""
         ...
 
+    def version_of(self, job: str, /) -> int:
+        """Return a number that changes whenever `find` may answer a question of the job in another way."""
+        ...
+
 
 class PlansAtOnce:
     """Computes every plan at once when it is requested, for callers that can wait."""
@@ -107,6 +112,10 @@ class PlansAtOnce:
 
     def wanted_since(self, job: str) -> None:
         """Return None: nothing is missing."""
+
+    def version_of(self, _job: str, /) -> int:
+        """Return 0: equal questions have equal answers."""
+        return 0
 
 
 class Inquiry:
@@ -176,6 +185,11 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, Purpose], _Entry] = {}
+        self._versions = Counter[str]()
+
+    def version_of(self, job: str, /) -> int:
+        """Return the number, see Plans."""
+        return self._versions[job]
 
     def find(self, request: PlanRequest) -> Found | None:
         """Look a plan up, see Plans."""
@@ -202,16 +216,19 @@ class PlanCache:
         """Store a computed plan. The next decision shows whether it came in time."""
         entry = self._entry(request)
         entry.question, entry.outcome, entry.is_unread = request.question, outcome, True
+        self._versions[request.job] += 1
 
     def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
         """Note a decision. missing: the plans that it needed and did not have. jobs: all present jobs."""
         for key in [key for key in self._entries if key[0] not in jobs]:
             del self._entries[key]
+            self._versions.pop(key[0], None)
         wanted = {(request.job, request.purpose) for request in missing}
         for request in missing:
             self._entry(request)
         for key, entry in self._entries.items():
             if entry.is_unread:
+                self._versions[key[0]] += 1
                 entry.num_overtaken = entry.num_overtaken + 1 if key in wanted else 0
                 entry.is_unread = False
             if key not in wanted:
@@ -228,9 +245,11 @@ class PlanCache:
         entry = self._entries.get((request.job, request.purpose))
         if entry is not None and entry.question == request.question:
             entry.question = entry.outcome = None
+            self._versions[request.job] += 1
 
     def clear(self) -> None:
         """Forget everything: the next leader begins with an empty cache."""
+        self._versions.update({job for job, _ in self._entries})
         self._entries.clear()
 
     def _entry(self, request: PlanRequest) -> _Entry:

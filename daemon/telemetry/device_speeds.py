@@ -52,7 +52,7 @@ class DeviceSpeeds:
         try:
             told = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
             self._known = {key: speed for key, speed in told.items() if is_speed(speed)}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             log.info("device_speeds_unknown", path=str(self._path))
 
     def of(self, devices: Sequence[Device]) -> tuple[Device, ...]:

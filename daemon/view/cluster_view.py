@@ -63,6 +63,8 @@ ABSENT_FOR_S: Final = 86400.0
 """A node that has been absent this long is forgotten: if it returns, it counts as new."""
 MAX_ABSENT: Final = 1000
 """Maximum number of absent nodes remembered, the latest first."""
+NOT_REPORTED: Final = GoodputRecord(node="", incarnation="")
+"""Stands for the report of a worker that has made none."""
 UNREADABLE: Final = -1
 """A revision that no key has."""
 
@@ -119,6 +121,8 @@ class JobView:
     """Time at which a record of files was last seen to change, while the job stops."""
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
     """Time at which the first worker of a generation was seen to have failed."""
+    num_changes: int = field(default=0, compare=False)
+    """Number of changes of its records, beside `progress` and what decisions do not read of `goodput`."""
 
     def refuse(self, why: str) -> None:
         """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
@@ -220,6 +224,10 @@ class ClusterView:
     """Newest incarnation of each node, also while it is absent."""
     why_unsigned: Callable[[bytes, SpecRecord], str] | None = field(default=None, compare=False, repr=False)
     """Returns why a submission, as it lies in etcd, is not an operator's own; None: anybody's counts."""
+    num_changes: int = field(default=0, compare=False)
+    """Number of changes of anything but one job's own records; which devices it has counts among the others."""
+    num_node_changes: int = field(default=0, compare=False)
+    """Number of changes of nodes' records, and of whom they reach."""
     derived: Derived = field(default_factory=Derived, compare=False, repr=False)
     """What follows from records of nodes alone, whichever job asks for it."""
 
@@ -247,7 +255,8 @@ class ClusterView:
         else:
             self.revisions[key] = mod_revision
             self._deleted.pop(key, None)
-        self.unreadable.pop(key, None)
+        if self.unreadable.pop(key, None) is not None:
+            self.num_changes += 1
         try:
             place = place_of(key)
             record = read_record(place, value) if value is not None else None
@@ -266,6 +275,7 @@ class ClusterView:
 
     def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
         """Note that etcd answers, or that it no longer does."""
+        self.num_changes += 1
         if not is_in_sight:
             self.steady_since = None
         elif self.steady_since is None:
@@ -287,6 +297,8 @@ class ClusterView:
         self.unrest.changed("", now=now)
         self.started_at = now
         self.epoch += 1
+        self.num_changes += 1
+        self.num_node_changes += 1
 
     def last_revision_of(self, key: str) -> int:
         """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
@@ -317,6 +329,7 @@ class ClusterView:
         kept = {name for name in newest_first[:MAX_ABSENT] if now - since[name] <= ABSENT_FOR_S}
         memories: tuple[dict[str, Any], ...] = (self.arrived_at, self.arrived_in, self.departures, self._incarnations)
         for name in since.keys() - kept:
+            self.num_changes += 1
             for memory in (since, *memories):
                 memory.pop(name, None)
             self._restored.discard(name)
@@ -349,6 +362,10 @@ class ClusterView:
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
+        if place.folder != "jobs":
+            self.num_changes += 1
+        if place.folder in ("nodes", "reach", "revoked"):
+            self.num_node_changes += 1
         match place.folder:
             case "leader":
                 self.leader = record
@@ -396,6 +413,7 @@ class ClusterView:
         Training continues under that record, and the coordinator decides nothing about the job.
         """
         self.unreadable[key] = unreadable(error)
+        self.num_changes += 1
         try:
             place = place_of(key)
         except ValueError:
@@ -444,6 +462,8 @@ class ClusterView:
             return
         job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
         phase_before, stop_before, plan_before = job.phase, job.stop, job.plan
+        if _is_read(job, place, record):
+            job.num_changes += 1
         if place.leaf in _SINGLE:
             name_of_field, absent = _SINGLE[place.leaf]
             setattr(job, name_of_field, record if record is not None else absent())
@@ -479,6 +499,7 @@ class ClusterView:
             job.devices_changed_at = now
         if place.leaf in ("spec", "plan", "next"):
             # Only these keys change the job's devices or its user, by which use is counted.
+            self.num_changes += 1
             num_devices = len(job.devices) if job.submission is not None else 0
             self.usage.hold(name, job.user, num_devices, now=now)
         if not known:
@@ -488,6 +509,17 @@ class ClusterView:
             prefix = Keys.job(name)
             if not any(other.startswith(prefix) for other in self.revisions):
                 del self.jobs[name]
+                self.num_changes += 1
+                self.derived = Derived()  # a name that never comes again would be remembered for ever
+
+
+def _is_read(job: JobView, place: RecordPlace, record: Any) -> bool:
+    """Return whether decisions about other jobs, or more than this job's outlook, may rest on a record."""
+    if place.leaf != "goodput":
+        return place.leaf != "progress"
+    generation, position = place.numbers
+    before = job.goodput.get((generation, position), NOT_REPORTED)
+    return bool(before.awaited_worker != (record or NOT_REPORTED).awaited_worker)
 
 
 def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:

@@ -18,7 +18,10 @@ class Derived:
         self._found: dict[str, tuple[tuple[object, ...], Any]] = {}
 
     def of(self, name: str, records: Iterable[object], compute: Callable[[], ValueT]) -> ValueT:
-        """Return the value that follows from these records. They are never changed, only replaced."""
+        """Return the value that follows from these records. They are never changed, only replaced.
+
+        The number of changes of something stands for all its records: the view replaces it with any of them.
+        """
         now = tuple(records)
         seen, value = self._found.get(name, ((), None))
         if name not in self._found or len(seen) != len(now) or not all(map(is_, seen, now)):

@@ -207,7 +207,7 @@ def test_uninstall_leaves_state_and_purge_leaves_nothing(booted: Booted) -> None
     machine.run("systemctl", "stop", "other.service")
     booted.headway("uninstall", "--purge")
     left = machine.run(
-        "sh", "-c", "ls -d /etc/headway /var/lib/headway /etc/*/headway* /etc/systemd/system/headway*", check=False
+        "sh", "-c", "ls -d /etc/headway /var/lib/headway /etc/*.d/headway* /etc/systemd/system/headway*", check=False
     )
     assert left.count("No such file") == len(left.splitlines()), left
     assert "no such user" in machine.run("id", "headway", check=False)

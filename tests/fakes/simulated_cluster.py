@@ -7,10 +7,12 @@ file.
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from headway.daemon.coordination.commands import Command, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
 from headway.daemon.leader.transaction_parts import parts
@@ -29,6 +31,7 @@ from headway.daemon.records.records import (
     SpecRecord,
 )
 from headway.daemon.records.shortages import MemoryShortage
+from headway.daemon.situation.plan_cache import Plans
 from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -85,6 +88,7 @@ class SimulatedCluster(SimulatedInvariants):
         self.leader = ""
         self.quarantine_after = 0
         self.planning = SimulatedPlanning(seed)
+        self._earlier: dict[int, tuple[ClusterView, Earlier]] = {}
         self._facts = steady_view()
         self._facts_seen = 0
 
@@ -318,9 +322,7 @@ class SimulatedCluster(SimulatedInvariants):
                 self.sweep(node.view)
         office = view.revision_of(Keys.LEADER)
         decision = self.planning.decided(
-            lambda plans: decide(
-                view, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
-            ),
+            lambda plans: self._decide_twice(view, plans),
             jobs=view.jobs,
             now=self.now,
             num_decisions=self.num_decisions,
@@ -334,6 +336,21 @@ class SimulatedCluster(SimulatedInvariants):
                 self.kill(self.leader)
                 break
         return decision.wake_at
+
+    def _decide_twice(self, view: ClusterView, plans: Plans) -> Decision:
+        """Decide with the memory of what this node has decided, and without one: the two must be equal."""
+        decide_now = partial(
+            decide, view, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
+        )
+        _, earlier = self._earlier.setdefault(id(view), (view, Earlier()))
+        remembering, anew = decide_now(earlier=earlier), decide_now()
+        assert remembering.commands == anew.commands, "a decision rests on what is no longer true"
+        assert (remembering.missing, remembering.broken) == (anew.missing, anew.broken)
+        assert bool(remembering.stale) == bool(anew.stale)
+        never = float("inf")
+        slept, due = (never if one.wake_at is None else one.wake_at for one in (remembering, anew))
+        assert slept <= due + 1e-6, "a deadline is slept through"
+        return remembering
 
     def _execute(self, command: Command, office: int, *, is_interrupted: bool = False) -> bool:
         if isinstance(command, WriteManifest):

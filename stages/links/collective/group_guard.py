@@ -118,7 +118,7 @@ class Whereabouts:
             return cls(
                 str(unmapped(told["source"])), frozenset((str(host), int(port)) for host, port in told["listeners"])
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RuntimeError("the other side says something unreadable of its addresses") from error
 
 

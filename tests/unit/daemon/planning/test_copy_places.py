@@ -1,11 +1,15 @@
 """Where copies of a stage's layers go: to other machines, away from neighbours, near by, and evenly."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
+from headway.daemon.costs.device_order import natural
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.planning import copy_places as module
 from headway.daemon.planning.copy_places import copy_places, num_copies
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import NodeRecord, PlanRecord, StagePlan
@@ -155,3 +159,28 @@ def test_a_copy_is_with_a_node_that_can_fetch_it_where_there_is_one() -> None:
     assert copy_places(SPEC, plan, nodes, blocked=blocked) == (("c",),)
     del nodes["c"]
     assert copy_places(SPEC, plan, nodes, blocked=blocked) == (("b",),)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_place_is_the_one_with_the_fewest_faults(seed: int) -> None:
+    """The search ends at a node without a fault; over all nodes it would have found the same one."""
+    draw = random.Random(seed)
+    names = [f"n{number}" for number in range(draw.randint(1, 12))]
+    nodes = sorted(
+        (
+            node(name, host=draw.choice(names), site=draw.choice("ab"), is_draining=draw.random() < 0.2)
+            for name in names
+        ),
+        key=lambda one: natural(one.name),
+    )
+    own = draw.choice([None, *nodes])
+    hosts, siblings, neighbours = ({draw.choice(names) for _ in range(draw.randint(0, 3))} for _ in range(3))
+    load = Counter(draw.choices(names, k=draw.randint(0, 6)))
+
+    def faults(one: NodeRecord) -> tuple[object, ...]:
+        is_far = own is not None and one.site != own.site
+        near = (one.name not in siblings, one.name in neighbours, is_far)
+        return one.is_draining, one.host in hosts, *near, load[one.name], natural(one.name)
+
+    found = module._best(nodes, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load)
+    assert found is min(nodes, key=faults)
