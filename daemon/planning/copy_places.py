@@ -41,12 +41,15 @@ def copy_places(
     places = []
     stages = [[plan.stages[position] for position in workers] for workers in plan.replicas]
     possible = sorted((node for node in nodes.values() if may_hold(spec, node)), key=lambda node: natural(node.name))
+    at = {node.name: index for index, node in enumerate(possible)}
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
         siblings = {node.name for node in living}
         neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
-        candidates = [node for node in possible if node is not own]
+        # Of equal nodes the next one after the stage's own, so that the copies of many jobs do not meet on one node.
+        start = at.get(own.name, -1) + 1 if own is not None else 0
+        candidates = [node for node in (*possible[start:], *possible[:start]) if node is not own]
         holders = [own] if own is not None else []
         while candidates and len(holders) < wanted:
             hosts = {node.host for node in holders}

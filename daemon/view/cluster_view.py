@@ -400,12 +400,14 @@ class ClusterView:
                 self._fold_job(place, record, create_revision=create_revision, now=now)
 
     def _refuse_revoked(self) -> None:
-        """Refuse jobs that somebody signed after they were revoked; earlier ones go on."""
+        """Refuse jobs that came after their signer was revoked; earlier ones go on. etcd's order counts, not the times in
+        the records: whoever signs can write any time.
+        """
         for job in self.jobs.values() if self.revoked else ():
-            told = job.submission
-            found = self.revoked.get(told.signed_by.casefold()) if told is not None else None
-            if told is not None and found is not None and told.submitted_at >= found.revoked_at:
-                job.refuse(f"{told.signed_by} had been revoked when it was submitted")
+            signer = job.submission.signed_by if job.submission is not None else ""
+            is_later = self.revisions.get(Keys.of(job.name, "spec"), 0) > self.revisions.get(Keys.revoked(signer), 0)
+            if signer.casefold() in self.revoked and is_later:
+                job.refuse(f"{signer} had been revoked when it was submitted")
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
         """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.

@@ -161,6 +161,13 @@ def test_a_copy_is_with_a_node_that_can_fetch_it_where_there_is_one() -> None:
     assert copy_places(SPEC, plan, nodes, blocked=blocked) == (("b",),)
 
 
+def test_copies_of_many_jobs_do_not_meet_on_one_node() -> None:
+    """Each job runs on two of nine nodes, and its copies go on from there."""
+    nodes = [node(name) for name in "abcdefghi"]
+    kept = Counter(name for pair in ("ab", "de", "gh") for stage in places(pair, *nodes) for name in stage)
+    assert max(kept.values()) == 1
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_the_place_is_the_one_with_the_fewest_faults(seed: int) -> None:
     """The search ends at a node without a fault; over all nodes it would have found the same one."""

@@ -224,3 +224,30 @@ def test_certificates_are_known_by_small_letters() -> None:
     put(view, f"{Keys.REVOKED}B", RevokedRecord(name="B", revoked_at=1.0), 4)
     assert (view.issued, view.revoked) == ({"ann": issued}, {})
     assert view.unreadable.keys() == {Keys.revoked("b"), f"{Keys.REVOKED}B"}
+
+
+@pytest.mark.parametrize("submitted_at", [0.0, 1e9])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_revoked_operator_submits_later_is_refused_whatever_its_time(
+    submitted_at: float, is_first: bool
+) -> None:
+    """etcd's order decides, also when a view hears of both the other way round; who signs can write any time."""
+    record = SpecRecord(spec=small_spec("j"), signed_by="Ann", submitted_at=submitted_at)
+    for spec_revision, told in ((3, ""), (5, "Ann had been revoked when it was submitted")):
+        view = ClusterView()
+        changes = [(Keys.of("j", "spec"), record, spec_revision)]
+        changes.insert(not is_first, (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4))
+        for key, value, revision in changes:
+            put(view, key, value, revision)
+        assert view.jobs["j"].refusal == told
+
+
+def test_a_rewritten_submission_counts_as_a_later_one() -> None:
+    """The key is as old as the job, and what lies in it is not."""
+    record = SpecRecord(spec=small_spec("j"), signed_by="ann")
+    view = ClusterView()
+    put(view, Keys.of("j", "spec"), record, 3)
+    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
+    assert view.jobs["j"].refusal == ""
+    view.apply(Keys.of("j", "spec"), encode(record), mod_revision=5, create_revision=3)
+    assert view.jobs["j"].refusal == "ann had been revoked when it was submitted"
