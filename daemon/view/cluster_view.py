@@ -262,8 +262,9 @@ class ClusterView:
             record = read_record(place, value) if value is not None else None
             if value is None or place.kind is not None:
                 self._fold(place, record, create_revision=create_revision, now=now)
-            if isinstance(record, SpecRecord) and value is not None and self.why_unsigned is not None:
-                self.jobs[place.name].refuse(self.why_unsigned(value, record))
+            if isinstance(record, SpecRecord) and value is not None:
+                if self.why_unsigned is not None:
+                    self.jobs[place.name].refuse(self.why_unsigned(value, record))
                 self._refuse_revoked()
         except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
@@ -400,8 +401,9 @@ class ClusterView:
                 self._fold_job(place, record, create_revision=create_revision, now=now)
 
     def _refuse_revoked(self) -> None:
-        """Refuse jobs that came after their signer was revoked; earlier ones go on. etcd's order counts, not the times in
-        the records: whoever signs can write any time.
+        """Refuse jobs that came after their signer was revoked; earlier ones go on.
+
+        etcd's order counts, not the times in the records: whoever signs can write any time.
         """
         for job in self.jobs.values() if self.revoked else ():
             signer = job.submission.signed_by if job.submission is not None else ""
