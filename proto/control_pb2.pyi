@@ -32,6 +32,18 @@ class InviteReply(_message.Message):
     ca_sha256: bytes
     def __init__(self, secret: _Optional[bytes] = ..., ca_sha256: _Optional[bytes] = ...) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    def __init__(self, request: _Optional[str] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("certificate",)
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    certificate: str
+    def __init__(self, certificate: _Optional[str] = ...) -> None: ...
+
 class TraceRequest(_message.Message):
     __slots__ = ("job", "forwarded")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -101,6 +101,11 @@ class NodeStub:
                 request_serializer=headway_dot_proto_dot_control__pb2.InviteRequest.SerializeToString,
                 response_deserializer=headway_dot_proto_dot_control__pb2.InviteReply.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/headway.control.Node/Renew',
+                request_serializer=headway_dot_proto_dot_control__pb2.RenewRequest.SerializeToString,
+                response_deserializer=headway_dot_proto_dot_control__pb2.RenewReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -199,6 +204,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """The next certificate for the caller's own name and role; only a daemon with the cluster's authority does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +278,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Invite,
                     request_deserializer=headway_dot_proto_dot_control__pb2.InviteRequest.FromString,
                     response_serializer=headway_dot_proto_dot_control__pb2.InviteReply.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=headway_dot_proto_dot_control__pb2.RenewRequest.FromString,
+                    response_serializer=headway_dot_proto_dot_control__pb2.RenewReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -621,6 +638,33 @@ class Node:
             '/headway.control.Node/Invite',
             headway_dot_proto_dot_control__pb2.InviteRequest.SerializeToString,
             headway_dot_proto_dot_control__pb2.InviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.control.Node/Renew',
+            headway_dot_proto_dot_control__pb2.RenewRequest.SerializeToString,
+            headway_dot_proto_dot_control__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

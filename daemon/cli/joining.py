@@ -23,8 +23,11 @@ def invite(
     role: Annotated[Literal["node", "operator", "reader"], typer.Option(help="What its certificate allows.")] = "node",
     lasts: Annotated[str, typer.Option(help="Time in which it has to join, such as 30m, 1h or 7d.")] = "1h",
     valid: Annotated[
-        str, typer.Option(help="Life of its certificate, such as 90d; to go on, it is invited again.")
-    ] = "365d",
+        str | None,
+        typer.Option(
+            help="Life of its certificate; 30d for a node, which renews it, 365d for a person.", show_default=False
+        ),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Although the name has a certificate, which stays valid.")
     ] = False,
@@ -49,7 +52,7 @@ def invite(
 
     own, _, hosts = name.partition("=")
     lasts_s = read_duration(lasts, "--lasts")
-    valid_s = read_duration(valid, "--valid")
+    valid_s = read_duration(valid or ("30d" if role == "node" else "365d"), "--valid")
 
     async def work(session: "ClusterSession") -> str:
         return await ask(

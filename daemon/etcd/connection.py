@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from headway.daemon.errors import CompactedError, ConfigError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
+from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
 ReplyT = TypeVar("ReplyT")
@@ -58,7 +59,7 @@ class EtcdAccess:
 
     endpoints: tuple[str, ...]
     """The members of etcd, each as host:port; tried in turn."""
-    identity: TlsIdentity | None = None
+    identity: Identity | None = None
     """TLS identity; None: no TLS. An identity without certificate and key only checks the server's."""
     server_name: str = ""
     """Name that the server's certificate must have; empty: the dialled host, or `headway`."""
@@ -83,6 +84,8 @@ class EtcdConnection:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._expected: dict[str, str] = {}
         """Certificate name to expect at an endpoint whose host is not in its certificate."""
+        self._opened_as: dict[str, TlsIdentity] = {}
+        """Identity that an endpoint's channel shows."""
         self._token: Metadata = ()
         self._login = asyncio.Lock()
 
@@ -209,8 +212,8 @@ class EtcdConnection:
         if identity is None:
             return grpc.aio.insecure_channel(endpoint, options=options)
         options += expecting(self._expected.get(endpoint, self.access.server_name))
-        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key or None, identity.certificate or None)
-        return grpc.aio.secure_channel(endpoint, credentials, options=options)
+        self._opened_as[endpoint] = identity.now()
+        return grpc.aio.secure_channel(endpoint, dialling(identity), options=options)
 
     async def _reach(self, deadline: float, timeout_s: float) -> None:
         """Return when the present endpoint is connected; switch to the next endpoint while it is not."""
@@ -227,6 +230,7 @@ class EtcdConnection:
                     return  # any answer proves that the endpoint is up
                 if OTHER_NAME in (error.details() or "") and await self._expects_old_name(endpoint):
                     continue
+                await self._close_old(endpoint)
                 self.leave(endpoint)
                 if loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error, timeout_s) from error
@@ -239,6 +243,14 @@ class EtcdConnection:
         self._expected[endpoint] = OLD_NAME
         await self._channels.pop(endpoint).close()
         return True
+
+    async def _close_old(self, endpoint: str) -> None:
+        """Close a channel that shows an earlier certificate: the endpoint may no longer take it."""
+        identity = self.access.identity
+        if identity is not None and self._opened_as.get(endpoint) is not identity.now():
+            channel = self._channels.pop(endpoint, None)
+            if channel is not None:
+                await channel.close()
 
     async def _authenticated(
         self,
@@ -263,7 +275,7 @@ class EtcdConnection:
     def _unreachable(self, error: grpc.aio.AioRpcError, timeout_s: float, remark: str = "") -> StoreUnreachableError:
         reason = f"no answer within {timeout_s:.3g} s: {one_line(error)}"
         identity = self.access.identity
-        if identity is None or not identity.certificate:
+        if identity is None or not identity.now().certificate:
             reason += "; no client certificate was given, and a server with TLS may want one"
         return StoreUnreachableError(self.target, f"{reason} ({remark})" if remark else reason)
 

@@ -1,4 +1,4 @@
-"""The daemon with the authority: it invites for operators, and signs for those who were invited, once each.
+"""The daemon with the authority: it invites for operators, signs for those who were invited, and renews for them.
 
 What it checks is in invitation.py. etcd has the invitations, so any daemon with the same authority may sign. One
 transaction deletes the invitation and notes the certificate, before the certificate leaves this process.
@@ -16,7 +16,9 @@ from typing import Final, TypeVar
 
 import structlog
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.client import EtcdClient
@@ -32,6 +34,7 @@ from headway.daemon.joining.invitation import (
 )
 from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, JoinAnswer
 from headway.daemon.joining.join_token import SECRET_BYTES
+from headway.daemon.joining.renewal import check_renewal
 from headway.daemon.joining.signing_request import read_signing_request
 from headway.daemon.names import is_node_name
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
@@ -43,8 +46,9 @@ from headway.daemon.rpc.certificates import (
     CertificateAuthority,
     certificate_pem,
     general_name,
+    names_in,
 )
-from headway.stages.sockets.roles import ROLE_URI
+from headway.stages.sockets.roles import ROLE_URI, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE
 
 log = structlog.get_logger()
@@ -161,6 +165,51 @@ class Signer:
             certificate=certificate_pem(certificate).decode(), role=role, etcd=invitation.etcd, authority=self.ca
         )
 
+    async def renew(self, shown: bytes, request: str) -> str:
+        """Return the next certificate for the holder of one, in PEM. Raises RefusedError.
+
+        shown: its present one in PEM, whose key it has proven in TLS. request: PEM of PKCS #10, with another key.
+        """
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        serial, name = self._shown(shown)
+        key, names = read_signing_request(request)
+        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
+        digest = _digest(key)
+        issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now)
+        check_names(issued.name, issued.role, names, role_uri=ROLE_URI)
+        validity = timedelta(seconds=issued.valid_s)
+        certificate = self._authority.certify(
+            key, issued.name, hosts=issued.hosts, role=issued.role, validity=validity, now=now
+        )
+        record = replace(
+            issued,
+            serial=f"{certificate.serial_number:X}",
+            issued_at=now.timestamp(),
+            expires_at=certificate.not_valid_after_utc.timestamp(),
+            key_sha256=digest,
+            renews=serial if serial == issued.serial else issued.renews,
+        )
+        unchanged = [Compare.unchanged(Keys.issued(name), issued_at), Compare.absent(Keys.revoked(name))]
+        try:
+            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(record))])
+        except ConflictError as error:
+            raise RefusedError("something changed meanwhile: ask again") from error
+        log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)
+        return certificate_pem(certificate).decode()
+
+    def _shown(self, pem: bytes) -> tuple[str, str]:
+        """Return the serial number of a caller's certificate, and its holder's name. Raises RefusedError."""
+        try:
+            certificate = x509.load_pem_x509_certificate(pem)
+            certificate.verify_directly_issued_by(self._authority.certificate)
+            name = next(iter(without_roles(names_in(certificate))), "")
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise RefusedError("the certificate is not of this authority") from error
+        if not is_node_name(name):
+            raise RefusedError("the certificate bears no name")
+        return f"{certificate.serial_number:X}", name
+
     async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
         """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
         entry = await self._etcd.get(key)
@@ -182,6 +231,11 @@ def _check_hosts(wish: InvitationRecord) -> None:
             general_name(name)
         except ConfigError as error:
             raise RefusedError(error.what) from error
+
+
+def _digest(key: ec.EllipticCurvePublicKey) -> str:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def _issued(certificate: x509.Certificate, invitation: InvitationRecord, now: float) -> IssuedRecord:

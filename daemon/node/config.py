@@ -122,7 +122,13 @@ class NodeConfig:
     @property
     def secrets(self) -> list[Path]:
         """Return the folders and files that no job may name."""
-        return [path for path in (self.certificates, self.authority, self.etcd_password_file) if path is not None]
+        told = (self.certificates, self.renewals_dir, self.authority, self.etcd_password_file)
+        return [path for path in told if path is not None]
+
+    @property
+    def renewals_dir(self) -> Path:
+        """Return the folder of renewed certificates."""
+        return self.state_dir / "certificates"
 
     @property
     def data_cache_dir(self) -> Path:

@@ -2,28 +2,63 @@
 is dialled.
 """
 
+from pathlib import Path
+
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.renewals import forget_renewed
 from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
 
 
-def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
-    """Return the identity and etcd's password (empty without a user). Raises ConfigError, naming the file."""
-    directory = config.certificates
+def read_identity(config: NodeConfig) -> tuple[RenewableIdentity, str]:
+    """Return the identity and etcd's password (empty without a user). Raises ConfigError, naming the file.
+
+    A renewed certificate counts until the settings name a newer one, or one of another authority.
+    """
     try:
-        identity = TlsIdentity.read(directory)
+        named = TlsIdentity.read(config.certificates)
+        if (renewed := _renewed(config)) is not None and not _follows(renewed, named):
+            forget_renewed(config.renewals_dir)
+        identity = RenewableIdentity(config.certificates, config.renewals_dir)
     except OSError as error:
-        where = str(error.filename or directory)
+        where = str(error.filename or config.certificates)
         raise ConfigError(
             f"cannot be read: {error.strerror}; certificates must name a folder that contains it", where
         ) from error
+    _check(identity.now(), config.certificates if identity.now().key == named.key else config.renewals_dir / NEWEST)
+    _check_name(config, identity.now())
+    return identity, _password(config)
+
+
+def _renewed(config: NodeConfig) -> TlsIdentity | None:
+    """Return the pair that was renewed last; None: there is none."""
+    ca, newest = config.certificates / CA_FILE, config.renewals_dir / NEWEST
+    try:
+        return TlsIdentity(ca.read_bytes(), *((newest / name).read_bytes() for name in (CERTIFICATE_FILE, KEY_FILE)))
+    except FileNotFoundError:
+        return None
+
+
+def _follows(renewed: TlsIdentity, named: TlsIdentity) -> bool:
+    """Return whether a renewed certificate is of the same authority as the named one, and no older."""
+    try:
+        found = x509.load_pem_x509_certificate(renewed.certificate)
+        found.verify_directly_issued_by(x509.load_pem_x509_certificate(renewed.ca))
+        return found.not_valid_before_utc >= x509.load_pem_x509_certificate(named.certificate).not_valid_before_utc
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+
+
+def _check(identity: TlsIdentity, directory: Path) -> None:
+    """Raise ConfigError, naming the file, unless peers take this certificate."""
     authority = read_certificate(identity.ca, str(directory / CA_FILE))
     certificate = read_certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
     try:
@@ -37,15 +72,13 @@ def read_identity(config: NodeConfig) -> tuple[TlsIdentity, str]:
     except (ValueError, TypeError, InvalidSignature) as error:
         raise ConfigError(f"was not issued by the authority in {CA_FILE}", str(directory / CERTIFICATE_FILE)) from error
     check_own_certificate(certificate, str(directory / CERTIFICATE_FILE), serves=True)
-    _check_name(config, certificate)
-    return identity, _password(config)
 
 
-def _check_name(config: NodeConfig, certificate: x509.Certificate) -> None:
+def _check_name(config: NodeConfig, identity: TlsIdentity) -> None:
     """Raise ConfigError unless the certificate is this node's: peers would take it for another's."""
     if config.name in LOCAL_HOSTS:
         raise ConfigError(f"{config.name!r} is every machine's name: give the node its own name", "name")
-    names = names_in(certificate)
+    names = names_in(x509.load_pem_x509_certificate(identity.certificate))
     where = str(config.certificates / CERTIFICATE_FILE)
     if Role.NODE not in roles_among(names):
         raise ConfigError(f"is of {holder(names)}, and a daemon needs a node's: `headway certs` makes one", where)

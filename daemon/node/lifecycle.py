@@ -38,6 +38,7 @@ from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.preemption import leave_within_s
 from headway.daemon.node.preemption_watch import PreemptionWatch
 from headway.daemon.node.relays import read_relays
+from headway.daemon.node.renewals import Renewals
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
@@ -125,7 +126,7 @@ class Daemon:
             reserve_gib=config.cuda_reserve_gib,
         )
         check_worker_ports(config, len(devices))
-        authority = open_authority(config.authority, identity.ca) if config.authority is not None else None
+        authority = open_authority(config.authority, identity.now().ca) if config.authority is not None else None
         memory = NodeMemory(config.state_dir)
         memory.open()
         stack.callback(memory.close)
@@ -168,7 +169,7 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
-        cluster = ClusterWatch(etcd, view=ClusterView(why_unsigned=signature_check(identity)))
+        cluster = ClusterWatch(etcd, view=ClusterView(why_unsigned=signature_check(identity.now())))
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
@@ -198,6 +199,15 @@ class Daemon:
             stack.push_async_callback(_cancel, watching)
         client = NodeClient(identity)
         stack.push_async_callback(client.close)
+        renewals = Renewals(
+            cluster,
+            identity,
+            name=config.name,
+            folder=config.renewals_dir,
+            tell=lambda reason: activities.trouble("certificate", reason),
+        )
+        renewing = asyncio.create_task(activities.keep("renewals", renewals.run), name="renewals")
+        stack.push_async_callback(_cancel, renewing)
         outside: StandingBy | None = None
         if front is not None and config.relay:
             relays = read_relays(config.relay, "relay")

@@ -57,7 +57,7 @@ from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
 from headway.stages.errors import UnavailableError
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.credentials import Identity
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class House:
     store: StateStore
     library: DataLibrary
     client: NodeClient
-    identity: TlsIdentity
+    identity: Identity
     outgoing: OutgoingTransfers
     activities: Activities
     """Owner of all activities of this daemon."""
@@ -393,6 +393,7 @@ class Membership:
             shared_port=self._registration.record.address if config.one_port else "",
             inner_port=self._house.inner_port,
             certificates=config.certificates,
+            renewals=config.renewals_dir,
             runtime_dir=self._house.runtime_dir,
             output_dir=config.state_dir / "workers",
             logs_dir=config.logs_dir,

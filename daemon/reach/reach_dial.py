@@ -15,8 +15,8 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.grpc.endpoint import SERVICE
 from headway.stages.links.grpc.reach_answer import METHOD
+from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import dialled_port, listening_ports, open_channel
-from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
 CONNECT_S: Final = 2.0
@@ -43,7 +43,7 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 
-async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
+async def dial(target: Target, identity: Identity, *, source: str) -> str:
     """Return why the target does not answer, after several attempts; empty: it does. source: the node that dials."""
     reason, num_silent = "", 0
     most_silent = max(NUM_SILENT, len(listening_ports(target.address)))
@@ -57,7 +57,7 @@ async def dial(target: Target, identity: TlsIdentity, *, source: str) -> str:
     return reason
 
 
-async def _dial_once(target: Target, identity: TlsIdentity, source: str, attempt: int) -> str:
+async def _dial_once(target: Target, identity: Identity, source: str, attempt: int) -> str:
     """Dial TCP first, because its failures are clearer than gRPC's. attempt: as in `listening_port`."""
     try:
         fault_point("reach.dial", node=source, peer=target.node, port=str(target.port))
@@ -77,11 +77,10 @@ async def _connect(address: str) -> None:
     writer.close()
 
 
-async def _greet(target: Target, identity: TlsIdentity, attempt: int) -> str:
+async def _greet(target: Target, identity: Identity, attempt: int) -> str:
     """Do TLS and the hello over a new connection, because an open one proves nothing."""
-    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     where = target.address
-    async with open_channel(where, credentials, node=target.node, options=_OPTIONS, attempt=attempt) as channel:
+    async with open_channel(where, dialling(identity), node=target.node, options=_OPTIONS, attempt=attempt) as channel:
         try:
             if target.port is Port.DAEMON:
                 return await _ask_daemon(target, channel)

@@ -37,6 +37,10 @@ class IssuedRecord:
     valid_s: float
     """How long the next one lasts."""
     hosts: tuple[str, ...] = ()
+    key_sha256: str = ""
+    """Digest of the public key; empty: it was issued by an earlier release."""
+    renews: str = ""
+    """Serial number of the certificate with which it was asked for; empty: an invitation was used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from headway.daemon.rpc.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import listening_ports, open_channel
-from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.sockets.tls_sentences import in_words
 
 MessageT = TypeVar("MessageT")
@@ -66,8 +66,8 @@ class NodeClient:
     for `IDLE_S`. So a node that has left is not dialled.
     """
 
-    def __init__(self, identity: TlsIdentity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
-        self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    def __init__(self, identity: Identity, *, keepalive_s: float = KEEPALIVE_S, idle_s: float = IDLE_S) -> None:
+        self._identity = identity
         self._options = (*_OPTIONS, *client_keepalive(keepalive_s))
         self._idle_s = idle_s
         self._lines: dict[NodeEndpoint, _Line] = {}
@@ -112,6 +112,13 @@ class NodeClient:
     async def invite(self, endpoint: NodeEndpoint, request: control_pb2.InviteRequest) -> control_pb2.InviteReply:
         """Let somebody join once. Raises PeerError: ProtocolError if the daemon refuses."""
         return await self._ask(endpoint, lambda stub: stub.Invite(request, timeout=CALL_TIMEOUT_S))
+
+    async def renew(self, endpoint: NodeEndpoint, request: str) -> str:
+        """Return the next certificate for this side's own name in PEM. Raises PeerError: ProtocolError if refused."""
+        asked = control_pb2.RenewRequest(request=request)
+        reply: control_pb2.RenewReply
+        reply = await self._ask(endpoint, lambda stub: stub.Renew(asked, timeout=CALL_TIMEOUT_S))
+        return reply.certificate
 
     def probe(
         self, endpoint: NodeEndpoint, num_bytes: int, *, timeout_s: float, counted: bool = False
@@ -277,7 +284,9 @@ class NodeClient:
                 await self._drop(other, idle)
         if endpoint not in self._lines:
             where, attempt = endpoint.address, self._attempts.get(endpoint, 0)
-            channel = open_channel(where, self._credentials, node=endpoint.name, options=self._options, attempt=attempt)
+            channel = open_channel(
+                where, dialling(self._identity), node=endpoint.name, options=self._options, attempt=attempt
+            )
             self._lines[endpoint] = _Line(channel, used_at=now)
         return self._lines[endpoint]
 

@@ -25,6 +25,7 @@ CALLERS: Final[Mapping[str, frozenset[Role]]] = {
     "TryFolder": _OPERATORS,
     "StandBy": _NODES,
     "Invite": _OPERATORS,
+    "Renew": ANYBODY,  # for the holder of the certificate alone
 }
 """Nobody may call a method that is not named here."""
 

@@ -40,8 +40,9 @@ from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.sockets.credentials import Identity, serving
 from headway.stages.sockets.server_limits import Options, server_limits
-from headway.stages.sockets.tls_identity import TlsIdentity, is_borne, names_of_client, other_node
+from headway.stages.sockets.tls_identity import certificate_of_client, is_borne, names_of_client, other_node
 from headway.stages.state.state_file import content_checksum
 
 log = structlog.get_logger()
@@ -193,6 +194,17 @@ class NodeService(control_pb2_grpc.NodeServicer):
             assert self._desk.signer is not None
             secret = await self._desk.signer.invite(wish, lasts_s=request.lasts_s, again=request.again)
             reply.secret, reply.ca_sha256 = secret, self._desk.signer.ca_sha256
+        return reply
+
+    async def Renew(self, request: control_pb2.RenewRequest, context: Any) -> control_pb2.RenewReply:  # noqa: N802
+        """Certify the caller again."""
+        if self._desk.signer is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._desk.node} has no authority")
+        reply = control_pb2.RenewReply()
+        async with _answering(context):
+            assert self._desk.signer is not None
+            shown = certificate_of_client(context.auth_context())
+            reply.certificate = await self._desk.signer.renew(shown, request.request)
         return reply
 
     async def fetch_state(self, request: control_pb2.FetchStateRequest, context: Any) -> AsyncIterator[bytes]:
@@ -403,7 +415,7 @@ async def stand_by_replies(
 
 
 def bind_node_service(
-    identity: TlsIdentity,
+    identity: Identity,
     host: str,
     port: int,
     *,
@@ -419,9 +431,7 @@ def bind_node_service(
     limits = limits or server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
     options = [*limits, *server_keepalive(keepalive_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
     server = grpc.aio.server(interceptors=[stream_limits or StreamLimits()], options=options)
-    credentials = grpc.ssl_server_credentials(
-        [(identity.key, identity.certificate)], root_certificates=identity.ca, require_client_auth=True
-    )
+    credentials = serving(identity)
     address = join_address(host, port)
     try:
         bound = server.add_secure_port(address, credentials)

@@ -30,6 +30,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--behind-shared-port", action="store_true", help="listen at no port, but behind the node's")
     parser.add_argument("--own-port", nargs=2, metavar=("OUTER", "INNER"), help="the node's port, mapped by a router")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
+    parser.add_argument("--renewals", type=Path, required=True, help="folder of renewed certificates")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--device-index", type=int)
     which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
@@ -67,8 +68,8 @@ def work(options: argparse.Namespace) -> None:
     from headway.stages.links.grpc.reach_answer import reach_answer
     from headway.stages.links.loop_thread import LoopThread
     from headway.stages.sockets.open_files import raise_open_file_limit
+    from headway.stages.sockets.renewable_identity import RenewableIdentity
     from headway.stages.sockets.shared_port import dial_within
-    from headway.stages.sockets.tls_identity import TlsIdentity
     from headway.stages.stage.allocator import keep_freed_memory
 
     configure_logs("info", "auto", node=options.node)
@@ -104,7 +105,7 @@ def work(options: argparse.Namespace) -> None:
     inbox = WorkerInbox()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
-    identity = TlsIdentity.read(options.certificates)
+    identity = RenewableIdentity(options.certificates, options.renewals)
     if options.own_port:
         dial_within(*options.own_port)
     endpoint = LinkEndpoint(

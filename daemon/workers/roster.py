@@ -44,6 +44,8 @@ class WorkerSettings:
     host: str
     """Host where it listens for its neighbours."""
     certificates: Path
+    renewals: Path
+    """Folder of this node's renewed certificates."""
     ports: str = ""
     """Ports where it may listen, such as 7100-7107; empty: any free port."""
     shared_port: str = ""
@@ -257,6 +259,7 @@ class Roster:
         is_spare = handle.index == SPARE_INDEX
         arguments = ["-m", "headway.daemon.worker", "--socket", str(settings.socket_path)]
         arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
+        arguments += ["--renewals", str(settings.renewals)]
         arguments += ["--device", handle.device.kind]
         arguments += ["--card-sharers", str(handle.device.num_sharers)]
         arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]

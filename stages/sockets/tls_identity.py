@@ -34,6 +34,10 @@ class TlsIdentity:
             (directory / KEY_FILE).read_bytes(),
         )
 
+    def now(self) -> "TlsIdentity":
+        """Return itself: it is never renewed."""
+        return self
+
 
 def expecting(name: str) -> tuple[tuple[str, str], ...]:
     """Return the options of a channel to a server whose certificate has to bear a name; an empty one: the
@@ -45,6 +49,11 @@ def expecting(name: str) -> tuple[tuple[str, str], ...]:
 def names_of_client(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
     """Return the names in a client's certificate, as gRPC reports them for a call."""
     return tuple(name.decode(errors="replace") for name in auth_context.get("x509_subject_alternative_name", ()))
+
+
+def certificate_of_client(auth_context: Mapping[str, Iterable[bytes]]) -> bytes:
+    """Return a client's certificate in PEM, as gRPC reports it for a call; empty: it has none."""
+    return next(iter(auth_context.get("x509_pem_cert", ())), b"")
 
 
 def other_node(name: str, names: Iterable[str]) -> str:

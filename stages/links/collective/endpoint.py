@@ -26,9 +26,10 @@ from headway.stages.links.dial_loop import keep_dialling, lose_unless_connected
 from headway.stages.links.hello_gate import Gatekeeper, HelloGate, read_reply
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.own_sockets import grpc_address
 from headway.stages.sockets.shared_port import listening_port, open_channel
-from headway.stages.sockets.tls_identity import TlsIdentity, is_borne, names_of_client
+from headway.stages.sockets.tls_identity import is_borne, names_of_client
 
 METHOD = "Meet"
 
@@ -54,7 +55,7 @@ class CollectiveEndpoint:
         self,
         *,
         loop: LoopThread,
-        identity: TlsIdentity,
+        identity: Identity,
         host: str,
         incarnation: str,
         protocol: int,
@@ -152,7 +153,7 @@ class CollectiveEndpoint:
     async def _attempt(self, link: CollectiveLink, terms: LinkTerms, timeout_s: float) -> None:
         """Over a connection of its own. Raises as `keep_dialling` wants it; the group forms in a thread of the link."""
         hello = self._gate.hello(terms).SerializeToString()
-        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
+        credentials = dialling(self._identity)
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with open_channel(terms.peer_address, credentials, node=terms.peer_node, options=options) as channel:
             method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/headway.data.Link/{METHOD}")

@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from headway.proto.data_pb2 import KeysReply, KeysRequest
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import open_channel
-from headway.stages.sockets.tls_identity import TlsIdentity
 
 KEYS_METHOD: Final = "Keys"
 MOST_KEYS: Final = 64
@@ -104,11 +104,11 @@ class KeysClient:
     their own.
     """
 
-    def __init__(self, loop: LoopThread, identity: TlsIdentity, address: str, *, node: str) -> None:
+    def __init__(self, loop: LoopThread, identity: Identity, address: str, *, node: str) -> None:
         """node: whose certificate is expected there."""
         self._loop = loop
         self._node = node
-        self._credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+        self._credentials = dialling(identity)
         self._address = address
         self._channel: grpc.aio.Channel | None = None
 

@@ -30,11 +30,13 @@ from headway.stages.links.hello_gate import Gatekeeper, HelloGate, NotYetError, 
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.sparse_log import SparseLog
+from headway.stages.sockets.credentials import Identity, serving
+from headway.stages.sockets.credentials import dialling as dialling_with
 from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.server_limits import server_limits
 from headway.stages.sockets.shared_port import open_channel
-from headway.stages.sockets.tls_identity import TlsIdentity, names_of_client
+from headway.stages.sockets.tls_identity import names_of_client
 
 log = structlog.get_logger()
 
@@ -91,7 +93,7 @@ class LinkEndpoint:
         self,
         *,
         loop: LoopThread,
-        identity: TlsIdentity,
+        identity: Identity,
         host: str,
         incarnation: str,
         protocol: int,
@@ -200,11 +202,7 @@ class LinkEndpoint:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         methods = {METHOD: handler, **self._methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        credentials = grpc.ssl_server_credentials(
-            [(self._identity.key, self._identity.certificate)],
-            root_certificates=self._identity.ca,
-            require_client_auth=True,
-        )
+        credentials = serving(self._identity)
         if self._is_behind_shared_port and self._local is not None:
             listen_behind_shared_port(server, credentials, self._local.folder, self._incarnation)
         else:
@@ -325,10 +323,9 @@ class LinkEndpoint:
                 finally:
                     stream.close()
                 return
-        credentials = grpc.ssl_channel_credentials(self._identity.ca, self._identity.key, self._identity.certificate)
-        peer = terms.peer_node
+        address, own = terms.peer_address, dialling_with(self._identity)
         async with open_channel(
-            terms.peer_address, credentials, node=peer, options=_DIAL_OPTIONS, attempt=port_index
+            address, own, node=terms.peer_node, options=_DIAL_OPTIONS, attempt=port_index
         ) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()

@@ -77,6 +77,7 @@ class SupervisorHarness:
             host="127.0.0.1",
             ports=ports,
             certificates=CertificateAuthority.create(folder / "authority").issue("a"),
+            renewals=folder / "renewals",
             runtime_dir=folder / "run",
             output_dir=folder / "output",
             logs_dir=folder / "logs",

@@ -235,9 +235,9 @@ def test_what_a_revoked_operator_submits_later_is_refused_whatever_its_time(
     record = SpecRecord(spec=small_spec("j"), signed_by="Ann", submitted_at=submitted_at)
     for spec_revision, told in ((3, ""), (5, "Ann had been revoked when it was submitted")):
         view = ClusterView()
-        changes = [(Keys.of("j", "spec"), record, spec_revision)]
-        changes.insert(not is_first, (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4))
-        for key, value, revision in changes:
+        revoked = (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
+        submitted = (Keys.of("j", "spec"), record, spec_revision)
+        for key, value, revision in (revoked, submitted) if is_first else (submitted, revoked):
             put(view, key, value, revision)
         assert view.jobs["j"].refusal == told
 

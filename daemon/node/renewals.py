@@ -1,0 +1,179 @@
+"""Renews this node's certificate while the daemon runs, and keeps the renewed one.
+
+The certificate and its key change in one step, with the link `newest` in the folder of renewals. A process that dies
+before leaves the old pair, and the new key: the next attempt asks with the same key, so that no answer is lost.
+"""
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import ConfigError
+from headway.daemon.fault_points import fault_point
+from headway.daemon.joining.renewal import due_at
+from headway.daemon.joining.signing_request import new_key, signing_request
+from headway.daemon.rpc.certificates import key_pem, make_private_directory, names_in, write_private
+from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.stages.errors import PeerError
+from headway.stages.sockets.credentials import Identity
+from headway.stages.sockets.renewable_identity import NEWEST
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE, is_borne
+
+log = structlog.get_logger()
+
+NEXT_KEY: Final = "next-key.pem"
+LOOKED_AT_EVERY_S: Final = 60.0
+"""Longest sleep: a machine that was suspended renews soon after."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 600.0
+SOON_S: Final = 7 * 86400.0
+"""A certificate that nobody renews is told of when it ends within this time."""
+
+
+class Renewals:
+    """For one daemon."""
+
+    def __init__(
+        self,
+        cluster: ClusterWatch,
+        identity: Identity,
+        *,
+        name: str,
+        folder: Path,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """folder: of renewals. tell: says what keeps the certificate from being renewed; empty: nothing does."""
+        self._cluster = cluster
+        self._identity = identity
+        self._name = name
+        self._folder = folder
+        self._tell = tell
+        self._clock = clock
+        self._spread = random.random()
+
+    async def run(self) -> None:
+        """Renew again and again, until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            certificate = x509.load_pem_x509_certificate(self._identity.now().certificate)
+            wait_s = due_at(certificate, spread=self._spread) - self._clock()
+            if wait_s > 0:
+                await asyncio.sleep(min(wait_s, LOOKED_AT_EVERY_S))
+                continue
+            if not self._is_renewable:
+                is_soon = certificate.not_valid_after_utc.timestamp() - self._clock() < SOON_S
+                self._tell(f"{_end(certificate)}: make another one with `headway certs`" if is_soon else "")
+                await asyncio.sleep(LOOKED_AT_EVERY_S)
+                continue
+            try:
+                await self._renew()
+            except (PeerError, ConfigError, OSError) as error:
+                log.warning("certificate_not_renewed", reason=str(error), **_times(certificate))
+                self._tell(f"{_end(certificate)}, and cannot be renewed now: {error}")
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            else:
+                pause_s = FIRST_PAUSE_S
+                self._tell("")
+
+    @property
+    def _is_renewable(self) -> bool:
+        """Return whether the certificate came by an invitation: another one is its administrator's."""
+        return self._name.casefold() in self._cluster.view.issued
+
+    async def _renew(self) -> None:
+        """Raises PeerError, ConfigError, OSError."""
+        key = self._next_key()
+        pem = await self._asked(signing_request(self._name, key))
+        certificate = read_certificate(pem.encode(), "the authority's answer")
+        authority = x509.load_pem_x509_certificate(self._identity.now().ca)
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise ConfigError("is not of this node's authority", "the authority's answer") from error
+        if certificate.public_key() != key.public_key() or not is_borne(self._name, names_in(certificate)):
+            raise ConfigError("is not for this node", "the authority's answer")
+        fault_point("renewal.before_write", node=self._name)
+        keep_renewed(self._folder, pem.encode(), key_pem(key), name=f"{certificate.serial_number:X}")
+        log.info("certificate_renewed", **_times(certificate))
+
+    async def _asked(self, request: str) -> str:
+        """Return the first answer of a daemon with the authority. Raises PeerError, or ConfigError if there is none."""
+        signers = [node for node in self._cluster.view.nodes.values() if node.has_authority]
+        if not signers:
+            raise ConfigError("no daemon with the authority is in the cluster", "authority")
+        random.shuffle(signers)
+        client = NodeClient(self._identity)  # an open connection shows the certificate with which it was opened
+        try:
+            for signer in signers[:-1]:
+                with suppress(PeerError):
+                    return await client.renew(NodeEndpoint(signer.name, signer.address), request)
+            return await client.renew(NodeEndpoint(signers[-1].name, signers[-1].address), request)
+        finally:
+            await client.close()
+
+    def _next_key(self) -> ec.EllipticCurvePrivateKey:
+        """Return the key of an attempt before, or a new one, which the next attempt finds."""
+        make_private_directory(self._folder)
+        path = self._folder / NEXT_KEY
+        with suppress(OSError, ValueError, TypeError):
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+            if isinstance(key, ec.EllipticCurvePrivateKey):
+                return key
+        key = new_key()
+        write_private(path, key_pem(key))
+        return key
+
+
+def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> None:
+    """Let a certificate with its key count from now on. Raises OSError; then the pair before still counts."""
+    place, link = folder / name, folder / f"{NEWEST}.part"
+    make_private_directory(place)
+    write_private(place / CERTIFICATE_FILE, certificate)
+    write_private(place / KEY_FILE, key)
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    fault_point("renewal.before_link", folder=str(folder))
+    before = _newest(folder)
+    link.replace(folder / NEWEST)
+    (folder / NEXT_KEY).unlink(missing_ok=True)
+    for old in folder.iterdir():  # the pair before stays, because somebody may be reading it
+        if old.is_dir() and not old.is_symlink() and old.name not in (name, before):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def forget_renewed(folder: Path) -> None:
+    """Let the certificate that the settings name count again."""
+    (folder / NEWEST).unlink(missing_ok=True)
+
+
+def _newest(folder: Path) -> str:
+    try:
+        return str((folder / NEWEST).readlink())
+    except OSError:
+        return ""
+
+
+def _end(certificate: x509.Certificate) -> str:
+    return f"this node's certificate ends on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+
+
+def _times(certificate: x509.Certificate) -> dict[str, object]:
+    left_s = (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds()
+    return {"until": certificate.not_valid_after_utc.isoformat(), "left_s": round(left_s)}

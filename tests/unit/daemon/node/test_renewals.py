@@ -1,0 +1,104 @@
+"""The folder of renewed certificates: the pair changes in one step, whatever ends the process in between."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.joining.signing_request import new_key
+from headway.daemon.node import renewals
+from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.identity import read_identity
+from headway.daemon.node.renewals import keep_renewed
+from headway.daemon.rpc.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, key_pem
+from headway.stages.sockets.renewable_identity import RenewableIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity
+
+
+class Place:
+    """A node's folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = CertificateAuthority.create(folder / "ca")
+        self.named = self.authority.issue("n", validity=timedelta(hours=1))
+        self.config = NodeConfig(name="n", certificates=self.named, state_dir=folder / "state")
+        self.folder = self.config.renewals_dir
+        self.scratch = folder / "scratch"
+
+    def renewed(self, name: str, *, authority: CertificateAuthority | None = None) -> TlsIdentity:
+        """Keep another pair; return it."""
+        pair = TlsIdentity.read((authority or self.authority).issuing_into(self.scratch / name).issue("n"))
+        keep_renewed(self.folder, pair.certificate, pair.key, name=name)
+        return pair
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A node whose certificate was never renewed."""
+    return Place(tmp_path)
+
+
+def test_a_running_process_finds_each_renewal(place: Place) -> None:
+    """The same object as long as nothing changes; then key and certificate of one renewal, never a mixture."""
+    identity = RenewableIdentity(place.named, place.folder)
+    first = identity.now()
+    assert (first, identity.now() is first) == (TlsIdentity.read(place.named), True)
+    for name in ("A", "B", "C"):
+        pair = place.renewed(name)
+        found = identity.now()
+        assert (found.certificate, found.key, found.ca) == (pair.certificate, pair.key, first.ca)
+        assert identity.now() is found
+    assert sorted(path.name for path in place.folder.iterdir()) == ["B", "C", "newest"], "one before is kept"
+
+
+def test_a_renewal_that_cannot_be_read_leaves_the_one_before(place: Place) -> None:
+    """A file is gone: connections go on as they are."""
+    identity = RenewableIdentity(place.named, place.folder)
+    pair = place.renewed("A")
+    assert identity.now().key == pair.key
+    place.renewed("B")
+    (place.folder / "B" / "key.pem").unlink()
+    assert identity.now().key == pair.key
+
+
+def test_a_process_that_dies_before_the_link_keeps_the_old_pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is written but the last step; the next start finds a whole pair, and a later renewal cleans up."""
+    pair = place.renewed("A")
+
+    def die(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(renewals, "fault_point", die)
+        with pytest.raises(SystemExit):
+            place.renewed("B")
+    assert read_identity(place.config)[0].now().key == pair.key
+    last = place.renewed("C")
+    assert read_identity(place.config)[0].now().key == last.key
+
+
+def test_the_settings_folder_counts_again_when_it_is_newer_or_of_another_authority(place: Place) -> None:
+    """An administrator invites the machine again, or sets the cluster up anew."""
+    pair = place.renewed("A")
+    assert read_identity(place.config)[0].now().key == pair.key
+    future = datetime.now(UTC) + timedelta(minutes=1)
+    key = new_key()
+    again = place.authority.certify(key.public_key(), "n", now=future)
+    (place.named / "cert.pem").write_bytes(certificate_pem(again))
+    (place.named / "key.pem").write_bytes(key_pem(key))
+    named = TlsIdentity.read(place.named)
+    assert read_identity(place.config)[0].now().key == named.key
+    other = CertificateAuthority.create(place.scratch / "other")
+    place.renewed("B", authority=other)
+    assert read_identity(place.config)[0].now().key == named.key
+    assert not (place.folder / "newest").exists()
+
+
+def test_a_renewed_certificate_counts_when_the_named_one_has_expired(place: Place) -> None:
+    """And alone the named one is refused, with what to do."""
+    place.authority.issue("n", validity=-CLOCK_SKEW / 2)
+    with pytest.raises(ConfigError, match="expired on"):
+        read_identity(place.config)
+    pair = place.renewed("A")
+    assert read_identity(place.config)[0].now().key == pair.key
