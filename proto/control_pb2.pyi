@@ -95,16 +95,18 @@ class DialPeersReply(_message.Message):
     def __init__(self, ports: _Optional[_Iterable[_Union[DialledPort, _Mapping]]] = ...) -> None: ...
 
 class DialledPort(_message.Message):
-    __slots__ = ("node", "port", "address", "reason")
+    __slots__ = ("node", "port", "address", "reason", "seconds")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     node: str
     port: str
     address: str
     reason: str
-    def __init__(self, node: _Optional[str] = ..., port: _Optional[str] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    seconds: float
+    def __init__(self, node: _Optional[str] = ..., port: _Optional[str] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ("num_bytes", "counted")

@@ -227,6 +227,14 @@ def relay(
 
 def doctor(
     etcd_binary: EtcdBinary = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NODE", help="Check only what this node's daemon reaches.", show_default=False),
+    ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="With --from: nodes to dial; all if not given. May be repeated."),
+    ] = None,
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
@@ -235,13 +243,21 @@ def doctor(
     """Check this machine, and the cluster if one is named: show what is missing, and the remedy.
 
     Each daemon dials the others as their peers would, so that a closed port shows before a job meets it.
+    With --from, one daemon proves from its side that others can be reached, a new machine for instance.
 
     \b
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
+    headway doctor --from gpu-1 --to node-b
     """
-    from headway.daemon.client.doctor import examine
+    from headway.daemon.client.doctor import examine, examine_from
+    from headway.daemon.errors import ConfigError
 
-    findings = examine(etcd_binary=etcd_binary, etcd=etcd, certs=certs, cluster=cluster)
+    if to and source is None:
+        raise ConfigError("needs --from: the node that dials", "--to")
+    if source is not None:
+        findings = examine_from(source, to or (), etcd=etcd, certs=certs, cluster=cluster)
+    else:
+        findings = examine(etcd_binary=etcd_binary, etcd=etcd, certs=certs, cluster=cluster)
     if as_json:
         say_json(findings)
     else:

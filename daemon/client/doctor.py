@@ -8,11 +8,12 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
-from headway.daemon.client.doctor_ways import examine_ways
+from headway.daemon.client.doctor_ways import examine_ways, examine_ways_from
 from headway.daemon.client.findings import Finding
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
@@ -21,6 +22,18 @@ from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
 
 LEAST_SHARED_BYTES = 256 << 20
+
+
+def examine_from(
+    source: str, targets: Sequence[str], *, etcd: str | None, certs: Path | None, cluster: Path | None
+) -> list[Finding]:
+    """Return a finding for each way from one node to others; no targets: to all. Raises ConfigError, StoreError."""
+
+    async def ask() -> list[Finding]:
+        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
+            return await examine_ways_from(session, await session.view(), source, targets)
+
+    return asyncio.run(ask())
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:

@@ -7,7 +7,7 @@ from typing import Final
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.findings import Finding
 from headway.daemon.costs.blocked_ways import REMEDY
-from headway.daemon.errors import RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import DialledPort
@@ -39,6 +39,26 @@ async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Findi
     return [*listed, Finding(what="ways between nodes", is_fine=not blocked, found=found)]
 
 
+async def examine_ways_from(
+    session: ClusterSession, view: ClusterView, source: str, targets: Sequence[str]
+) -> list[Finding]:
+    """Return one finding for each way from one node to others, as that node's daemon dials them now.
+
+    targets: empty stands for all others. Raises ConfigError for a name that no node has, or without a certificate.
+    """
+    for name in (source, *targets):
+        if name not in view.nodes:
+            known = ", ".join(sorted(view.nodes)[:MOST_LISTED]) or "none"
+            raise ConfigError(f"no node has this name; the cluster has {known}", name)
+    if session.identity is None:
+        raise ConfigError("an operator's or a node's certificate is needed", "--certs")
+    client = NodeClient(session.identity)
+    try:
+        return await _ask(client, view, source, sorted(set(targets or view.nodes) - {source}))
+    finally:
+        await client.close()
+
+
 async def _ask(client: NodeClient, view: ClusterView, source: str, names: Sequence[str]) -> list[Finding]:
     others = [name for name in names if name != source]
     try:
@@ -55,6 +75,11 @@ def way_of(source: str, target: str, ports: Iterable[DialledPort]) -> Finding:
     silent = [f"its {port.port} at {port.address}: {port.reason}" for port in told if port.reason]
     if not told:
         return Finding(what=f"{source} → {target}", is_fine=True, found="the node is no longer registered")
-    found = "; ".join(silent) or ", ".join(f"{port.port} at {port.address} answers" for port in told)
+    found = "; ".join(silent) or ", ".join(map(_answer, told))
     advice = REMEDY if silent else ""
     return Finding(what=f"{source} → {target}", is_fine=not silent, found=found, advice=advice)
+
+
+def _answer(port: DialledPort) -> str:
+    took = f" in {1e3 * port.seconds:.0f} ms" if port.seconds else ""
+    return f"{port.port} at {port.address} answers{took}"

@@ -5,6 +5,7 @@ can use a daemon as a port scanner, and every caller has a certificate of the cl
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -40,5 +41,8 @@ class DialBack:
 
     async def _dial_one(self, target: Target) -> control_pb2.DialledPort:
         async with self._room:
+            began = time.monotonic()
             reason = await self._prove(target)
-        return control_pb2.DialledPort(node=target.node, port=str(target.port), address=target.address, reason=reason)
+            seconds = time.monotonic() - began
+        port, address = str(target.port), target.address
+        return control_pb2.DialledPort(node=target.node, port=port, address=address, reason=reason, seconds=seconds)

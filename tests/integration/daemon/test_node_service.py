@@ -1,6 +1,7 @@
 """The Node service over real mTLS channels: files from a store, another node or a checkpoint; data; logs; ways."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.doctor_ways import examine_ways
+from headway.daemon.client.doctor_ways import examine_ways, examine_ways_from
 from headway.daemon.client.folder_access import folder_access
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs import checkpoint_place
@@ -101,7 +102,7 @@ async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch
     session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
     there, back, all_ways = await examine_ways(session, network.view)
     assert (there.what, back.what, there.is_fine, back.is_fine) == ("a → b", "b → a", True, True)
-    assert there.found == f"daemon at {network.b.address} answers"
+    assert re.fullmatch(rf"daemon at {network.b.address} answers in \d+ ms", there.found)
     assert all_ways.found == "2 of 2 answer"
     silent = WorkerPort(device_index=0, address="127.0.0.1:1", incarnation="w")
     network.view.nodes["b"] = replace(network.view.nodes["b"], workers=(silent,))
@@ -109,6 +110,25 @@ async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch
     assert (there.is_fine, back.is_fine, all_ways.is_fine) == (False, True, False)
     assert there.found == "its worker at 127.0.0.1:1: the connection was refused"
     assert "worker_ports" in there.advice
+
+
+async def test_one_node_proves_that_another_can_be_reached(network: Network) -> None:
+    """a dials b and nobody else; b's port is closed then: the line says so. A name that nobody has is the user's."""
+    prove = partial(dial, identity=network.identity, source="a")
+    network.desks["a"].dial_peers = DialBack(network.view, node="a", prove=prove).dial
+    session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
+    network.view.nodes["c"] = replace(network.view.nodes["b"], name="c")
+    (way,) = await examine_ways_from(session, network.view, "a", ["b"])
+    assert (way.what, way.is_fine) == ("a → b", True)
+    ways = await examine_ways_from(session, network.view, "a", [])
+    assert [(way.what, way.is_fine) for way in ways] == [("a → b", True), ("a → c", False)]
+    assert "c" in ways[1].found
+    network.view.nodes["b"] = replace(network.view.nodes["b"], address="127.0.0.1:1")
+    (way,) = await examine_ways_from(session, network.view, "a", ["b"])
+    assert "its daemon at 127.0.0.1:1: the connection was refused" in way.found
+    for source, targets in (("x", ["b"]), ("a", ["x"])):
+        with pytest.raises(ConfigError, match="x: no node has this name; the cluster has a, b, c"):
+            await examine_ways_from(session, network.view, source, targets)
 
 
 async def test_a_daemon_dials_nothing_that_is_not_registered(network: Network) -> None:
