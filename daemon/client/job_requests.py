@@ -28,6 +28,8 @@ from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
+MOST_NAMED = 20
+"""Maximum number of jobs that an error names, the newest."""
 MAX_ATTEMPTS = 5
 
 
@@ -91,7 +93,10 @@ def job_of(view: ClusterView, name: str) -> JobView:
         if why := view.why_set_aside(name):
             raise ConfigError(f"{why}; delete its keys, or write them again", f"job {name}")
         known = [other.name for other in view.jobs_in_order()]
-        hint = f"there are {', '.join(known)}" if known else "there are no jobs; `headway submit JOB.toml` makes one"
+        hint = "there are no jobs; `headway submit JOB.toml` makes one"
+        if known:
+            more = f" and {len(known) - MOST_NAMED} older ones" if len(known) > MOST_NAMED else ""
+            hint = f"there are {', '.join(known[-MOST_NAMED:])}{more}"
         raise ConfigError(f"no such job; {hint}", f"job {name}")
     return job
 

@@ -4,6 +4,7 @@ Pure. Keys may come in any order, twice, or late: a key's older revision never r
 unreadable values are set aside in `unreadable` with the reason; they change nothing else.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -218,6 +219,8 @@ class ClusterView:
     epoch: int = 0
     """Number of times that etcd's history went back (an older backup, an empty store), so that the view was rebuilt."""
     _deleted: dict[str, int] = field(default_factory=dict)
+    _num_keys: Counter[str] = field(default_factory=Counter, compare=False)
+    """Number of present keys below each job."""
     _restored: set[str] = field(default_factory=set)
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
@@ -250,9 +253,12 @@ class ClusterView:
         if self.started_at is None:
             self.started_at = now
         if value is None:
-            self.revisions.pop(key, None)
+            if self.revisions.pop(key, None) is not None:
+                self._count_key(key, -1)
             self._deleted[key] = mod_revision
         else:
+            if key not in self.revisions:
+                self._count_key(key, 1)
             self.revisions[key] = mod_revision
             self._deleted.pop(key, None)
         if self.unreadable.pop(key, None) is not None:
@@ -270,6 +276,14 @@ class ClusterView:
             if value is not None:
                 self._set_aside(key, error, now=now)
 
+    def _count_key(self, key: str, by: int) -> None:
+        """Count a key that came or went below its job."""
+        if key.startswith(Keys.JOBS):
+            name = key.removeprefix(Keys.JOBS).partition("/")[0]
+            self._num_keys[name] += by
+            if not self._num_keys[name]:
+                del self._num_keys[name]
+
     def is_revoked(self, name: str) -> bool:
         """Return whether no certificate of a name counts."""
         return name.casefold() in self.revoked
@@ -286,7 +300,7 @@ class ClusterView:
         """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
         folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs, self.issued, self.revoked)
-        for records in (*folded, self.revisions, self.unreadable, self._deleted):
+        for records in (*folded, self.revisions, self.unreadable, self._deleted, self._num_keys):
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
@@ -509,12 +523,10 @@ class ClusterView:
         if not known:
             self.jobs[name] = job
         # Keys arrive in any order, so the job stays until the last of them is gone.
-        if record is None and job.submission is None:
-            prefix = Keys.job(name)
-            if not any(other.startswith(prefix) for other in self.revisions):
-                del self.jobs[name]
-                self.num_changes += 1
-                self.derived = Derived()  # a name that never comes again would be remembered for ever
+        if record is None and job.submission is None and not self._num_keys[name]:
+            del self.jobs[name]
+            self.num_changes += 1
+            self.derived = Derived()  # a name that never comes again would be remembered for ever
 
 
 def _is_read(job: JobView, place: RecordPlace, record: Any) -> bool:
