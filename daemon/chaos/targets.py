@@ -58,7 +58,7 @@ class LocalTargets:
         path = state_dir / CLUSTER_FILE
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=ClusterFile).pid)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot be read: {error}", str(path)) from error
 
     def daemons(self) -> dict[str, Process]:

@@ -120,7 +120,7 @@ def _read_cluster_file(folder: Path) -> ClusterFile | None:
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read: {error}", str(path)) from error
 
 

@@ -141,7 +141,7 @@ def parse_index(raw: bytes, place: str) -> ShardIndex:
         raise DataError(place, f"has more than {MAX_INDEX_BYTES >> 20} MiB, which no index has")
     try:
         index = msgspec.json.decode(raw, type=ShardIndex)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(place, f"cannot be read: {error}") from error
     if (why := _why_wrong(index)) is not None:
         raise DataError(place, why)
