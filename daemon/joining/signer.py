@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -94,11 +95,12 @@ class Signer:
     async def invite(self, wish: InvitationRecord, *, lasts_s: float, again: bool = False) -> bytes:
         """Let somebody join once; return the secret. An earlier invitation of the name ends.
 
-        wish: without secret, expiry and seal. again: although the name has a certificate, which stays valid. Raises
-        RefusedError.
+        wish: without secret, expiry and seal, with the names of who asks. again: although the name has a certificate,
+        which stays valid. Raises RefusedError.
         """
         now, secret = self._clock(), secrets.token_bytes(SECRET_BYTES)
         _check_hosts(checked(wish, lasts_s=lasts_s))
+        await self._check_others(wish)
         issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
         replaces = issued.serial if again and issued is not None else ""
         check_free(
@@ -107,7 +109,7 @@ class Signer:
             is_member=self._is_member(wish.name),
             now=now,
             replaces=replaces,
-            is_revoked=await self._etcd.get(Keys.revoked(wish.name)) is not None,
+            is_revoked=await self._is_revoked(wish.name),
         )
         digest = hashlib.sha256(secret).hexdigest()
         invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
@@ -124,6 +126,10 @@ class Signer:
         invitation, invited_at = await self._read(Keys.invitation(asked.name), InvitationRecord)
         check_secret(invitation, asked.secret, seal_key=self._seal_key, now=now)
         assert invitation is not None
+        for inviter in invitation.invited_by:
+            if await self._is_revoked(inviter):
+                log.warning("inviter_revoked", name=asked.name, invited_by=inviter)
+                raise RefusedError(NO_INVITATION)
         key, names = read_signing_request(asked.request)
         name, role = invitation.name, invitation.role
         check_names(name, role, names, role_uri=ROLE_URI)
@@ -134,7 +140,7 @@ class Signer:
             is_member=self._is_member(name),
             now=now,
             replaces=invitation.replaces,
-            is_revoked=await self._etcd.get(Keys.revoked(name)) is not None,
+            is_revoked=await self._is_revoked(name),
         )
         certificate = self._authority.certify(
             key,
@@ -148,7 +154,7 @@ class Signer:
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
             Compare.unchanged(Keys.issued(name), issued_at),
-            Compare.absent(Keys.revoked(name)),
+            *(Compare.absent(Keys.revoked(each)) for each in (name, *invitation.invited_by)),
         ]
         try:
             await self._etcd.transaction(
@@ -160,6 +166,22 @@ class Signer:
         return JoinAnswer(
             certificate=certificate_pem(certificate).decode(), role=role, etcd=invitation.etcd, authority=self.ca
         )
+
+    async def _check_others(self, wish: InvitationRecord) -> None:
+        """Raise RefusedError for a host that is another node's name: its peers would take the certificate for that one.
+
+        A node's own address may be the name of no other node.
+        """
+        for host in wish.hosts:
+            if host.casefold() == wish.name.casefold():
+                continue
+            if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
+                raise RefusedError(
+                    f"{host} is the name of another certificate: leave it out of the hosts of {wish.name}"
+                )
+
+    async def _is_revoked(self, name: str) -> bool:
+        return await self._etcd.get(Keys.revoked(name)) is not None
 
     async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
         """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
@@ -178,10 +200,21 @@ def _check_hosts(wish: InvitationRecord) -> None:
     for name in (wish.name, *wish.hosts):
         if name.casefold() in (*LOCAL_HOSTS, SIGNER_NAME):
             raise RefusedError(f"{name} cannot be a name in a certificate of its own")
+        # Nothing that stands for several names, as `*.example`, or says a role.
+        if not is_node_name(name) and not _is_address(name):
+            raise RefusedError(f"{name!r} is neither a host's name in ASCII nor an address")
         try:
             general_name(name)
         except ConfigError as error:
             raise RefusedError(error.what) from error
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _issued(certificate: x509.Certificate, invitation: InvitationRecord, now: float) -> IssuedRecord:
