@@ -125,11 +125,20 @@ class Doors:
         node: str = "",
     ) -> str:
         """Return ANSWERED, or why the door refuses. identity: None for nobody's."""
-        return self.loop.run(self._ask(self.by_name[door], identity, call, request, node), timeout=SOON, what=door)
+        asked = self.asked(door, identity, call=call, request=request, node=node)
+        return self.loop.run(asked, timeout=SOON, what=door)
 
-    async def _ask(
-        self, door: Door, identity: TlsIdentity | None, call: Call | None, request: bytes | None, node: str
+    async def asked(
+        self,
+        name: str,
+        identity: TlsIdentity | None,
+        *,
+        call: Call | None = None,
+        request: bytes | None = None,
+        node: str = "",
     ) -> str:
+        """Return as `ask` does, in the loop."""
+        door = self.by_name[name]
         ca = certificate_pem(self.authority.certificate)
         credentials = (
             grpc.ssl_channel_credentials(ca)
@@ -229,6 +238,14 @@ async def _open(stack: AsyncExitStack, authority: CertificateAuthority, folder: 
     }
 
 
+async def _until_open(doors: Doors) -> None:
+    """Wait for the processes behind the doors: node b stands by a moment after they run."""
+    friend = doors.identity("node")
+    for name in DOORS:
+        while await doors.asked(name, friend) != ANSWERED:
+            await asyncio.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def doors(shared_etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     """All doors, open for this module."""
@@ -251,14 +268,14 @@ def doors(shared_etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ends.append(end)
     by_name["worker"] = Door(f"127.0.0.1:{ends[0].port}", "a", LINK)
     for name, end in zip(WORKERS, ends, strict=True):
-        terms = lower_terms(
-            name, inbox=SimpleQueue(), contract=CONTRACT, generation=GENERATION, first_contact=10 * SOON
-        )
-        end.accept(terms)
+        changes: dict[str, Any] = {"generation": GENERATION, "first_contact": 10 * SOON}
+        end.accept(lower_terms(name, inbox=SimpleQueue(), contract=CONTRACT, **changes))
         door = by_name[name]
         by_name[name] = Door(door.address, door.node, LINK, _hello(name))
     by_name["etcd"] = Door(shared_etcd.endpoint, "etcd", RANGE, b"\n\x01x")
-    yield Doors(loop, by_name, authority)
+    found = Doors(loop, by_name, authority)
+    loop.run(_until_open(found), timeout=SOON, what="the processes of the ports")
+    yield found
     for end in ends:
         end.stop()
     loop.run(stack.aclose(), timeout=SOON, what="closing the doors")
