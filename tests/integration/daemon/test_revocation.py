@@ -129,6 +129,27 @@ async def test_a_revoked_operator_submits_no_more(playground: Playground) -> Non
     assert failed.phase.reason.endswith("other had been revoked when it was submitted")
 
 
+async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:
+    """The last operator would be locked out, in whatever letters the name is written; nothing is revoked then."""
+    me = etcd.authority.issue("me", role=Role.OPERATOR, hosts=["laptop.example"])
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
+        for name in ("Me", "laptop.example"):
+            with pytest.raises(ConfigError, match=f"{name}: is in your own certificate: another operator revokes it"):
+                await revoke(session, ["thief", name])
+        assert not (await session.view()).revoked
+
+
+async def test_a_nodes_certificate_restores_nobody(etcd: Etcd) -> None:
+    """Neither itself nor another: the command ends before it writes, with one line."""
+    me, n = (etcd.authority.issue(name, role=role) for name, role in (("me", Role.OPERATOR), ("n", Role.NODE)))
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
+        await revoke(session, ["n"])
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=n)) as session:
+        with pytest.raises(ConfigError, match=r"is of n \(node\), and only an operator may change anything"):
+            await restore(session, ["n"])
+        assert (await session.view()).is_revoked("n")
+
+
 async def test_a_revoked_name_is_not_invited(etcd: Etcd, tmp_path: Path) -> None:
     """Neither anew nor with an invitation from before; when it is restored, its machine joins."""
     me = etcd.authority.issue("me", role=Role.OPERATOR)
