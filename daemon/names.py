@@ -4,12 +4,12 @@ import re
 from typing import Final
 
 _JOB: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}(?<!\.)")
 _MAX_PART: Final = 128
 """Maximum number of characters of an id that becomes a folder's name."""
 
 JOB_NAME_RULE: Final = "1 to 63 lower-case letters, digits and inner hyphens"
-NODE_NAME_RULE: Final = "1 to 253 letters, digits, hyphens, dots and underscores, and begins with a letter or digit"
+NODE_NAME_RULE: Final = "1 to 253 letters, digits, hyphens, underscores and inner dots, and a letter or digit first"
 
 
 def is_job_name(name: str) -> bool:
@@ -18,7 +18,10 @@ def is_job_name(name: str) -> bool:
 
 
 def is_node_name(name: str) -> bool:
-    """Return whether a node may have this name; see NODE_NAME_RULE. Every host name is valid."""
+    """Return whether a node may have this name; see NODE_NAME_RULE. Every host name is valid.
+
+    None ends with a dot: TLS ignores that one, so `a.` would pass for `a`.
+    """
     return _NODE.fullmatch(name) is not None
 
 

@@ -110,8 +110,11 @@ def join(
         "site": site,
     }
     read_node_config(environment={}, flags=settings | {"one_port": True, "name": told.name})
-    joined = ask(told, joined_folder.request)
-    joined_folder.keep(joined, settings)
+    try:
+        joined = ask(told, joined_folder.request)
+        joined_folder.keep(joined, settings)
+    finally:
+        joined_folder.give_up()
     where = joined_folder.folder
     say(f"{where}: {joined.answer.role} {told.name}")
     if joined.answer.role == "node":

@@ -11,7 +11,9 @@ from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import LOCAL_HOSTS
+from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in, own_names
+from headway.daemon.rpc.own_certificate import read_certificate
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,13 @@ class KnownCertificate:
 async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
     """Let no certificate of these names count any more. Return a sentence for each. Raises ConfigError."""
     view = await session.view()
+    own = {each.casefold() for each in _own_names(session)}
     for name in names:
         if not is_node_name(name) or name.casefold() in LOCAL_HOSTS:
             raise ConfigError(f"{name!r} cannot be the name of a certificate: one has {NODE_NAME_RULE}", "NAME")
+        if name.casefold() in own:
+            what = "is in your own certificate: another operator revokes it, so that the cluster keeps one"
+            raise ConfigError(what, name)
     told, now, who = [], time.time(), submitter()
     for name in names:
         if view.is_revoked(name):
@@ -55,6 +61,12 @@ async def restore(session: ClusterSession, names: list[str]) -> list[str]:
             raise ConfigError("is not revoked", name)
     await session.client.transaction([], [Delete(Keys.revoked(name)) for name in names])
     return [f"{name}: its certificates count again" for name in names]
+
+
+def _own_names(session: ClusterSession) -> tuple[str, ...]:
+    if session.identity is None:
+        return ()
+    return own_names(names_in(read_certificate(session.identity.certificate, CERTIFICATE_FILE)))
 
 
 async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:

@@ -13,6 +13,10 @@ MOST_TURNS: Final = 64
 """Number of moves in a row before other connections have their turn."""
 MAX_ALERT_BYTES: Final = 64
 """Room for the record with which TLS refuses a client (RFC 8446, section 6), however it is encrypted."""
+MAX_RETRY_BYTES: Final = 256
+"""Room for the record with which a server asks a client to begin again (RFC 8446, section 4.1.4). A server's first real
+words are longer, because its certificate is among them.
+"""
 _FLAGS: Final = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 
@@ -85,7 +89,7 @@ class Passage:
             raise
         self.is_proven = False
         self._num_heard = 0
-        """Number of bytes of the outer side when the server first answered; 0: it has not."""
+        """Number of bytes of the outer side when the server first answered with its certificate; 0: it has not."""
         self._num_answered = 0
         """Number of bytes of the server when the outer side spoke again; 0: it has not."""
 
@@ -96,7 +100,7 @@ class Passage:
         if self._num_heard and not self._num_answered and inward.num_bytes > self._num_heard:
             self._num_answered = outward.num_bytes
         has_more = outward.move(most_turns) or has_more
-        if outward.num_bytes and not self._num_heard:
+        if outward.num_bytes > MAX_RETRY_BYTES and not self._num_heard:
             self._num_heard = inward.num_bytes
         if self._num_answered:
             self.is_proven = outward.num_bytes > self._num_answered + MAX_ALERT_BYTES

@@ -184,5 +184,5 @@ def _content(path: Path) -> bytes:
 def _check_settings(content: bytes, where: str) -> None:
     try:
         tomllib.loads(content.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not TOML: {error}", where) from error

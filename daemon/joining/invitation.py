@@ -51,6 +51,8 @@ def checked(invitation: InvitationRecord, *, lasts_s: float) -> InvitationRecord
         raise RefusedError("a certificate lasts from 10 seconds to ten years")
     if len(invitation.hosts) > MAX_HOSTS or not 1 <= len(invitation.etcd) <= MAX_MEMBERS:
         raise RefusedError(f"at most {MAX_HOSTS} hosts and {MAX_MEMBERS} members of etcd, and at least one of them")
+    if len(invitation.invited_by) > MAX_HOSTS + 1:
+        raise RefusedError(f"a certificate of more than {MAX_HOSTS + 1} names invites nobody")
     return invitation
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -98,11 +99,12 @@ class Signer:
     async def invite(self, wish: InvitationRecord, *, lasts_s: float, again: bool = False) -> bytes:
         """Let somebody join once; return the secret. An earlier invitation of the name ends.
 
-        wish: without secret, expiry and seal. again: although the name has a certificate, which stays valid. Raises
-        RefusedError.
+        wish: without secret, expiry and seal, with the names of who asks. again: although the name has a certificate,
+        which stays valid. Raises RefusedError.
         """
         now, secret = self._clock(), secrets.token_bytes(SECRET_BYTES)
         _check_hosts(checked(wish, lasts_s=lasts_s))
+        await self._check_others(wish)
         issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
         replaces = issued.serial if again and issued is not None else ""
         check_free(
@@ -111,7 +113,7 @@ class Signer:
             is_member=self._is_member(wish.name),
             now=now,
             replaces=replaces,
-            is_revoked=await self._etcd.get(Keys.revoked(wish.name)) is not None,
+            is_revoked=await self._is_revoked(wish.name),
         )
         digest = hashlib.sha256(secret).hexdigest()
         invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
@@ -138,7 +140,7 @@ class Signer:
             is_member=self._is_member(name),
             now=now,
             replaces=invitation.replaces,
-            is_revoked=await self._etcd.get(Keys.revoked(name)) is not None,
+            is_revoked=await self._is_revoked(name),
         )
         certificate = self._authority.certify(
             key,
@@ -152,7 +154,8 @@ class Signer:
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
             Compare.unchanged(Keys.issued(name), issued_at),
-            Compare.absent(Keys.revoked(name)),
+            # Nor does an invitation outlive its operator: a thief may have made it in time.
+            *(Compare.absent(Keys.revoked(each)) for each in (name, *invitation.invited_by)),
         ]
         try:
             await self._etcd.transaction(
@@ -210,6 +213,22 @@ class Signer:
             raise RefusedError("the certificate bears no name")
         return f"{certificate.serial_number:X}", name
 
+    async def _check_others(self, wish: InvitationRecord) -> None:
+        """Raise RefusedError for a host that is another node's name: its peers would take the certificate for that one.
+
+        A node's own address may be the name of no other node.
+        """
+        for host in wish.hosts:
+            if host.casefold() == wish.name.casefold():
+                continue
+            if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
+                raise RefusedError(
+                    f"{host} is the name of another certificate: leave it out of the hosts of {wish.name}"
+                )
+
+    async def _is_revoked(self, name: str) -> bool:
+        return await self._etcd.get(Keys.revoked(name)) is not None
+
     async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
         """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
         entry = await self._etcd.get(key)
@@ -227,6 +246,9 @@ def _check_hosts(wish: InvitationRecord) -> None:
     for name in (wish.name, *wish.hosts):
         if name.casefold() in (*LOCAL_HOSTS, SIGNER_NAME):
             raise RefusedError(f"{name} cannot be a name in a certificate of its own")
+        # Nothing that stands for several names, as `*.example`, or says a role.
+        if not is_node_name(name) and not _is_address(name):
+            raise RefusedError(f"{name!r} is neither a host's name in ASCII nor an address")
         try:
             general_name(name)
         except ConfigError as error:
@@ -236,6 +258,14 @@ def _check_hosts(wish: InvitationRecord) -> None:
 def _digest(key: ec.EllipticCurvePublicKey) -> str:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _issued(certificate: x509.Certificate, invitation: InvitationRecord, now: float) -> IssuedRecord:

@@ -169,7 +169,7 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
-        cluster = ClusterWatch(etcd, view=ClusterView(why_unsigned=signature_check(identity.now())))
+        cluster = ClusterWatch(etcd, view=ClusterView(judge_signature=signature_check(identity.now())))
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")

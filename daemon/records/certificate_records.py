@@ -20,6 +20,8 @@ class InvitationRecord:
     """How long each of its certificates lasts."""
     replaces: str = ""
     """Serial number of the certificate of this name that another one may follow; empty: the name has to be free."""
+    invited_by: tuple[str, ...] = ()
+    """Names in the certificate of the operator who asked for it. If one of them is revoked, nobody joins with it."""
     seal: str = ""
     """Proves that a daemon with the authority wrote it: everyone who may write to etcd could write another one."""
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.daemon.errors import ConfigError
-from headway.stages.sockets.roles import ROLE_URI, Role
+from headway.stages.sockets.roles import ROLE_URI, Role, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca-key.pem"
@@ -161,6 +161,11 @@ def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
         *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
         *found.get_values_for_type(x509.UniformResourceIdentifier),
     )
+
+
+def own_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that tell one certificate from another: no role, and none that every certificate bears."""
+    return tuple(name for name in without_roles(names) if name not in LOCAL_HOSTS)
 
 
 def _builder(

@@ -20,6 +20,7 @@ from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyB
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import SpecRecord
+from headway.daemon.records.signature import Signature
 from headway.daemon.rpc.certificates import names_in
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -31,14 +32,14 @@ _SEPARATOR: Final = b',"signature":"'
 _END: Final = b'"}'
 
 
-def signature_check(identity: TlsIdentity | None) -> Callable[[bytes, SpecRecord], str] | None:
+def signature_check(identity: TlsIdentity | None) -> Callable[[bytes, SpecRecord], Signature] | None:
     """Return how a node with this certificate judges submissions. None: it takes anybody's, as its authority knows of
     no roles.
     """
     if identity is None:
         return None
     roles = roles_among(names_in(x509.load_pem_x509_certificate(identity.certificate)))
-    return partial(why_unsigned, ca=identity.ca) if Role.OPERATOR not in roles else None
+    return partial(judge, ca=identity.ca) if Role.OPERATOR not in roles else None
 
 
 def signed(record: SpecRecord, identity: TlsIdentity | None) -> bytes:
@@ -59,19 +60,19 @@ def signed(record: SpecRecord, identity: TlsIdentity | None) -> bytes:
     return head + _SEPARATOR + base64.b64encode(signature) + _END
 
 
-def why_unsigned(raw: bytes, record: SpecRecord, *, ca: bytes) -> str:
-    """Return why a submission is not an operator's own words, as a sentence's end; empty: it is.
+def judge(raw: bytes, record: SpecRecord, *, ca: bytes) -> Signature:
+    """Return whether a submission is an operator's own words, and every name of the operator.
 
     raw: the record as it lies in etcd. ca: the authorities' certificates in PEM.
     """
     if not record.signer or not record.signature:
-        return "no operator has signed it: submit it with an operator's certificate"
+        return Signature("no operator has signed it: submit it with an operator's certificate")
     head, _, tail = raw.rpartition(_SEPARATOR)
     if tail != record.signature.encode() + _END or len(record.signer) > MAX_SIGNER_BYTES:
-        return "its signature cannot be read"
+        return Signature("its signature cannot be read")
     try:
         leaf, *others = x509.load_pem_x509_certificates(record.signer.encode())
-        who = holder(names_in(leaf))
+        names, who, key = names_in(leaf), holder(names_in(leaf)), leaf.public_key()
         at = datetime.fromtimestamp(record.submitted_at, UTC)
         # Extensions are not judged here, except that only an authority signs certificates: TLS judges them.
         ends = ExtensionPolicy.permit_all()
@@ -80,15 +81,18 @@ def why_unsigned(raw: bytes, record: SpecRecord, *, ca: bytes) -> str:
         verifier = policy.extension_policies(ca_policy=middle, ee_policy=ends).build_client_verifier()
         verifier.verify(leaf, others)
     except VerificationError:
-        return "its signer's certificate is not of this cluster's authority, or was not valid when it was submitted"
+        told = "its signer's certificate is not of this cluster's authority, or was not valid when it was submitted"
+        return Signature(told)
     except Exception:  # anybody may have written it, and the library raises errors of many kinds
-        return "its signer's certificate cannot be read"
-    if record.signed_by not in names_in(leaf):
-        return f"{who} has signed it as {record.signed_by[:60]!r}"
-    if Role.OPERATOR not in roles_among(names_in(leaf)):
-        return f"{who} has signed it, and only an operator submits jobs"
-    is_whole = _is_signed_with(leaf.public_key(), record.signature, PURPOSE + head)
-    return "" if is_whole else f"it is not what {who} has signed"
+        return Signature("its signer's certificate cannot be read")
+    if record.signed_by not in names:
+        return Signature(f"{who} has signed it as {record.signed_by[:60]!r}")
+    if Role.OPERATOR not in roles_among(names):
+        return Signature(f"{who} has signed it, and only an operator submits jobs")
+    if not _is_signed_with(key, record.signature, PURPOSE + head):
+        return Signature(f"it is not what {who} has signed")
+    # The operator chooses among the names which one to sign as, so all of them are asked for.
+    return Signature(names=frozenset(name.casefold() for name in names))
 
 
 def _is_signed_with(key: object, signature: str, message: bytes) -> bool:

@@ -17,10 +17,12 @@ from headway.daemon.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.joining.signer import Signer
+from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.certificate_records import InvitationRecord
 from headway.daemon.records.records import PROTOCOL_VERSION
 from headway.daemon.rpc.byte_streams import add_byte_streams
+from headway.daemon.rpc.certificates import own_names
 from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
@@ -188,6 +190,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             secret_sha256="",
             expires_at=0.0,
             valid_s=request.valid_s,
+            invited_by=own_names(names_of_client(context.auth_context())),
         )
         reply = control_pb2.InviteReply()
         async with _answering(context):
@@ -237,8 +240,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
     async def Logs(self, request: control_pb2.LogsRequest, context: Any) -> AsyncIterator[control_pb2.LogLine]:  # noqa: N802
         """Send the output of a job's workers: of this node, of the named one, or of all."""
         async with _answering(context):
-            if "/" in request.job or request.job.startswith("."):
-                raise RecoveryError(request.job, "is not a job's name")
+            if not is_job_name(request.job):
+                raise RecoveryError(repr(request.job[:60]), f"is not a job's name: one has {JOB_NAME_RULE}")
             if request.forwarded or request.node == self._desk.node:
                 async for line in self._own_log(request):
                     yield line

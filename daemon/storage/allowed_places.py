@@ -6,6 +6,7 @@ more than those of the job's user.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
@@ -19,6 +20,8 @@ SCHEMES: Final = ("file", "hf", "http", "https", *STORES)
 OF_THE_SYSTEM: Final = ("/boot", "/etc", "/proc", "/run/secrets", "/sys")
 """Folders that are not opened there."""
 _LOCAL: Final = ("file", "local")
+_ENDS_OF_A_FOLDER: Final = re.compile(r"[/\\?#;]")
+"""Characters at which one client or server or another ends a folder's name, so `..` before one may lead upwards."""
 
 
 class AllowedPlaces:
@@ -58,6 +61,8 @@ def _is_below(place: tuple[str, ...], folder: tuple[str, ...]) -> bool:
 def _parts(place: str) -> tuple[str, ...]:
     """Return scheme, host and folders of a place, so that what is below another one begins with its parts."""
     scheme, separator, rest = place.partition("://")
+    if not all(character.isprintable() for character in place):  # clients leave some of them out, also between dots
+        raise ConfigError(f"{place!r} has a character that cannot be printed")
     if "::" in place:
         raise ConfigError(f"{place!r} chains file systems with `::`")
     if not separator or scheme in _LOCAL:
@@ -66,6 +71,6 @@ def _parts(place: str) -> tuple[str, ...]:
             raise ConfigError(f"{place!r} is neither an absolute path nor a URL")
         return ("file", *PurePosixPath(os.path.realpath(path)).parts)
     parts = [part for part in unquote(rest).split("/") if part not in ("", ".")]
-    if ".." in parts:
+    if ".." in _ENDS_OF_A_FOLDER.split(unquote(rest)):
         raise ConfigError(f"{place!r} leads out of its folder with `..`")
     return (scheme, *parts)

@@ -40,6 +40,7 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
+from headway.daemon.records.signature import Signature
 from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.derived import Derived
 from headway.daemon.view.nested_records import fold_nested, set_inner_record, set_record
@@ -79,6 +80,10 @@ class JobView:
     """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
     refusal: str = ""
     """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
+    signers: frozenset[str] = frozenset()
+    """Names in the certificate of the operator who signed it, in small letters."""
+    withheld: SpecRecord | None = field(default=None, compare=False, repr=False)
+    """The submission of a revoked operator, for the case that the name is restored."""
     spec_revision: int = 0
     """Create revision of the spec: the job's place in the queue."""
     desired: DesiredRecord = field(default_factory=DesiredRecord)
@@ -129,6 +134,11 @@ class JobView:
         """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
         if why and not self.refusal and self.submission is not None:
             self.submission, self.refusal = harmless(self.submission, self.name), why
+
+    def signed_so(self, signature: Signature) -> None:
+        """Take over what the submission's signature is worth."""
+        self.signers = signature.names
+        self.refuse(signature.fault)
 
     @property
     def spec(self) -> JobSpec | None:
@@ -212,6 +222,8 @@ class ClusterView:
     """Newest certificates that were made for invitations, by name in small letters."""
     revoked: dict[str, RevokedRecord] = field(default_factory=dict)
     """Names whose certificates count no more, in small letters. No such node is among `nodes`."""
+    revoked_in: dict[str, int] = field(default_factory=dict)
+    """Revision in which each of them was revoked. No clock decides what came first."""
     started_at: float | None = None
     """Time at which the first key of this epoch was applied."""
     steady_since: float | None = None
@@ -225,8 +237,10 @@ class ClusterView:
     """Nodes that have not registered again since etcd's history went back."""
     _incarnations: dict[str, str] = field(default_factory=dict)
     """Newest incarnation of each node, also while it is absent."""
-    why_unsigned: Callable[[bytes, SpecRecord], str] | None = field(default=None, compare=False, repr=False)
-    """Returns why a submission, as it lies in etcd, is not an operator's own; None: anybody's counts."""
+    _shut_out: dict[str, tuple[NodeRecord, int]] = field(default_factory=dict)
+    """Records of revoked nodes with their create revisions, for the case that the name is restored."""
+    judge_signature: Callable[[bytes, SpecRecord], Signature] | None = field(default=None, compare=False, repr=False)
+    """Judges a submission as it lies in etcd; None: anybody's counts."""
     num_changes: int = field(default=0, compare=False)
     """Number of changes of anything but one job's own records; which devices it has counts among the others."""
     num_node_changes: int = field(default=0, compare=False)
@@ -266,12 +280,15 @@ class ClusterView:
         try:
             place = place_of(key)
             record = read_record(place, value) if value is not None else None
+            signature = None
+            if isinstance(record, SpecRecord) and value is not None and self.judge_signature is not None:
+                signature = self.judge_signature(value, record)
             if value is None or place.kind is not None:
                 self._fold(place, record, create_revision=create_revision, now=now)
-            if isinstance(record, SpecRecord) and value is not None:
-                if self.why_unsigned is not None:
-                    self.jobs[place.name].refuse(self.why_unsigned(value, record))
-                self._refuse_revoked()
+            if signature is not None:
+                self.jobs[place.name].signed_so(signature)
+            if isinstance(record, SpecRecord):
+                self._judge_signer(self.jobs[place.name])
         except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
                 self._set_aside(key, error, now=now)
@@ -300,7 +317,8 @@ class ClusterView:
         """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
         folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs, self.issued, self.revoked)
-        for records in (*folded, self.revisions, self.unreadable, self._deleted, self._num_keys):
+        notes = (self.revoked_in, self._shut_out, self._num_keys, self.revisions, self.unreadable, self._deleted)
+        for records in (*folded, *notes):
             records.clear()
         self.leader = None
         self.absent_since = dict.fromkeys(known, now)
@@ -394,11 +412,13 @@ class ClusterView:
                 set_record(self.issued, place.name, record)
             case "revoked":
                 set_record(self.revoked, place.name, record)
-                for name in [name for name in self.nodes if self.is_revoked(name)]:
-                    self._fold_node(name, None, create_revision=0, now=now)
-                self._refuse_revoked()
+                set_record(self.revoked_in, place.name, create_revision or None)
+                self._shut_out_or_readmit(place.name, now=now)
             case "nodes":
-                record = None if self.is_revoked(place.name) else record
+                if self.is_revoked(place.name):
+                    shut_out = (record, create_revision) if record is not None else None
+                    set_record(self._shut_out, place.name, shut_out)
+                    record = None
                 self._fold_node(place.name, record, create_revision=create_revision, now=now)
             case "probes":
                 set_record(self.probes, place.name, record)
@@ -414,16 +434,32 @@ class ClusterView:
             case "jobs":
                 self._fold_job(place, record, create_revision=create_revision, now=now)
 
-    def _refuse_revoked(self) -> None:
-        """Refuse jobs that came after their signer was revoked; earlier ones go on.
+    def _shut_out_or_readmit(self, name: str, *, now: float) -> None:
+        """Apply that a name, in small letters, was revoked or restored."""
+        is_revoked = name in self.revoked
+        for node in [node for node in (self.nodes if is_revoked else self._shut_out) if node.casefold() == name]:
+            if is_revoked:
+                self._shut_out[node] = (self.nodes[node], self.arrived_in.get(node, 0))
+                self._fold_node(node, None, create_revision=0, now=now)
+            else:
+                record, create_revision = self._shut_out.pop(node)
+                self._fold_node(node, record, create_revision=create_revision, now=now)
+        for job in self.jobs.values():
+            if name in job.signers:
+                self._judge_signer(job)
 
-        etcd's order counts, not the times in the records: whoever signs can write any time.
+    def _judge_signer(self, job: JobView) -> None:
+        """Refuse a job whose signer had been revoked when it came to etcd; earlier ones go on.
+
+        Revisions decide: a submission's time is by the clock of the operator, who may have turned it back.
         """
-        for job in self.jobs.values() if self.revoked else ():
-            signer = job.submission.signed_by if job.submission is not None else ""
-            is_later = self.revisions.get(Keys.of(job.name, "spec"), 0) > self.revisions.get(Keys.revoked(signer), 0)
-            if signer.casefold() in self.revoked and is_later:
-                job.refuse(f"{signer} had been revoked when it was submitted")
+        came_in = self.revisions.get(Keys.of(job.name, "spec"), 0)
+        found = next((name for name in sorted(job.signers) if self.revoked_in.get(name, came_in) < came_in), "")
+        if found and not job.refusal:
+            job.withheld = job.submission
+            job.refuse(f"{found} had been revoked when it was submitted")
+        elif not found and job.withheld is not None:
+            job.submission, job.refusal, job.withheld = job.withheld, "", None
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
         """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.
@@ -494,7 +530,8 @@ class ClusterView:
             note_reading(job, place.node, record, now=now)
         elif place.leaf == "spec":
             job.spec_revision = create_revision if record is not None else 0
-            job.refusal = ""
+            job.refusal, job.withheld = "", None
+            job.signers = frozenset({record.signed_by.casefold()}) if record is not None else frozenset()
             job.refuse(why_refused(record, name) if record is not None else "")
         elif place.leaf == "state" and job.stop is not None:
             job.state_changed_at = now

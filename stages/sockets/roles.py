@@ -30,13 +30,13 @@ OF_OLD: Final = frozenset({Role.NODE, Role.OPERATOR})
 
 def roles_among(names: Iterable[str]) -> frozenset[Role]:
     """Return the roles that a certificate with these names gives; none for a role that this release does not know."""
-    told = [name.removeprefix(ROLE_URI) for name in names if name.startswith(ROLE_URI)]
+    told = [name[len(ROLE_URI) :] for name in names if _is_role(name)]
     return frozenset(role for role in Role if role in told) if told else OF_OLD
 
 
 def without_roles(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names that are of hosts and nodes."""
-    return tuple(name for name in names if not name.startswith(ROLE_URI))
+    return tuple(name for name in names if not _is_role(name))
 
 
 def holder(names: Iterable[str]) -> str:
@@ -49,3 +49,11 @@ def holder(names: Iterable[str]) -> str:
 def listed_roles(roles: Iterable[Role]) -> str:
     """Return roles in words."""
     return " and ".join(sorted(roles)) or "of an unknown role"
+
+
+def _is_role(name: str) -> bool:
+    """Return whether a name says a role: the first two parts of a URN may have any case (RFC 8141, section 3.1).
+
+    In any other part too: one that is misspelled would otherwise count as none, which gives more.
+    """
+    return name.casefold().startswith(ROLE_URI)

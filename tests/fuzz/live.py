@@ -40,7 +40,8 @@ from tests.integration.exactness.training import Oracle, assert_same_bits, finis
 JOB: Final = "fuzzed"
 MAX_GROWTH_BYTES: Final = 600 << 20
 CALL_TIMEOUT_S: Final = 5.0
-GARBAGE_KEYS: Final = ("nodes/", "jobs/", "probes/", "failures/", "reach/", "shares/", "nobody/knows/")
+GARBAGE_KEYS: Final = ("nodes/", "jobs/", "probes/", "failures/", "reach/", "shares/", "revoked/", "issued/",
+                       "invitations/", "nobody/knows/")  # fmt: skip
 LEAVES: Final = ("spec", "phase", "plan", "next", "stop", "checkpoint", "desired", "progress", "workers/1/0",
                  "state/1/2/node-1", "state/x/y/z", "events/x", "profile/a", "goodput/9/9", "nonsense")  # fmt: skip
 

@@ -49,7 +49,7 @@ from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import read_journal
 from headway.stages.state.state_file import ContentCheck, StateHeader, content_checksum, read_state, write_state
-from tests.fuzz import port_targets
+from tests.fuzz import certificate_targets, port_targets
 from tests.integration.exactness.training import small_job
 
 IN_MEMORY = Path("/dev/shm")
@@ -284,6 +284,7 @@ def _records() -> list[bytes]:
         f"{Keys.job('job')}state/1/20/node-1": StateRecord(incarnation="x", generation=1),
         f"{Keys.job('job')}events/1": EventRecord(at=0.0, text="began", generation=1),
     }
+    entries |= certificate_targets.entries()
     lines = [f"{key.removeprefix('/headway/')}\0".encode() + encode(record) for key, record in entries.items()]
     return [b"\0\0".join(lines), *lines]
 
@@ -309,4 +310,11 @@ TARGETS: dict[str, Target] = {
     "outpost": Target(port_targets.outpost, port_targets.calls),
     "orders": Target(port_targets.orders, port_targets.order_lines),
     "control messages": Target(port_targets.control_messages, port_targets.messages),
+    "submission": Target(certificate_targets.submission, certificate_targets.submissions),
+    "invitation": Target(certificate_targets.invitation, certificate_targets.invitations),
+    "join request": Target(certificate_targets.join_request, certificate_targets.join_requests),
+    "signing request": Target(certificate_targets.signing, certificate_targets.signings),
+    "join answer": Target(certificate_targets.join_answer, certificate_targets.join_answers),
+    "join token": Target(certificate_targets.token, certificate_targets.tokens),
+    "certificate": Target(certificate_targets.certificate, certificate_targets.certificates),
 }

@@ -152,7 +152,7 @@ class GroupGuard:
         try:
             told = json.loads(self._read(f"connections-{1 - self._rank}"))
             mirrored = sorted((there, at, here, by) for here, by, there, at in told)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RuntimeError("the other side says something unreadable of its connections") from error
         if mirrored != mine:
             raise RuntimeError("somebody else has connected to the group: its connections are not those of the peer")

@@ -110,9 +110,13 @@ class Playground:
         min_nodes: int = 1,
         seed: int = 3,
         signer: TlsIdentity | None = None,
+        submitted_at: float | None = None,
         **data: Any,
     ) -> None:
-        """Put a job into etcd, as `headway submit` does. signer: an identity that signs it."""
+        """Put a job into etcd, as `headway submit` does.
+
+        signer: an identity that signs it. submitted_at: what it says of its time; None: the truth.
+        """
         spec = JobSpec(
             job=JobSection(name=name, seed=seed),
             model=MODEL,
@@ -123,7 +127,7 @@ class Playground:
             fault=FaultSpec(link_timeout_s=5.0),
             placement=PlacementSpec(min_nodes=min_nodes),
         )
-        record = SpecRecord(spec=spec, submitted_at=time.time())
+        record = SpecRecord(spec=spec, submitted_at=time.time() if submitted_at is None else submitted_at)
         await self.client.put(Keys.of(name, "spec"), signed(record, signer))
 
     async def ask(self, state: Desired, name: str = "tiny", *, request: int) -> None:

@@ -30,7 +30,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, names_in
 from headway.stages.errors import UnavailableError
-from headway.stages.sockets.roles import Role
+from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
@@ -252,13 +252,48 @@ async def test_nodes_who_write_to_etcd_cannot_invite(place: JoinPlace, client: E
     assert (await place.join(token)).answer.role == "node"
 
 
-@pytest.mark.parametrize("name", ["localhost", "Authority.headway", "", "a/b", "ä", "-x"])
+@pytest.mark.parametrize("name", ["localhost", "Authority.headway", "", "a/b", "ä", "-x", "n.", "authority.headway."])
 async def test_some_names_are_nobodys(place: JoinPlace, name: str) -> None:
     """Names that every certificate bears, that the join port has, or that no node can have."""
     with pytest.raises(RefusedError):
         await place.invited(name)
     with pytest.raises(RefusedError):
         await place.signer.invite(replace(invitation("n"), hosts=("a", "authority.headway")), lasts_s=60.0)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["*.headway", "*", "a.", "authority.headway.", f"{ROLE_URI}operator", "a\0.b", "a\n", "a b", "ä", "a,b", "::1"],
+)
+async def test_a_host_is_one_name_or_address(place: JoinPlace, host: str) -> None:
+    """None stands for several, says a role, or is read in two ways; TLS would take `*.headway` for the join port."""
+    with pytest.raises(RefusedError, match=r"is neither a host's name|cannot be a name in a certificate"):
+        await place.signer.invite(replace(invitation("n"), hosts=("10.0.0.7", "n.example", host)), lasts_s=60.0)
+
+
+async def test_a_host_is_no_other_certificates_name(place: JoinPlace) -> None:
+    """Peers check a node by its name: a certificate with another one's among its hosts would pass for that one."""
+    await place.join(await place.invited("ann"))
+    place.members.add("node-b")
+    for host in ("Node-B", "Ann"):
+        with pytest.raises(RefusedError, match=f"{host} is the name of another certificate: leave it out"):
+            await place.signer.invite(replace(invitation("n"), hosts=(host,)), lasts_s=60.0)
+    assert await place.signer.invite(replace(invitation("n"), hosts=("N", "fd00::7", "n_1.example")), lasts_s=60.0)
+
+
+async def test_a_revoked_operators_invitations_end(place: JoinPlace, client: EtcdClient) -> None:
+    """A thief has made them in time: nobody joins with one, under whatever name of the certificate it is revoked."""
+    wish = replace(invitation("n", role="operator"), invited_by=("thief", "laptop.example"))
+    token = replace(await place.invited("other"), name="n", secret=await place.signer.invite(wish, lasts_s=60.0))
+    await client.put(Keys.revoked("Laptop.example"), b"{}")
+    with pytest.raises(ConfigError) as caught:
+        await place.join(token)
+    assert str(caught.value) == NOT_INVITED
+    await client.delete(Keys.revoked("laptop.example"))
+    assert (await place.join(token)).answer.role == "operator"
+    many = replace(wish, name="m", invited_by=tuple(f"name-{number}" for number in range(18)))
+    with pytest.raises(RefusedError, match="a certificate of more than 17 names invites nobody"):
+        await place.signer.invite(many, lasts_s=60.0)
 
 
 async def test_garbage_and_too_much_are_answered_in_a_line(place: JoinPlace) -> None:
@@ -344,6 +379,9 @@ async def test_a_machine_joins_by_one_line_within_ten_seconds(playground: Playgr
     assert words[:2] == ["headway", "join"]
     assert len(words) == 3
     assert len(line.splitlines()) == 1
+    entry = await playground.client.get(Keys.invitation("second"))
+    assert entry is not None
+    assert decode(entry.value, InvitationRecord).invited_by == ("me",)
     told = await program(tmp_path, *words[1:], "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "new"))
     joined_s = time.monotonic() - began
     assert f"headway daemon --config {tmp_path}/new/daemon.toml --certs {tmp_path}/new" in told

@@ -245,9 +245,10 @@ async def test_a_followed_log_goes_on_with_what_is_written_later(network: Networ
 
 
 async def test_a_name_that_is_a_path_is_refused(network: Network) -> None:
-    """A job called ../x would read somebody else's file."""
-    with pytest.raises(RecoveryError, match="is not a job's name"):
-        [line async for line in network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job="../authority"))]
+    """A job called ../x would read somebody else's file, and one with a zero byte would be an error of the daemon."""
+    for name in ("../authority", "a\0b", "", "x" * 300):
+        with pytest.raises(RecoveryError, match="is not a job's name"):
+            [line async for line in network.client.logs(network.a.endpoint, control_pb2.LogsRequest(job=name))]
 
 
 async def test_a_node_measures_the_way_to_another(network: Network) -> None:

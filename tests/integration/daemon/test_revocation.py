@@ -1,6 +1,7 @@
 """`headway certs revoke`: within seconds nobody answers the holder, a node is out, and jobs go on to the same bits."""
 
 import asyncio
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,10 @@ async def answers(client: NodeClient, endpoint: NodeEndpoint) -> bool:
 
 
 async def test_a_revoked_operator_submits_no_more(playground: Playground) -> None:
-    """A job from before goes on; one from after fails, and says why."""
+    """A job from before goes on; one from after fails and says why, although its operator has dated it back.
+
+    A daemon that starts later, with everything in one listing, judges in the same way.
+    """
     authority = playground.etcd.authority
     playground.role = Role.NODE
     await playground.started("n1")
@@ -112,10 +116,38 @@ async def test_a_revoked_operator_submits_no_more(playground: Playground) -> Non
     await playground.submit("before", signer=other)
     async with ClusterSession(ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=me)) as session:
         await revoke(session, ["other"])
-    await playground.submit("after", signer=other)
+    an_hour_before = time.time() - 3600.0
+    await playground.submit("after", signer=other, submitted_at=an_hour_before)
     failed = await playground.phase(Phase.FAILED, name="after")
     assert failed.phase.reason.endswith("other had been revoked when it was submitted")
     await playground.phase(Phase.FINISHED, name="before")
+    playground.signal("n1", signal.SIGTERM)
+    assert await playground.ended("n1") == 0
+    await playground.submit("later", signer=other, submitted_at=an_hour_before)
+    await playground.started("n2")
+    failed = await playground.phase(Phase.FAILED, name="later")
+    assert failed.phase.reason.endswith("other had been revoked when it was submitted")
+
+
+async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:
+    """The last operator would be locked out, in whatever letters the name is written; nothing is revoked then."""
+    me = etcd.authority.issue("me", role=Role.OPERATOR, hosts=["laptop.example"])
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
+        for name in ("Me", "laptop.example"):
+            with pytest.raises(ConfigError, match=f"{name}: is in your own certificate: another operator revokes it"):
+                await revoke(session, ["thief", name])
+        assert not (await session.view()).revoked
+
+
+async def test_a_nodes_certificate_restores_nobody(etcd: Etcd) -> None:
+    """Neither itself nor another: the command ends before it writes, with one line."""
+    me, n = (etcd.authority.issue(name, role=role) for name, role in (("me", Role.OPERATOR), ("n", Role.NODE)))
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
+        await revoke(session, ["n"])
+    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=n)) as session:
+        with pytest.raises(ConfigError, match=r"is of n \(node\), and only an operator may change anything"):
+            await restore(session, ["n"])
+        assert (await session.view()).is_revoked("n")
 
 
 async def test_a_revoked_name_is_not_invited(etcd: Etcd, tmp_path: Path) -> None:

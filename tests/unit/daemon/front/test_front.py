@@ -15,7 +15,7 @@ import pytest
 
 from headway.daemon.front import front as front_module
 from headway.daemon.front.front import Front
-from headway.daemon.front.passage import MAX_ALERT_BYTES, Passage
+from headway.daemon.front.passage import MAX_RETRY_BYTES, Passage
 from headway.daemon.rpc.certificates import CertificateAuthority
 
 CONNECT = b"CONNECT %s:443 HTTP/1.1\r\n\r\n"
@@ -105,9 +105,9 @@ def heard(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def accept(connection: socket.socket) -> None:
-    """Hear the worker's greeting, then let it answer twice, at a length that no refusal has."""
+    """Hear the worker's greeting, then let it answer twice, at a length of a certificate."""
     assert heard(connection, 25).endswith(b"worker")
-    words = b"x" * (MAX_ALERT_BYTES + 1)
+    words = b"x" * (MAX_RETRY_BYTES + 1)
     for _ in range(2):
         connection.sendall(words)
         assert heard(connection, len(words)) == words
@@ -224,17 +224,25 @@ def test_friends_come_through_a_flood_that_begins_like_tls(node: Node) -> None:
         assert heard(each, 5) == b"still"
 
 
-@pytest.mark.parametrize("release", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("release", "is_retried"),
+    [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, False), (ssl.TLSVersion.TLSv1_3, True)],
+)
 @pytest.mark.parametrize("has_certificate", [True, False])
 def test_a_client_that_tls_refuses_proves_nothing(
-    tmp_path: Path, release: ssl.TLSVersion, has_certificate: bool
+    tmp_path: Path, release: ssl.TLSVersion, is_retried: bool, has_certificate: bool
 ) -> None:
-    """A whole handshake and an answer prove a passage; one without the certificate that is asked for does not."""
+    """A whole handshake and an answer prove a passage; one without the certificate that is asked for does not.
+
+    Nor does a client that begins with a kind of key that the server does not have, so that it is asked to begin again.
+    """
     authority = CertificateAuthority.create(tmp_path / "ca")
     chains = {name: authority.issue(name) for name in ("server", "client")}
     serves, asks = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     serves.verify_mode, asks.check_hostname, asks.verify_mode = ssl.CERT_REQUIRED, False, ssl.CERT_NONE
     asks.minimum_version = asks.maximum_version = release
+    if is_retried:
+        serves.set_ecdh_curve("secp521r1")  # no client's first offer
     serves.load_verify_locations(chains["server"] / "ca.pem")
     for context, name in [(serves, "server")] + [(asks, "client")] * has_certificate:
         context.load_cert_chain(chains[name] / "cert.pem", chains[name] / "key.pem")

@@ -13,11 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from headway.daemon.jobs.job import JobSection, JobSpec, QueueSpec
+from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem
-from headway.daemon.rpc.job_signature import signature_check, signed, why_unsigned
+from headway.daemon.rpc.job_signature import judge, signature_check, signed
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -39,7 +40,7 @@ def identity_of(authority: CertificateAuthority, role: Role | None, name: str = 
 
 def judged(raw: bytes, identity: TlsIdentity) -> str:
     """Return how a node with the same authority judges the bytes."""
-    return why_unsigned(raw, decode(raw, SpecRecord), ca=identity.ca)
+    return judge(raw, decode(raw, SpecRecord), ca=identity.ca).fault
 
 
 @pytest.mark.parametrize("role", [Role.OPERATOR, None])
@@ -149,10 +150,41 @@ def test_a_view_refuses_what_no_operator_has_signed(authority: CertificateAuthor
     """The job comes in as one of default sizes, with the reason; one that is rewritten loses its spec too."""
     me, node = identity_of(authority, Role.OPERATOR), identity_of(authority, Role.NODE, "b")
     own = replace(RECORD, spec=replace(RECORD.spec, queue=QueueSpec(priority=3)))
-    view = ClusterView(why_unsigned=signature_check(node))
+    view = ClusterView(judge_signature=signature_check(node))
     key = Keys.of("demo", "spec")
     view.apply(key, signed(own, me), mod_revision=1, create_revision=1)
     assert (view.jobs["demo"].refusal, view.jobs["demo"].spec) == ("", own.spec)
     view.apply(key, signed(own, node), mod_revision=2, create_revision=1)
     assert view.jobs["demo"].refusal == "b (node) has signed it, and only an operator submits jobs"
     assert view.jobs["demo"].spec == JobSpec(job=JobSection(name="demo"))
+
+
+def test_a_revoked_operator_has_no_other_name_to_sign_with(authority: CertificateAuthority) -> None:
+    """A certificate bears several names, and its holder chooses one to sign as: revoked is who bears a revoked one."""
+    mine, node = identity_of(authority, Role.OPERATOR), identity_of(authority, Role.NODE, "b")
+    own_names = signed(RECORD, mine)
+    key = serialization.load_pem_private_key(mine.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    head = own_names.replace(b'"signed_by":"me"', b'"signed_by":"localhost"').rpartition(b',"signature":"')[0]
+    signature = base64.b64encode(key.sign(b"headway submission\n" + head, ec.ECDSA(hashes.SHA256())))
+    raw = head + b',"signature":"' + signature + b'"}'
+    assert judged(raw, node) == ""
+    view = ClusterView(judge_signature=signature_check(node))
+    view.apply(Keys.of("demo", "spec"), raw, mod_revision=1, create_revision=1)
+    before = view.jobs["demo"].refusal
+    assert not before
+    revoked = encode(RevokedRecord(name="me", revoked_at=NOW))
+    view.apply(Keys.revoked("me"), revoked, mod_revision=2, create_revision=2)
+    view.apply(Keys.of("demo", "spec"), raw, mod_revision=3, create_revision=3)
+    after = view.jobs["demo"].refusal
+    assert after == "me had been revoked when it was submitted"
+
+
+def test_a_signed_submission_counts_under_its_own_name_alone(authority: CertificateAuthority) -> None:
+    """A node copies an operator's words to another job's key: it is refused there, and the job itself is as it was."""
+    me, node = identity_of(authority, Role.OPERATOR), identity_of(authority, Role.NODE, "b")
+    view = ClusterView(judge_signature=signature_check(node))
+    for name in ("demo", "other"):
+        view.apply(Keys.of(name, "spec"), signed(RECORD, me), mod_revision=1, create_revision=1)
+    assert view.jobs["other"].refusal == "job.name: 'demo' lies under the name 'other'"
+    assert not view.jobs["demo"].refusal

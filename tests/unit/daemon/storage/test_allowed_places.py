@@ -39,10 +39,15 @@ def test_what_lies_below_an_allowed_place_is_opened(place: str) -> None:
         *("s3://lab", "s3://lab/runs-2", "s3://other/runs", "gs://lab/runs", "http://169.254.169.254/latest"),
         *("s3://lab/runs/../secret", "s3://lab/runs/%2e%2e/secret", "S3://lab/runs/x/../../..", "relative/path"),
         *("simplecache::s3://lab/runs", "zip://x::/srv/headway/a.zip", "hf:/x", ""),
+        *("s3://lab/runs/..?x", "s3://lab/runs/..#x", "s3://lab/runs/..;x", "s3://lab/runs/..\\..\\x"),
+        *("s3://lab/runs/.\t./x", "s3://lab/runs/\n../x", "/srv/headway/\0", "/srv/headway/\x1b[2J", "//etc/passwd"),
     ],
 )
 def test_everything_else_is_refused(place: str) -> None:
-    """Beside, above, around by `..` or its code, another bucket or scheme, chained file systems."""
+    """Beside, above, around by `..` or its code, another bucket or scheme, chained file systems.
+
+    HTTP clients take `..` before a query for a step upwards, and leave tabs out.
+    """
     assert PLACES.why_not(place)
 
 

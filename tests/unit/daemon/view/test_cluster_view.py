@@ -21,6 +21,7 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.records.shortages import DeviceShortage
+from headway.daemon.records.signature import Signature
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -202,16 +203,63 @@ def test_names_of_checkpoint_folders() -> None:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_revoked_node_is_not_there(is_first: bool) -> None:
-    """Whichever record comes first; when it is restored, it is there as soon as it registers again."""
+    """Whichever record comes first; when it is restored, it is there with the record that it has then."""
     view = ClusterView()
     revoked = (Keys.revoked("A"), RevokedRecord(name="A", revoked_at=1.0), 2)
     node = (Keys.node("a"), NODE, 1)
     for key, record, revision in (revoked, node) if is_first else (node, revoked):
         put(view, key, record, revision)
     assert (view.nodes, view.is_revoked("a"), view.unreadable) == ({}, True, {})
-    delete(view, Keys.revoked("a"), 3)
-    put(view, Keys.node("a"), NODE, 4)
-    assert view.nodes == {"a": NODE}
+    moved = replace(NODE, address="10.0.0.9:7070")
+    put(view, Keys.node("a"), moved, 3, created=1)
+    delete(view, Keys.revoked("a"), 4)
+    assert (view.nodes, view.arrived_in) == ({"a": moved}, {"a": 1})
+    put(view, Keys.revoked("A"), RevokedRecord(name="A", revoked_at=1.0), 5)
+    delete(view, Keys.node("a"), 6)
+    delete(view, Keys.revoked("a"), 7)
+    assert view.nodes == {}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_no_clock_decides_whether_a_signer_was_revoked_before(order: tuple[int, int, int]) -> None:
+    """A job from before goes on and one from after is refused, whatever their times and in whatever order they come."""
+    view = ClusterView()
+    keys = [
+        (Keys.of("before", "spec"), SpecRecord(spec=small_spec("before"), signed_by="Ann", submitted_at=9e9), 5, 5),
+        (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1e9), 9, 6),
+        (Keys.of("after", "spec"), SpecRecord(spec=small_spec("after"), signed_by="Ann", submitted_at=0.0), 7, 7),
+    ]
+    for place in order:
+        key, record, revision, created = keys[place]
+        put(view, key, record, revision, created=created)
+    assert {name: job.refusal for name, job in view.jobs.items()} == {
+        "before": "",
+        "after": "ann had been revoked when it was submitted",
+    }
+    assert view.jobs["after"].spec != small_spec("after")
+
+
+def test_what_a_revoked_signer_submitted_counts_again_when_the_name_is_restored() -> None:
+    """Also for a daemon that saw both; a second revocation leaves it alone, as the job came before that one."""
+    view = ClusterView()
+    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1.0), 1)
+    put(view, Keys.of("j", "spec"), SpecRecord(spec=small_spec("j"), signed_by="ann"), 2)
+    assert view.jobs["j"].refusal
+    delete(view, Keys.revoked("ann"), 3)
+    assert (view.jobs["j"].refusal, view.jobs["j"].spec) == ("", small_spec("j"))
+    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1.0), 4)
+    assert not view.jobs["j"].refusal
+
+
+def test_a_submission_that_a_judge_cannot_judge_never_counts() -> None:
+    """An error in the judgement comes before the job: there is none, and its key is set aside."""
+
+    def judge(raw: bytes, record: SpecRecord) -> Signature:
+        raise RuntimeError(f"{len(raw)} bytes of {record.uid}")
+
+    view = ClusterView(judge_signature=judge)
+    put(view, Keys.of("j", "spec"), SpecRecord(spec=small_spec("j")), 1)
+    assert (view.jobs, list(view.unreadable)) == ({}, [Keys.of("j", "spec")])
 
 
 def test_certificates_are_known_by_small_letters() -> None:
@@ -233,7 +281,7 @@ def test_what_a_revoked_operator_submits_later_is_refused_whatever_its_time(
 ) -> None:
     """etcd's order decides, also when a view hears of both the other way round; who signs can write any time."""
     record = SpecRecord(spec=small_spec("j"), signed_by="Ann", submitted_at=submitted_at)
-    for spec_revision, told in ((3, ""), (5, "Ann had been revoked when it was submitted")):
+    for spec_revision, told in ((3, ""), (5, "ann had been revoked when it was submitted")):
         view = ClusterView()
         revoked = (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
         submitted = (Keys.of("j", "spec"), record, spec_revision)

@@ -15,6 +15,8 @@ from headway.stages.sockets.tls_identity import is_borne, other_node
         (["a", "10.0.0.7"], OF_OLD, "a"),
         (["a", f"{ROLE_URI}king"], set(), "a (of an unknown role)"),
         (["a", f"{ROLE_URI}NODE"], set(), "a (of an unknown role)"),
+        (["a", f"{ROLE_URI.upper()}reader"], {Role.READER}, "a (reader)"),
+        (["a", "URN:Headway:Role:king"], set(), "a (of an unknown role)"),
         ([], OF_OLD, "nobody"),
     ],
 )

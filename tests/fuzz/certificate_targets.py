@@ -1,0 +1,182 @@
+"""What strangers and nodes say about certificates, invitations and signatures: no bytes give more than was signed."""
+
+import ssl
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.joining.invitation import RefusedError, check_secret, sealed
+from headway.daemon.joining.join_messages import AskCertificate, JoinAnswer, read_answer, read_request
+from headway.daemon.joining.join_token import JoinToken, read_token, write_token
+from headway.daemon.joining.signing_request import new_key, read_signing_request, signing_request
+from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord, RevokedRecord
+from headway.daemon.records.format import UnreadableRecordError, decode, encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import SpecRecord
+from headway.daemon.rpc.certificates import CertificateAuthority, names_in
+from headway.daemon.rpc.job_signature import judge, signed
+from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.stages.sockets.roles import Role, holder
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.integration.exactness.training import small_job
+
+SECRET = b"s" * 24
+SEAL_KEY = b"k" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Somebody who has signed one job, in a cluster of an authority."""
+
+    identity: TlsIdentity
+    submission: SpecRecord
+    raw: bytes
+    """The submission as it lies in etcd."""
+
+
+@cache
+def operator() -> Operator:
+    """Return one for the process."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        authority = CertificateAuthority.create(Path(folder) / "ca")
+        identity = TlsIdentity.read(authority.issue("me", role=Role.OPERATOR))
+    raw = signed(SpecRecord(spec=small_job("job"), uid="01", submitted_at=time.time()), identity)
+    return Operator(identity, decode(raw, SpecRecord), raw)
+
+
+def submission(data: bytes) -> None:
+    """A submission that any node has written. What counts is what the operator has signed, and nothing else."""
+    try:
+        record = decode(data, SpecRecord)
+    except UnreadableRecordError:
+        return
+    me = operator()
+    if not judge(data, record, ca=me.identity.ca).fault:
+        assert replace(record, signature="") == replace(me.submission, signature="")
+
+
+def submissions() -> list[bytes]:
+    """The submission that is signed, and others that are not."""
+    me = operator()
+    return [me.raw, encode(replace(me.submission, uid="02")), encode(replace(me.submission, signer="", signature=""))]
+
+
+def _invitation() -> InvitationRecord:
+    import hashlib
+
+    invitation = InvitationRecord(
+        name="n",
+        role="node",
+        hosts=("10.0.0.7",),
+        etcd=("10.0.0.5:2379",),
+        secret_sha256=hashlib.sha256(SECRET).hexdigest(),
+        expires_at=2e9,
+        valid_s=600.0,
+        invited_by=("me",),
+    )
+    return sealed(invitation, SEAL_KEY)
+
+
+def invitation(data: bytes) -> None:
+    """An invitation that any node has written: it lets nobody in but as the authority has sealed it."""
+    with suppress(UnreadableRecordError, RefusedError):
+        found = decode(data, InvitationRecord)
+        check_secret(found, SECRET, seal_key=SEAL_KEY, now=1e9)
+        assert found == _invitation()
+
+
+def join_request(data: bytes) -> None:
+    """What a stranger says to the join port."""
+    with suppress(ValueError, RefusedError):
+        request = read_request(data)
+        if isinstance(request, AskCertificate):
+            read_signing_request(request.request)
+
+
+def signing(data: bytes) -> None:
+    """A request to sign, in DER, as its PEM holds it. Its names are all that the authority looks at."""
+    with suppress(RefusedError):
+        _, names = read_signing_request(_pem(data, "CERTIFICATE REQUEST"))
+        assert all(isinstance(name, str) for name in names)
+
+
+def join_answer(data: bytes) -> None:
+    """What answers at the address of a token, before it is known who that is."""
+    with suppress(ValueError):
+        ssl.PEM_cert_to_DER_cert(read_answer(data).authority)
+
+
+def token(data: bytes) -> None:
+    """What somebody pastes after `headway join`."""
+    with suppress(ConfigError):
+        read_token(data.decode(errors="surrogateescape"))
+
+
+def certificate(data: bytes) -> None:
+    """A certificate in DER, as the PEM of somebody's folder or of a submission's signer holds it."""
+    pem = _pem(data, "CERTIFICATE")
+    with suppress(ConfigError):
+        found = read_certificate(pem.encode(), "cert.pem")
+        check_own_certificate(found, "cert.pem", serves=True, now=datetime(2026, 1, 1, tzinfo=UTC))
+        holder(names_in(found))
+    me = operator()
+    record = replace(me.submission, signer=pem)
+    assert judge(me.raw, record, ca=me.identity.ca).fault or pem.split() == me.submission.signer.split()
+
+
+def _pem(der: bytes, kind: str) -> str:
+    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", kind)
+
+
+def invitations() -> list[bytes]:
+    """A true one, and one whose seal is missing."""
+    return [encode(_invitation()), encode(replace(_invitation(), seal=""))]
+
+
+def join_requests() -> list[bytes]:
+    """Both kinds."""
+    request = signing_request("n", new_key()).replace("\n", "\\n")
+    asked = f'{{"ask":"certificate","name":"n","secret":"c3M=","request":"{request}"}}\n'
+    return [b'{"ask":"authority"}\n', asked.encode()]
+
+
+def signings() -> list[bytes]:
+    """A true one."""
+    return [x509.load_pem_x509_csr(signing_request("n", new_key()).encode()).public_bytes(Encoding.DER)]
+
+
+def join_answers() -> list[bytes]:
+    """A certificate, and a refusal."""
+    import msgspec
+
+    me = operator().identity
+    told = JoinAnswer(authority=me.ca.decode(), certificate=me.certificate.decode(), role="node", etcd=("a:1",))
+    return [msgspec.json.encode(told), msgspec.json.encode(JoinAnswer(refusal="no"))]
+
+
+def tokens() -> list[bytes]:
+    """A true one."""
+    return [write_token(JoinToken("n", ("10.0.0.7:7070/join",), bytes(32), SECRET)).encode()]
+
+
+def certificates() -> list[bytes]:
+    """An operator's, and its authority's."""
+    me = operator().identity
+    return [x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER) for pem in (me.certificate, me.ca)]
+
+
+def entries() -> dict[str, object]:
+    """Records about certificates, by key."""
+    return {
+        Keys.revoked("me"): RevokedRecord(name="me", revoked_at=1.0, revoked_by="you"),
+        Keys.issued("n"): IssuedRecord(name="n", role="node", serial="A", issued_at=1.0, expires_at=2.0, valid_s=1.0),
+        Keys.invitation("n"): _invitation(),
+    }
