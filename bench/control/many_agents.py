@@ -95,6 +95,7 @@ class Cluster:
             *("--etcd", self.etcd.endpoint, "--first", str(first), "--number", str(number)),
             *("--log-level", self._options.log_level),
             *(["--watch-callbacks"] if is_leader else []),
+            *(["--profile", str(self._options.profile)] if self._options.profile and first == 1 else []),
         ]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -248,6 +249,7 @@ async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, fou
         found[f"settled_{size}_s"] = time.monotonic() - began
         await _quiet(cluster)
         found[f"quiet_{size}_s"] = time.monotonic() - began
+        found[f"false_starts_{size}"] = cluster.total("false_starts")
         found[f"join_events_per_node_{size}"] = cluster.total("num_events") / size
         found[f"join_watched_per_node_{size}_kb"] = cluster.total("watched_bytes") / size / 1e3
         found[f"join_listed_per_node_{size}_kb"] = cluster.total("listed_bytes") / size / 1e3
@@ -353,6 +355,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=NUM_JOBS)
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of training that are measured")
     parser.add_argument("--log-level", default="error", help="of the daemons")
+    parser.add_argument("--profile", type=Path, help="where cProfile writes what the second process did")
     options = parser.parse_args()
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))
     raise_open_file_limit()

@@ -7,9 +7,11 @@ each time as one line of JSON.
 
 import argparse
 import asyncio
+import cProfile
 import json
 import os
 import sys
+import threading
 import time
 from asyncio import events
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ from typing import Any
 from rigs.fake_workers import FakeSupervisor
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.etcd.watch import WatchBatch
@@ -43,6 +46,8 @@ from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 TELL_EVERY_S = 1.0
+RESTART_S = 1.0
+PROFILE_EVERY_S = 10.0
 WAY = LinkProbe(round_trip_s=0.001, bytes_per_s=1e9)
 
 
@@ -173,6 +178,7 @@ class FakeNode:
         )
         self._activities = activities
         self.has_joined = False
+        self.num_false_starts = 0
         add_node_service(
             self._server,
             NodeDesk(
@@ -193,8 +199,13 @@ class FakeNode:
         await self._server.start()
         following = asyncio.create_task(self._activities.keep("cluster watch", self.cluster.run))
         try:
-            await self.membership.join()
-            self.has_joined = True
+            while not self.has_joined:
+                try:
+                    await self.membership.join()
+                    self.has_joined = True
+                except StoreUnreachableError:  # a service manager would start the daemon again
+                    self.num_false_starts += 1
+                    await asyncio.sleep(RESTART_S)
             await self.membership.run()
         finally:
             following.cancel()
@@ -236,6 +247,7 @@ async def _tell(nodes: list[FakeNode], counts: Counts) -> None:
     while True:
         told = {
             "joined": sum(node.has_joined for node in nodes),
+            "false_starts": sum(node.num_false_starts for node in nodes),
             "fewest_seen": min(len(node.cluster.view.nodes) for node in nodes),
             "most_seen": max(len(node.cluster.view.nodes) for node in nodes),
             "oldest_revision": min(node.cluster.revision for node in nodes),
@@ -256,6 +268,12 @@ async def _tell(nodes: list[FakeNode], counts: Counts) -> None:
         await asyncio.sleep(TELL_EVERY_S)
 
 
+def _keep(profile: cProfile.Profile, path: Path) -> None:
+    while True:
+        time.sleep(PROFILE_EVERY_S)
+        profile.dump_stats(path)
+
+
 def main() -> None:
     """Read the options and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -267,10 +285,16 @@ def main() -> None:
     parser.add_argument("--lease-ttl-s", type=int, default=5)
     parser.add_argument("--watch-callbacks", action="store_true", help="note the longest callback of the event loop")
     parser.add_argument("--log-level", default="error")
+    parser.add_argument("--profile", type=Path, help="where cProfile writes what this process did, every ten seconds")
     options = parser.parse_args()
     raise_open_file_limit()
     configure_logs(options.log_level, "json", node=f"process of node-{options.first:04d}")
-    asyncio.run(serve(options))
+    if options.profile is None:
+        asyncio.run(serve(options))
+        return
+    profile = cProfile.Profile()
+    threading.Thread(target=_keep, args=(profile, options.profile), daemon=True).start()
+    profile.runcall(asyncio.run, serve(options))
 
 
 if __name__ == "__main__":
