@@ -102,5 +102,22 @@ def generations_seen(view: ClusterView) -> dict[str, int]:
     return seen
 
 
+def generations_ahead(remembered: Mapping[str, int], view: ClusterView) -> dict[str, int]:
+    """Return the remembered generations above those of etcd's own records: its history went back, or a key was deleted.
+
+    The others change no decision, and would be written anew by every node at every plan. If one key of a name is above,
+    all keys of the name are returned: without its submissions, a name would count for each of them.
+    """
+    ahead = set()
+    for key, generation in remembered.items():
+        name, _, uid = key.partition("/")
+        job = view.jobs.get(name)
+        told = job.phase.generation if job is not None else 0
+        is_present = job is not None and bool(uid) and uid == job.uid
+        if generation > (told if is_present else max(told, view.retired_generation(name))):
+            ahead.add(name)
+    return {key: generation for key, generation in remembered.items() if key.partition("/")[0] in ahead}
+
+
 def _newest_generation(job: JobView) -> int:
     return max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)

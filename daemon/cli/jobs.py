@@ -51,6 +51,7 @@ def jobs(
         return
     from headway.daemon.reports.job_report import reports_in
     from headway.daemon.reports.moments import date_and_time
+    from headway.daemon.reports.retired_jobs import retired_line
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -74,6 +75,8 @@ def jobs(
                 for report in reports
             ]
             say_table(("job", "user", "priority", "phase", "batches", "loss", "submitted", "why"), rows)
+        if view.retired and not as_json:
+            say(retired_line(len(view.retired)))
 
     with_cluster(etcd, certs, cluster, work)
 

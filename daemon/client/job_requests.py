@@ -24,8 +24,10 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
+from headway.daemon.reports.retired_jobs import sentence_on
 from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.retirement import retired_record
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
 MOST_NAMED = 20
@@ -92,6 +94,8 @@ def job_of(view: ClusterView, name: str) -> JobView:
     if job is None or job.submission is None:
         if why := view.why_set_aside(name):
             raise ConfigError(f"{why}; delete its keys, or write them again", f"job {name}")
+        if name in view.retired:
+            raise ConfigError(sentence_on(view.retired[name]), f"job {name}")
         known = [other.name for other in view.jobs_in_order()]
         hint = "there are no jobs; `headway submit JOB.toml` makes one"
         if known:
@@ -131,7 +135,7 @@ async def cancel(session: ClusterSession, name: str) -> str:
 
 async def remove(session: ClusterSession, name: str) -> str:
     """Forget a job that is over or paused. Its checkpoint folder stays. Raises ConfigError while it is active."""
-    from headway.daemon.etcd.transaction import Compare, Delete
+    from headway.daemon.etcd.transaction import Compare, Delete, Put
 
     for _ in range(MAX_ATTEMPTS):
         view = await session.view()
@@ -139,9 +143,10 @@ async def remove(session: ClusterSession, name: str) -> str:
         if job.phase.phase not in REMOVABLE_PHASES:
             raise ConfigError(f"is {job.phase.phase}; first `headway cancel {name}`", f"job {name}")
         key = Keys.of(name, "phase")
+        left = Put(Keys.retired(name), encode(retired_record(view, job, now=time.time())))
         try:
             await session.client.transaction(
-                [Compare.unchanged(key, view.revision_of(key))], [Delete(Keys.job(name), is_prefix=True)]
+                [Compare.unchanged(key, view.revision_of(key))], [left, Delete(Keys.job(name), is_prefix=True)]
             )
         except ConflictError:
             continue

@@ -87,7 +87,6 @@ from headway.daemon.coordination.conditions import (
 )
 from headway.daemon.coordination.earlier import Basis, Earlier, Judged
 from headway.daemon.coordination.queue_order import in_turn, is_queued
-from headway.daemon.coordination.retention import retire_one
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.records.records import DeviceKey, Phase
@@ -283,8 +282,6 @@ def decide(
     judged = {name: turn.judged(situation, common) for name, situation in situations.items()}
     deadlines = [at for one in judged.values() for at in one.deadlines]
     commands = [one.command for one in judged.values() if one.command is not None]
-    if (retired := retire_one(view)) is not None and retired.job not in {command.job for command in commands}:
-        commands.append(retired)
     if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
         commands.append(usage)
     elif (due_at := usage_due_at(view)) is not None:

@@ -107,6 +107,14 @@ class NodeConfig:
     Unless it is 0, running jobs also wait longer each time before they move to a node that repeatedly leaves and joins.
 
     """
+    ended_jobs_kept: int = 200
+    """Number of ended jobs whose records stay in etcd; the oldest beyond it are retired. The leader's setting counts.
+
+    Of a retired job `status` shows one line; its checkpoints stay.
+
+    """
+    ended_jobs_kept_days: float = 30.0
+    """Days after its end at which a job is retired; 0: its age does not matter. The leader's setting counts."""
     stop_timeout_s: float = 120.0
     """Maximum wait for the stop boundary of a clean leave."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"
@@ -149,6 +157,15 @@ class NodeConfig:
 
 
 FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
+NOT_NEGATIVE = (
+    "num_devices",
+    "num_spares",
+    "store_quota_bytes",
+    "quarantine_after",
+    "stop_timeout_s",
+    "ended_jobs_kept",
+    "ended_jobs_kept_days",
+)
 LISTS = ("etcd", "allowed_places")
 """Keys with several values, which the environment and flags separate by commas."""
 
@@ -246,7 +263,7 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
         raise refuse("lease_ttl_s", "at least 1 second")
     if config.transfer_mbit_s != 0.0 and not 1.0 <= config.transfer_mbit_s < inf:
         raise refuse("transfer_mbit_s", "at least 1 Mbit/s, or 0 for no limit")
-    for key in ("num_devices", "num_spares", "store_quota_bytes", "quarantine_after", "stop_timeout_s"):
+    for key in NOT_NEGATIVE:
         if getattr(config, key) < 0:
             raise refuse(key, "must not be negative")
     if config.cuda_reserve_gib is not None and not 0 <= config.cuda_reserve_gib < inf:

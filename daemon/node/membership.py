@@ -13,7 +13,7 @@ import structlog
 
 from headway.daemon.addresses import join_address, split_address
 from headway.daemon.agent.agent import Agent
-from headway.daemon.agent.local_state import generations_seen
+from headway.daemon.agent.local_state import generations_ahead, generations_seen
 from headway.daemon.agent.steps_due import is_awaited, is_named
 from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.cleanup.compiled_code import keep_small
@@ -25,6 +25,7 @@ from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
+from headway.daemon.leader.job_retirement import JobRetirement
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.address_watch import AddressWatch, address_towards
@@ -117,6 +118,13 @@ class Membership:
             house.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
             checkpoint_root=config.checkpoint_root,
+        )
+        self._retirement = JobRetirement(
+            house.etcd,
+            house.cluster.view,
+            is_leading=lambda: self._leadership.is_leading,
+            most=config.ended_jobs_kept,
+            kept_days=config.ended_jobs_kept_days,
         )
         self._leadership = Leadership(
             house.etcd,
@@ -238,6 +246,7 @@ class Membership:
                     "address": self._address_watch(supervisor).run,
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
+                    "job retirement": self._retirement.run,
                     "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
                     "data cache": lambda: sweep_data(house.config.data_cache_dir, house.cluster.view),
                     "job logs": lambda: keep_logs_small(settings.logs_dir, house.cluster.view),
@@ -313,11 +322,13 @@ class Membership:
         memory, activities = self._house.memory, self._house.activities
         trouble = ""
         try:
-            if memory.saw_generations(generations_seen(self._house.cluster.view)):
-                self._registration.change(generations=dict(memory.generations))
+            memory.saw_generations(generations_seen(self._house.cluster.view))
         except OSError as error:
             folder = self._house.config.state_dir
             trouble = f"state_dir {folder} cannot be written: {error.strerror or error}"
+        ahead = generations_ahead(memory.generations, self._house.cluster.view)
+        if ahead != self._registration.record.generations:
+            self._registration.change(generations=ahead)
         activities.trouble("state folder", trouble)
         self._stay_out("state folder", trouble)
         return not trouble

@@ -1,7 +1,8 @@
 """A node's memory across restarts: its last incarnation and the highest generation it saw of each job.
 
 Generations are kept by name, and by submission: see NodeRecord.generations. A job that etcd no longer has may come back
-with a backup. So the newest such jobs are remembered, and no others: the whole memory is part of the node's record.
+with a backup. So the newest such jobs are remembered, and no others: a node whose etcd went back writes them to its
+record.
 """
 
 import fcntl

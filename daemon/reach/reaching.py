@@ -23,6 +23,7 @@ from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.runtime.shared_work import SharedWork
 from headway.daemon.telemetry.probing import peers_of
+from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 
@@ -46,7 +47,9 @@ REST_S: Final = 0.05
 """Pause between two rounds, so that facts found together are written together."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
-"""Delay of facts that change no plan, so that they are written together and not while etcd is busy with a recovery."""
+"""Least delay of news that change no plan, so that they are written together and not while etcd is busy with a
+recovery. It grows with the cluster (report_pace.py).
+"""
 FRESH_S: Final = 5.0
 """A port that has answered within this time is not dialled again for a plan."""
 
@@ -123,6 +126,12 @@ class ReachBook:
         """Return the facts, sorted, at most one for each port."""
         return tuple(self._proofs[key].fact for key in sorted(self._proofs))
 
+    def record(self, node: str, incarnation: str) -> ReachRecord:
+        """Return what other nodes need to know: the ports that do not answer, and how many peers were dialled."""
+        blocked = tuple(fact for fact in self.facts if fact.reason)
+        peers = {name for name, _, _ in self._proofs if name != node}
+        return ReachRecord(incarnation=incarnation, facts=blocked, num_peers=len(peers))
+
     def forget(self, nodes: Iterable[tuple[str, str]]) -> None:
         """Keep only the facts about these processes: (name, incarnation)."""
         living = set(nodes)
@@ -180,16 +189,19 @@ class ReachBook:
         self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, num_failures)
 
 
-def is_news(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
-    """Return whether facts differ from those in etcd by more than a fresh date."""
-    if [replace(fact, measured_at=0.0) for fact in shown] != [replace(fact, measured_at=0.0) for fact in facts]:
+def is_news(shown: ReachRecord, record: ReachRecord) -> bool:
+    """Return whether a record differs from that in etcd by more than a fresh date."""
+    if not may_wait(shown, record) or len(shown.facts) != len(record.facts) or shown.num_peers != record.num_peers:
         return True
-    return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in zip(shown, facts, strict=True))
+    pairs = zip(shown.facts, record.facts, strict=True)
+    return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in pairs)
 
 
-def may_wait(shown: tuple[ReachFact, ...], facts: tuple[ReachFact, ...]) -> bool:
+def may_wait(shown: ReachRecord, record: ReachRecord) -> bool:
     """Return whether no plan depends on the news, because the blocked ways are the same as in etcd."""
-    blocked, known = ([replace(fact, measured_at=0.0) for fact in each if fact.reason] for each in (facts, shown))
+    blocked, known = (
+        [replace(fact, measured_at=0.0) for fact in each.facts if fact.reason] for each in (record, shown)
+    )
     return blocked == known
 
 
@@ -308,18 +320,18 @@ class Reaching:
 
     async def _write(self) -> bool:
         """Write news that the view does not show yet. While etcd is unreachable, this is retried."""
-        facts = self._book.facts
-        seen = self._cluster.view.reach.get(self._node)
-        shown = seen.facts if seen is not None and seen.incarnation == self._incarnation else ()
-        if not is_news(shown, facts) or not self._cluster.is_reachable:
+        record, view = self._book.record(self._node, self._incarnation), self._cluster.view
+        seen = view.reach.get(self._node)
+        is_own = seen is not None and seen.incarnation == self._incarnation
+        shown = seen if seen is not None and is_own else ReachRecord(incarnation=self._incarnation)
+        if not is_news(shown, record) or not self._cluster.is_reachable:
             self._news_since = None
             return True
         now = time.monotonic()
         # The delay counts from the first of several changes, so that a stream of changes is written too.
         self._news_since = self._news_since if self._news_since is not None else now
-        if may_wait(shown, facts) and now < self._news_since + UNHURRIED_S:
+        if may_wait(shown, record) and now < self._news_since + interval_s(UNHURRIED_S, len(view.nodes)):
             return False
-        record = ReachRecord(incarnation=self._incarnation, facts=facts)
         alive = Compare.present(Keys.node(self._node))
         try:
             revision = await self._etcd.transaction(

@@ -18,6 +18,7 @@ class Keys:
     INVITATIONS = PREFIX + "invitations/"
     ISSUED = PREFIX + "issued/"
     REVOKED = PREFIX + "revoked/"
+    RETIRED = PREFIX + "retired/"
 
     @staticmethod
     def node(name: str) -> str:
@@ -84,6 +85,11 @@ class Keys:
     def revoked(name: str) -> str:
         """Return the key that says that no certificate of a name counts."""
         return f"{Keys.REVOKED}{name.casefold()}"
+
+    @staticmethod
+    def retired(job: str) -> str:
+        """Return the key that is left of a job whose records were deleted."""
+        return f"{Keys.RETIRED}{job}"
 
     @staticmethod
     def event(job: str, number: int) -> str:

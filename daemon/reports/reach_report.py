@@ -23,11 +23,13 @@ def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:
 def reach_word(view: ClusterView, name: str) -> str:
     """Return `reaches 3 of 4`: the nodes all of whose ports answer, out of those dialled; empty: none was dialled."""
     facts = [fact for fact in facts_of(view, name) if fact.to != name]
-    peers = {fact.to for fact in facts}
     blocked = {fact.to for fact in facts if fact.reason}
-    if not peers:
-        return ""
-    return f"reaches {len(peers) - len(blocked)} of {len(peers)}"
+    record, node = view.reach.get(name), view.nodes.get(name)
+    is_own = record is not None and node is not None and record.incarnation == node.incarnation
+    told = record.num_peers if record is not None and is_own else 0
+    # A peer that left after the record was written is no longer there to be reached.
+    num_peers = max(min(told, len(view.nodes) - 1), len({fact.to for fact in facts}))
+    return f"reaches {num_peers - len(blocked)} of {num_peers}" if num_peers else ""
 
 
 def reach_lines(view: ClusterView, name: str) -> list[str]:
@@ -41,5 +43,5 @@ def reach_lines(view: ClusterView, name: str) -> list[str]:
 
 
 def reach_builtins(view: ClusterView, name: str) -> list[dict[str, Any]]:
-    """Return the facts for `--json`, with dates."""
+    """Return the facts for `--json`, with dates: ports that do not answer; of an earlier version, all."""
     return [to_builtins(fact) for fact in facts_of(view, name)]

@@ -119,6 +119,7 @@ class JobSituation:
         """Return the next generation: above every one that any node has seen for a job of this name."""
         seen = [self.job.phase.generation, self.known_generation]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
+        seen += [self.view.retired_generation(self.job.name)]
         return max([*seen, self._generations.of_name(self.job.name)]) + 1
 
     @cached_property

@@ -16,6 +16,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import PlanRecord
+from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.workers.status import JobGeneration
 from headway.proto import control_pb2
@@ -23,12 +24,16 @@ from headway.proto import control_pb2
 log = structlog.get_logger()
 
 PERIOD_S: Final = 5.0
+"""Least interval of one worker's records. Seconds alone are written less often in a large cluster (report_pace.py)."""
 LOOK_EVERY_S: Final = 1.0
 """Interval at which a worker's standstill or broken link is checked; its neighbour is then dialled."""
 STANDS_AFTER_S: Final = 5.0
 """Seconds without an operation after which a worker that waits for a neighbour stands still."""
 RECENT_S: Final = 60.0
 """Seconds that `recent` covers, once a plan has run that long."""
+
+EVENTFUL: Final = ("incarnation", "num_replayed", "num_resumed", "trouble", "waits_for", "awaited_worker")
+"""Fields of a record whose change the coordinator and people need to see soon."""
 
 Neighbour = tuple[JobGeneration, int]
 """A worker in a plan, by its position."""
@@ -159,6 +164,11 @@ class GoodputBook:
         return found
 
 
+def is_news(before: GoodputRecord | None, after: GoodputRecord) -> bool:
+    """Return whether a record says more than that seconds have passed."""
+    return before is None or any(getattr(before, name) != getattr(after, name) for name in EVENTFUL)
+
+
 def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
     """Return the keys of older plans' records of these worker processes: the new records contain their seconds."""
     living = {record.incarnation for record in records.values()}
@@ -178,6 +188,8 @@ class GoodputReports:
         self._node = node
         self._lease_id = lease_id
         self._written: dict[str, GoodputRecord] = {}
+        self._due_at: dict[str, float] = {}
+        """Key to the time from which its seconds alone are a reason to write it."""
 
     async def run(self, heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index.
@@ -206,11 +218,17 @@ class GoodputReports:
             else:
                 present.update(await self._write(job))
         self._written = {key: record for key, record in self._written.items() if key in present}
+        self._due_at = {key: at for key, at in self._due_at.items() if key in present}
 
     async def _write(self, job: JobView) -> Set[str]:
         """Write the records; return the keys of the job's records of this node, written or not."""
-        records = self.book.changes(job, self._node)
-        new = {key: record for key, record in records.items() if self._written.get(key) != record}
+        records, now = self.book.changes(job, self._node), time.monotonic()
+        new = {
+            key: record
+            for key, record in records.items()
+            if is_news(self._written.get(key), record)
+            or (now >= self._due_at.get(key, 0.0) and self._written[key] != record)
+        }
         if not new:
             return records.keys()
         plan_key = Keys.of(job.name, "plan")
@@ -219,6 +237,7 @@ class GoodputReports:
         try:
             await self._etcd.transaction([Compare.unchanged(plan_key, self._view.revision_of(plan_key))], changes)
             self._written |= new
+            self._due_at |= dict.fromkeys(new, now + interval_s(PERIOD_S, len(self._view.nodes)) - LOOK_EVERY_S / 2)
         except ConflictError:
             log.debug("goodput_overtaken", job=job.name)
         except StoreError as error:

@@ -22,6 +22,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import PeerError
@@ -52,6 +53,8 @@ PAUSE_S: Final = 2.0
 """Interval of looks for due peers: probes run one by one."""
 CALL_TIMEOUT_S: Final = 5.0
 TRANSFER_TIMEOUT_S: Final = 30.0
+WRITE_EVERY_S: Final = 5.0
+"""Least interval of a node's records; it grows with the cluster (report_pace.py)."""
 MOVED: Final = 0.25
 """A probe that differs by less, relatively, is not reported."""
 LOSS_MOVED: Final = 0.6
@@ -159,6 +162,8 @@ class Probing:
         self._found: dict[str, tuple[str, LinkProbe]] = {}
         """Peer to its incarnation and its measurement."""
         self._due_at: dict[tuple[str, str], float] = {}
+        self._rests_until = 0.0
+        """Time before which no news is written: news of several peers is then one record."""
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -186,8 +191,10 @@ class Probing:
         probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
         seen = self._cluster.view.probes.get(self._node)
         known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
-        if not has_moved(known, probes) or not self._cluster.is_reachable:
+        now = time.monotonic()
+        if now < self._rests_until or not has_moved(known, probes) or not self._cluster.is_reachable:
             return
+        self._rests_until = now + interval_s(WRITE_EVERY_S, len(self._cluster.view.nodes))
         record = ProbeRecord(incarnation=self._incarnation, peers=probes)
         alive = Compare.present(Keys.node(self._node))
         try:

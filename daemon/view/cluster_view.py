@@ -40,6 +40,7 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
+from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.derived import Derived
@@ -194,6 +195,8 @@ class ClusterView:
     failures: dict[str, dict[int, NodeFailureRecord]] = field(default_factory=dict)
     """Recent failures by node and number."""
     jobs: dict[str, JobView] = field(default_factory=dict)
+    retired: dict[str, RetiredRecord] = field(default_factory=dict)
+    """What is left of jobs whose records were deleted."""
     revisions: dict[str, int] = field(default_factory=dict)
     """Revision of the last change of every key that exists; an absent key has none."""
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
@@ -316,7 +319,16 @@ class ClusterView:
     def start_anew(self, *, now: float) -> None:
         """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
-        folded = (self.nodes, self.failures, self.probes, self.reach, self.jobs, self.issued, self.revoked)
+        folded = (
+            self.nodes,
+            self.failures,
+            self.probes,
+            self.reach,
+            self.jobs,
+            self.retired,
+            self.issued,
+            self.revoked,
+        )
         notes = (self.revoked_in, self._shut_out, self._num_keys, self.revisions, self.unreadable, self._deleted)
         for records in (*folded, *notes):
             records.clear()
@@ -367,6 +379,11 @@ class ClusterView:
                 memory.pop(name, None)
             self._restored.discard(name)
 
+    def retired_generation(self, name: str) -> int:
+        """Return the highest generation of jobs of a name that were retired; 0: none."""
+        found = self.retired.get(name)
+        return found.generation if found is not None else 0
+
     def jobs_in_order(self) -> list[JobView]:
         """Return the jobs whose spec is known, first in first."""
         return sorted(
@@ -408,6 +425,8 @@ class ClusterView:
                 self.usage.half_life_s = self.shares.half_life_s
             case "usage":
                 self.usage.read(record if record is not None else UsageRecord(), now=now)
+            case "retired":
+                set_record(self.retired, place.name, record)
             case "issued":
                 set_record(self.issued, place.name, record)
             case "revoked":

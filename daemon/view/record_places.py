@@ -34,6 +34,7 @@ from headway.daemon.records.records import (
     StopRecord,
     WorkerRecord,
 )
+from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.records.shortages import is_possible
 from headway.daemon.view.usage import why_no_shares, why_no_usage
 
@@ -86,8 +87,8 @@ class RecordPlace:
     """The place of a record in a view."""
 
     folder: str
-    """`leader`, `placement`, `shares`, `usage`, `nodes`, `probes`, `reach`, `failures`, `jobs`, `invitations`, `issued`
-    or `revoked`.
+    """`leader`, `placement`, `shares`, `usage`, `nodes`, `probes`, `reach`, `failures`, `jobs`, `retired`,
+    `invitations`, `issued` or `revoked`.
     """
     name: str = ""
     """Name of the node or of the job."""
@@ -124,6 +125,11 @@ def place_of(key: str) -> RecordPlace:
         node, _, number = key.removeprefix(Keys.FAILURES).partition("/")
         _written_so(key, Keys.failure(_node(node), int(number)))
         return RecordPlace(folder="failures", name=node, numbers=(int(number),), kind=NodeFailureRecord)
+    if key.startswith(Keys.RETIRED):
+        name = key.removeprefix(Keys.RETIRED)
+        if not is_job_name(name):
+            raise ValueError(f"no job has such a key: a name is {JOB_NAME_RULE}")
+        return RecordPlace(folder="retired", name=name, kind=RetiredRecord)
     if key.startswith(Keys.JOBS):
         return _place_in_job(key)
     raise ValueError("unknown key")
@@ -178,6 +184,9 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
                 raise ValueError(f"its measurement of {peer!r} is impossible")
     elif isinstance(record, ReachRecord):
         _check_reach(record)
+    elif isinstance(record, RetiredRecord):
+        if record.generation < 0 or len(record.checkpoint) > MAX_TEXT or not math.isfinite(record.since):
+            raise ValueError("its generation, checkpoint or time is impossible")
     elif isinstance(record, SharesRecord | UsageRecord):
         if why := why_no_shares(record) if isinstance(record, SharesRecord) else why_no_usage(record):
             raise ValueError(why)

@@ -65,11 +65,11 @@ def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -> None
     membership = Membership.__new__(Membership)
     membership._house, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
     assert not membership._remember_generations()
-    assert (record.stays_out, record.generations) == (FULL, {})
+    assert (record.stays_out, record.generations) == (FULL, {"j": 1})
     assert activities.ailments == {"state folder": FULL}
     memory.is_full = False
     assert membership._remember_generations()
-    assert (record.stays_out, activities.ailments) == ("", {})
+    assert (record.stays_out, record.generations, activities.ailments) == ("", {}, {})
 
 
 def test_new_plans_leave_out_a_node_with_a_full_state_folder() -> None:

@@ -2,7 +2,7 @@
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import GoodputRecord, Port, ReachFact
+from headway.daemon.records.measurements import GoodputRecord, Port, ReachFact, ReachRecord
 from headway.daemon.records.records import (
     Phase,
     PhaseRecord,
@@ -63,6 +63,15 @@ def test_nodes_shows_how_many_a_node_reaches_and_each_way_that_is_blocked() -> N
     [told] = [node for node in report_nodes(found.view) if node["name"] == "a"]
     assert {entry["reason"] for entry in told["reach"]} == {"", REFUSED}
     assert all("measured_at" in entry for entry in told["reach"])
+
+
+def test_ports_that_answer_are_only_counted() -> None:
+    """A node that left after the count is not reached any more."""
+    found = Scene("a", "b", "c")
+    found.put(Keys.reach("c"), ReachRecord(incarnation="c-1", facts=(fact("a"),), num_peers=2))
+    assert reach_word(found.view, "c") == "reaches 1 of 2"
+    found.put(Keys.node("b"), None)
+    assert reach_word(found.view, "c") == "reaches 0 of 1"
 
 
 def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> None:

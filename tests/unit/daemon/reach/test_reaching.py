@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.etcd.transaction import Put
 from headway.daemon.reach import reach_dial
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.reach.reaching import (
@@ -24,9 +25,11 @@ from headway.daemon.reach.reaching import (
     may_wait,
     targets_of,
 )
-from headway.daemon.records.measurements import Port, ReachFact
+from headway.daemon.records.format import decode
+from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import Device, NodeRecord, WorkerPort
 from headway.daemon.telemetry import goodput
+from headway.daemon.telemetry.report_pace import CLUSTER_PER_S
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.worker.control import HEARTBEAT_EVERY_S
 
@@ -49,6 +52,10 @@ def node(name: str, *, host: str = "", num_devices: int = 1) -> NodeRecord:
             for index in range(num_devices)
         ),
     )
+
+
+def record(*facts: ReachFact, num_peers: int = 0) -> ReachRecord:
+    return ReachRecord(incarnation="a-1", facts=facts, num_peers=num_peers)
 
 
 def view_of(*nodes: NodeRecord) -> ClusterView:
@@ -140,8 +147,9 @@ def test_a_port_that_has_just_answered_is_not_dialled_for_a_plan() -> None:
 )
 def test_only_facts_that_change_no_plan_are_written_later(before: str, after: str, expected: bool) -> None:
     fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason=before)
-    assert may_wait((fact,), (replace(fact, reason=after, measured_at=7.0),)) is expected
-    assert may_wait((), (replace(fact, reason=after),)) is (not after)
+    assert may_wait(record(fact), record(replace(fact, reason=after, measured_at=7.0))) is expected
+    assert may_wait(record(), record(replace(fact, reason=after))) is (not after)
+    assert may_wait(record(num_peers=3), record(num_peers=4)), "only their number has changed"
 
 
 async def test_one_dial_serves_all_who_want_to_know_at_the_same_time() -> None:
@@ -196,9 +204,50 @@ def test_after_a_lost_link_the_ports_of_that_node_are_dialled_at_once() -> None:
     ],
 )
 def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expected: bool) -> None:
-    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1")
-    assert is_news((fact,), (replace(fact, **changed),)) is expected  # type: ignore[arg-type]
-    assert is_news((), (fact,))
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason="silent")
+    assert is_news(record(fact), record(replace(fact, **changed))) is expected  # type: ignore[arg-type]
+    assert is_news(record(), record(fact))
+    assert is_news(record(num_peers=1), record(num_peers=2))
+
+
+def test_a_record_names_the_ports_that_do_not_answer_and_counts_the_peers() -> None:
+    """Every daemon receives every record, so ports that answer are not in it."""
+    book = ReachBook()
+    book.found(B, "", now=0.0, at=1.0)
+    book.found(WORKER, "refused", now=0.0, at=1.0)
+    book.found(replace(B, node="c"), "", now=0.0, at=1.0)
+    book.found(replace(B, node="a", port=Port.WORKER, device_index=0), "", now=0.0, at=1.0)
+    told = book.record("a", "a-1")
+    assert [(fact.to, fact.port, fact.reason) for fact in told.facts] == [("b", Port.WORKER, "refused")]
+    assert told.num_peers == 2, "the node itself is no peer"
+
+
+async def test_in_a_large_cluster_news_that_change_no_plan_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 nodes each waits ten seconds with the number of its peers; a port that does not answer is told at once."""
+    now, written = 100.0, list[ReachRecord]()
+    monkeypatch.setattr("headway.daemon.reach.reaching.time", SimpleNamespace(monotonic=lambda: now))
+
+    class Etcd:
+        async def transaction(self, _: object, changes: list[Put]) -> int:
+            written.append(decode(changes[0].value, ReachRecord))
+            return 1
+
+    async def caught_up(_: int, **__: float) -> bool:
+        return True
+
+    view = view_of(*(node(f"n{index}") for index in range(200)))
+    cluster: Any = SimpleNamespace(view=view, is_reachable=True, caught_up=caught_up)
+    etcd: Any = Etcd()
+    around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "lease_id": lambda: 1, "dial": None}
+    reaching = Reaching(node="n0", incarnation="n0-1", **around)
+    reaching._book.found(replace(B, node="n1"), "", now=now, at=now)
+    assert not await reaching._write()
+    now += 200 / CLUSTER_PER_S - 0.1
+    assert not await reaching._write()
+    assert not written
+    reaching._book.found(replace(B, node="n2"), "refused", now=now, at=now)
+    assert await reaching._write()
+    assert [(each.num_peers, len(each.facts)) for each in written] == [(2, 1)]
 
 
 def test_a_process_that_ended_during_a_dial_is_not_unreachable() -> None:

@@ -1,0 +1,168 @@
+"""Workers that obey every order at once and compute nothing, so that a bench runs a thousand agents on one machine.
+
+A fake supervisor has the interface of the product's, as far as an agent and a membership use it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.daemon.records.records import Device, WorkerPort
+from headway.daemon.workers.roster import WorkerSettings
+from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
+from headway.daemon.workers.supervisor import Listener
+from headway.proto import control_pb2
+
+BATCH_S = 1.0
+"""Time in which a fake worker does one batch."""
+NUM_OPERATIONS = 8
+"""Operations of a fake worker in one batch."""
+
+
+class FakeSupervisor:
+    """One fake worker for each device of a node."""
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        settings: WorkerSettings,
+        listener: Listener,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        activities: object = None,  # noqa: ARG002
+    ) -> None:
+        self._node = settings.node
+        self._listener = listener
+        self._on_change = on_change
+        self.statuses = tuple(WorkerStatus(device_index=device.index) for device in devices)
+        self._began: dict[int, tuple[JobGeneration, float, bool]] = {}
+        """Device to what it computes, since when, and whether it writes the journal."""
+        self.down_devices: tuple[int, ...] = ()
+        self.trouble = ""
+        self.socket_path = settings.runtime_dir / "fake"
+
+    @property
+    def worker_ports(self) -> tuple[WorkerPort, ...]:
+        """Return where its workers would listen."""
+        return tuple(
+            WorkerPort(device_index=status.device_index, address=status.address, incarnation=status.incarnation)
+            for status in self.statuses
+            if status.is_up
+        )
+
+    @property
+    def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
+        """Return a heartbeat of each worker that computes."""
+        return {index: self._beat(index) for index in self._began} or {
+            status.device_index: control_pb2.Heartbeat(device_speed=1.0, device_bfloat16_speed=1.0)
+            for status in self.statuses
+        }
+
+    async def run(self) -> None:
+        """Let the workers be there, and the journal's workers report batches, until cancelled."""
+        self.statuses = tuple(
+            status.attached(f"{self._node}-worker-{status.device_index}", pid=1, address=f"{self._node}:1")
+            for status in self.statuses
+        )
+        self._on_change()
+        self._listener.worker_changed()
+        while True:
+            await asyncio.sleep(BATCH_S)
+            for run_key, since, has_journal in list(self._began.values()):
+                if has_journal:
+                    batch = int((time.monotonic() - since) / BATCH_S)
+                    entry = control_pb2.JournalEntry(batch=batch, loss=2.0, tokens=1000, seconds=BATCH_S)
+                    progress = control_pb2.Progress(job=run_key.job, generation=run_key.generation, entries=[entry])
+                    self._listener.worker_progressed(progress)
+
+    async def stop(self) -> None:
+        """Let all workers go."""
+        self._began.clear()
+
+    def order(
+        self, device_index: int, kind: OrderKind, run_key: JobGeneration, order: control_pb2.Order, **_: Any
+    ) -> bool:
+        """Obey soon."""
+        status = self.statuses[device_index].ordered(kind, run_key)
+        if kind is OrderKind.START:
+            stage = order.start.stage
+            leads = not stage.groups or stage.groups[0] == 0
+            has_journal = leads and stage.index + 1 == stage.num_stages
+            status = status.starting(tuple(stage.layers), has_journal=has_journal)
+        self._set(status)
+        asyncio.get_running_loop().call_soon(self._obey, device_index, kind, run_key, order)
+        return True
+
+    def _obey(self, device_index: int, kind: OrderKind, run_key: JobGeneration, order: control_pb2.Order) -> None:
+        status = self.statuses[device_index]
+        match kind:
+            case OrderKind.PREPARE:
+                status = status.did_prepare(run_key)
+            case OrderKind.START:
+                status = status.did_start(run_key)
+                self._began[device_index] = run_key, time.monotonic(), status.has_journal
+            case OrderKind.CHOOSE_STOP:
+                status = status.did_choose(Standstill(run_key, self._beat(device_index).batch + 2))
+            case OrderKind.STOP_AT:
+                status = status.did_stop(Standstill(run_key, order.stop_at.boundary))
+                self._began.pop(device_index, None)
+            case OrderKind.RELEASE:
+                status = status.released()
+                self._began.pop(device_index, None)
+            case _:
+                status = status.answered(kind, run_key)
+        self._set(status)
+        self._listener.worker_changed()
+
+    def tell(self, device_index: int, order: control_pb2.Order) -> None:
+        """Take an order without an answer."""
+
+    def fail(self, device_index: int, run_key: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
+        """Note that a worker cannot do its part of a generation."""
+        self._set(self.statuses[device_index].failed(Failure(reason, is_hopeless=is_hopeless), run_key=run_key))
+        self._listener.worker_changed()
+
+    def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:
+        """Drop the failures of generations that are over."""
+        for status in self.statuses:
+            over = frozenset(run_key for run_key in status.failures if is_over(run_key))
+            if over:
+                self._set(status.forgetting(over))
+
+    def log_path(self, job: str) -> Path:
+        """Return a log that nobody writes."""
+        return Path(f"/dev/null/{job}")
+
+    def move(self, host: str) -> None:
+        """Take another host, where nothing listens either."""
+
+    def announce(self, shared_port: str) -> None:
+        """Take another port, where nothing listens either."""
+
+    async def recent_operations(self, device_index: int) -> control_pb2.RecentOperations:
+        """Return no operations."""
+        return control_pb2.RecentOperations(worker=device_index)
+
+    def _set(self, status: WorkerStatus) -> None:
+        self.statuses = tuple(status if old.device_index == status.device_index else old for old in self.statuses)
+
+    def _beat(self, device_index: int) -> control_pb2.Heartbeat:
+        """Return what a worker of even pace would tell."""
+        run_key, since, _ = self._began.get(device_index, (JobGeneration("", 0), time.monotonic(), False))
+        spent_s = time.monotonic() - since
+        times = control_pb2.LayerSeconds(forward_s=0.001, backward_s=0.002, update_s=0.001)
+        return control_pb2.Heartbeat(
+            job=run_key.job,
+            generation=run_key.generation,
+            operations=int(NUM_OPERATIONS * spent_s / BATCH_S),
+            runnable=True,
+            batch=int(spent_s / BATCH_S),
+            typical_s=0.01,
+            seconds={"computing": 0.8 * spent_s, "waiting": 0.2 * spent_s},
+            layers={"block": times},
+            num_samples=64,
+            device_speed=1.0,
+            device_bfloat16_speed=1.0,
+        )

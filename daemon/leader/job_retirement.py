@@ -1,0 +1,76 @@
+"""Retires jobs that ended long ago: the leader's work. view/retirement.py decides which."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from headway.daemon.errors import ConflictError, StoreError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.retirement import jobs_to_retire, names_to_forget, retired_record
+
+PERIOD_S: Final = 60.0
+AT_ONCE: Final = 20
+"""Maximum number of jobs that are retired in one look, so that a long list is no burst of changes for every daemon."""
+
+log = structlog.get_logger()
+
+
+class JobRetirement:
+    """The retirement of one daemon; it acts while the daemon leads."""
+
+    def __init__(
+        self,
+        etcd: EtcdClient,
+        view: ClusterView,
+        *,
+        is_leading: Callable[[], bool],
+        most: int,
+        kept_days: float,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """most, kept_days: as in `jobs_to_retire`."""
+        self._etcd = etcd
+        self._view = view
+        self._is_leading = is_leading
+        self._most = most
+        self._kept_days = kept_days
+        self._period_s = period_s
+
+    async def run(self) -> None:
+        """Retire until cancelled."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Retire what is due now. What etcd does not take is due at the next look."""
+        view, now = self._view, time.time()
+        if not self._is_leading() or view.steady_since is None:
+            return
+        try:
+            for job in jobs_to_retire(view, now=now, most=self._most, kept_days=self._kept_days)[:AT_ONCE]:
+                await self._retire(job, now=now)
+            for name in names_to_forget(view)[:AT_ONCE]:
+                key = Keys.retired(name)
+                await self._etcd.transaction([Compare.unchanged(key, view.revision_of(key))], [Delete(key)])
+        except ConflictError as error:
+            log.info("retirement_overtaken", keys=error.target)
+        except StoreError as error:
+            log.warning("job_not_retired", reason=str(error))
+
+    async def _retire(self, job: JobView, *, now: float) -> None:
+        """Replace a job's records by one, unless anything about it has changed, or another daemon leads."""
+        view = self._view
+        told = [Keys.of(job.name, leaf) for leaf in ("spec", "desired", "phase", "plan", "next", "checkpoint")]
+        compare = [Compare.unchanged(key, view.revision_of(key)) for key in (*told, Keys.LEADER)]
+        record = retired_record(view, job, now=now)
+        changes = [Put(Keys.retired(job.name), encode(record)), Delete(Keys.job(job.name), is_prefix=True)]
+        await self._etcd.transaction(compare, changes)
+        log.info("job_retired", job=job.name, phase=record.phase, checkpoint=record.checkpoint)

@@ -1,0 +1,55 @@
+"""Decides which ended jobs are retired, and what is left of a job whose records are deleted. Pure.
+
+A retired job's records leave etcd: every daemon holds every record, and looks at every job. Its checkpoints stay.
+"""
+
+from typing import Final
+
+from headway.daemon.records.records import TERMINAL_PHASES
+from headway.daemon.records.retired_record import RetiredRecord
+from headway.daemon.view.cluster_view import ClusterView, JobView
+
+DAY_S: Final = 86400.0
+MAX_RETIRED: Final = 1000
+"""Maximum number of records of retired jobs; the oldest are deleted."""
+
+
+def retired_record(view: ClusterView, job: JobView, *, now: float) -> RetiredRecord:
+    """Return what is left of a job. now: seconds since the epoch."""
+    seen = [job.phase.generation, view.retired_generation(job.name)]
+    seen += [plan.generation for plan in (job.plan, job.next) if plan is not None]
+    seen += [node.generations.get(job.name, 0) for node in view.nodes.values()]
+    return RetiredRecord(
+        phase=job.phase.phase,
+        generation=max(seen),
+        since=job.phase.since,
+        retired_at=now,
+        batch=job.progress.batch if job.progress is not None else -1,
+        loss=job.progress.loss if job.progress is not None else 0.0,
+        checkpoint=job.checkpoint.url if job.checkpoint is not None else "",
+    )
+
+
+def jobs_to_retire(view: ClusterView, *, now: float, most: int, kept_days: float) -> list[JobView]:
+    """Return the ended jobs that are beyond the number or the age that is kept, the oldest first.
+
+    now: seconds since the epoch. most: number of ended jobs that are kept. kept_days: their age; 0: any.
+    """
+    ended = sorted((job for job in view.jobs.values() if _has_ended(view, job)), key=lambda job: job.phase.since)
+    num_beyond = max(len(ended) - most, 0)
+    is_old = [bool(kept_days) and now - job.phase.since > kept_days * DAY_S for job in ended]
+    return [job for rank, job in enumerate(ended) if rank < num_beyond or is_old[rank]]
+
+
+def names_to_forget(view: ClusterView, *, most: int = MAX_RETIRED) -> list[str]:
+    """Return the oldest retired jobs beyond the number that is kept."""
+    oldest_first = sorted(view.retired, key=lambda name: view.retired[name].retired_at)
+    return oldest_first[: max(len(oldest_first) - most, 0)]
+
+
+def _has_ended(view: ClusterView, job: JobView) -> bool:
+    """Return whether nothing about a job is under way or requested."""
+    is_idle = job.plan is None and job.next is None and job.stop is None
+    is_requested = job.desired.request > job.phase.request
+    is_over = job.submission is not None and job.phase.phase in TERMINAL_PHASES
+    return is_over and is_idle and not is_requested and not view.why_set_aside(job.name)

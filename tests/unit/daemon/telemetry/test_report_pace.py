@@ -1,0 +1,128 @@
+"""The rate of measurements is limited for the whole cluster; what plans or people need soon is written soon."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.daemon.etcd.transaction import Put
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import GoodputRecord, LinkProbe
+from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.telemetry import goodput, probing
+from headway.daemon.telemetry.goodput import GoodputReports
+from headway.daemon.telemetry.probing import Probing
+from headway.daemon.telemetry.report_pace import CLUSTER_PER_S, interval_s
+from headway.daemon.view.cluster_view import ClusterView
+from headway.proto import control_pb2
+from tests.fakes.simulated_cluster import small_spec
+from tests.unit.daemon.costs.test_blocked_ways import node
+
+NUM_NODES = 400
+PAUSE_S = NUM_NODES / CLUSTER_PER_S
+
+
+class Etcd:
+    """Counts the records."""
+
+    def __init__(self) -> None:
+        self.num_records = 0
+
+    async def transaction(self, _compare: Iterable[Any], changes: Iterable[Any]) -> int:
+        self.num_records += sum(isinstance(change, Put) for change in changes)
+        return 1
+
+
+def large_view() -> ClusterView:
+    """A job with one worker, in a large cluster."""
+    view = ClusterView()
+    view.nodes = {f"n{index}": node(f"n{index}") for index in range(NUM_NODES)}
+    stage = StagePlan(node="n0", node_incarnation="n0-1", device_index=0, layers=("embed",), depth=1)
+    worker = WorkerRecord(node="n0", incarnation="w", address="", pid=1, state=WorkerState.RUNNING)
+    records = {
+        Keys.of("j", "spec"): SpecRecord(spec=small_spec("j")),
+        Keys.of("j", "plan"): PlanRecord(generation=1, timeline=1, stages=(stage,)),
+        Keys.worker("j", 1, 0): worker,
+    }
+    for number, (key, record) in enumerate(records.items(), start=1):
+        view.apply(key, encode(record), mod_revision=number, create_revision=number)
+    return view
+
+
+def test_all_nodes_together_keep_the_rate() -> None:
+    for num_nodes in (1, 99, 100, 101, 1000, 10_000):
+        assert interval_s(5.0, num_nodes) >= 5.0
+        assert num_nodes / interval_s(5.0, num_nodes) <= CLUSTER_PER_S
+    assert interval_s(5.0, 10) == 5.0, "a small cluster reports as often as ever"
+
+
+async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stands still is news at once, and so is its end."""
+    now, etcd = 1000.0, Etcd()
+    monkeypatch.setattr(goodput, "time", SimpleNamespace(monotonic=lambda: now))
+    around: Any = etcd
+    reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: 1)
+
+    async def look(*, waiting_for: str = "", num_replayed: int = 0) -> None:
+        beat = control_pb2.Heartbeat(
+            job="j", generation=1, operations=7, seconds={"useful": now}, num_replayed=num_replayed
+        )
+        beat.waiting_for, beat.awaited_worker = waiting_for, 1 if waiting_for else 0
+        reports.book.add(0, beat, now=now)
+        await reports._write_all()
+
+    await look()
+    assert etcd.num_records == 1
+    for _ in range(3):
+        now += PAUSE_S / 4
+        await look()
+    assert etcd.num_records == 1, "only seconds have passed"
+    await look(waiting_for="stage 1")
+    await look(waiting_for="stage 1")
+    assert etcd.num_records == 2
+    await look()
+    assert etcd.num_records == 3
+    await look(num_replayed=4)
+    assert etcd.num_records == 4
+    now += PAUSE_S
+    await look(num_replayed=4)
+    assert etcd.num_records == 5
+
+
+def test_every_field_but_seconds_is_news() -> None:
+    before = GoodputRecord(node="n0", incarnation="w", seconds={"useful": 1.0})
+    assert not goodput.is_news(before, replace(before, seconds={"useful": 2.0}, recent={"useful": 1.0}, typical_s=0.1))
+    told: list[dict[str, Any]] = [
+        {"incarnation": "v"},
+        {"num_replayed": 1},
+        {"num_resumed": 1},
+        {"trouble": "full"},
+        {"waits_for": "b"},
+        {"awaited_worker": 3},
+    ]
+    assert all(goodput.is_news(before, replace(before, **fields)) for fields in told)
+    assert goodput.is_news(None, before)
+
+
+async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen peers are measured one by one: the first is told at once, the rest together."""
+    now, etcd = 1000.0, Etcd()
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
+    around: dict[str, Any] = {
+        "etcd": etcd,
+        "cluster": SimpleNamespace(view=large_view(), is_reachable=True),
+        "client": None,
+        "lease_id": lambda: 1,
+    }
+    found = Probing(node="n0", incarnation="n0-1", **around)
+    for index in range(1, 9):
+        found._found[f"n{index}"] = f"n{index}-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+        await found._write()
+        now += PAUSE_S / 10
+    assert etcd.num_records == 1
+    now += PAUSE_S
+    await found._write()
+    assert etcd.num_records == 2
