@@ -165,7 +165,7 @@ class Signer:
         )
 
     async def _check_others(self, wish: InvitationRecord) -> None:
-        """Raise RefusedError for a host that is another holder's name: peers would take the certificate for that one's."""
+        """Raise RefusedError for a host that is another holder's name: peers would take it for that one."""
         for host in wish.hosts:
             if host.casefold() == wish.name.casefold():
                 continue
