@@ -77,7 +77,8 @@ def _first(method: str, *, is_stream: bool) -> Call:
             stream: Any = channel.stream_stream(method)(timeout=DEADLINE_S)
             await stream.write(request)
         else:
-            stream = channel.unary_stream(method)(request, timeout=DEADLINE_S)
+            ask: Any = channel.unary_stream(method)
+            stream = ask(request, timeout=DEADLINE_S)
         found = await stream.read()
         stream.cancel()
         if found is grpc.aio.EOF:
