@@ -170,13 +170,14 @@ def test_a_revoked_operator_has_no_other_name_to_sign_with(authority: Certificat
     raw = head + b',"signature":"' + signature + b'"}'
     assert judged(raw, node) == ""
     view = ClusterView(judge_signature=signature_check(node))
-    revoked, refusals = encode(RevokedRecord(name="me", revoked_at=NOW)), []
-    for place, value, revision in ((Keys.of("demo", "spec"), raw, 1), (Keys.revoked("me"), revoked, 2)):
-        view.apply(place, value, mod_revision=revision, create_revision=revision)
-        refusals.append(view.jobs["demo"].refusal)
+    view.apply(Keys.of("demo", "spec"), raw, mod_revision=1, create_revision=1)
+    before = view.jobs["demo"].refusal
+    assert not before
+    revoked = encode(RevokedRecord(name="me", revoked_at=NOW))
+    view.apply(Keys.revoked("me"), revoked, mod_revision=2, create_revision=2)
     view.apply(Keys.of("demo", "spec"), raw, mod_revision=3, create_revision=3)
-    refusals.append(view.jobs["demo"].refusal)
-    assert refusals == ["", "", "me had been revoked when it was submitted"]
+    after = view.jobs["demo"].refusal
+    assert after == "me had been revoked when it was submitted"
 
 
 def test_a_signed_submission_counts_under_its_own_name_alone(authority: CertificateAuthority) -> None:
