@@ -109,7 +109,7 @@ def _exchange(
         own_host = str(plain.getsockname()[0])
         if server:
             plain.sendall(f"CONNECT {server}:443 HTTP/1.1\r\n\r\n".encode())
-            _read_head(plain)
+            _read_head(plain, until)
         with context.wrap_socket(plain, server_hostname=SIGNER_NAME) as connection:
             connection.sendall(msgspec.json.encode(request) + b"\n")
             raw = b""
@@ -124,10 +124,11 @@ def _exchange(
     return read_answer(raw), own_host
 
 
-def _read_head(connection: socket.socket) -> None:
-    """Read the answer to CONNECT, and nothing of what follows. Raises ValueError unless it says yes."""
+def _read_head(connection: socket.socket, until: float) -> None:
+    """Read the answer to CONNECT, and nothing of what follows. Raises ValueError unless it says yes, and OSError."""
     raw = b""
     while not raw.endswith(b"\r\n\r\n"):
+        connection.settimeout(max(until - time.monotonic(), 0.001))  # each byte may come late, and all of them not
         piece = connection.recv(1)
         raw += piece
         if not piece or len(raw) > MAX_HEAD_BYTES:

@@ -214,17 +214,12 @@ class Signer:
         return f"{certificate.serial_number:X}", name
 
     async def _check_others(self, wish: InvitationRecord) -> None:
-        """Raise RefusedError for a host that is another node's name: its peers would take the certificate for that one.
-
-        A node's own address may be the name of no other node.
-        """
+        """Raise RefusedError for a host that is another holder's name: peers would take it for that one."""
         for host in wish.hosts:
             if host.casefold() == wish.name.casefold():
                 continue
             if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
-                raise RefusedError(
-                    f"{host} is the name of another certificate: leave it out of the hosts of {wish.name}"
-                )
+                raise RefusedError(f"{host} is the name of another certificate: leave it out of the hosts")
 
     async def _is_revoked(self, name: str) -> bool:
         return await self._etcd.get(Keys.revoked(name)) is not None

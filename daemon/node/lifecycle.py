@@ -278,12 +278,20 @@ class Daemon:
             stack.callback(joins.close)
             inviting = asyncio.create_task(activities.keep("join port", joins.run), name="join port")
             stack.push_async_callback(_cancel, inviting)
-        # Last, when everything that the service answers from exists.
+        # Last, when everything that the service answers from exists, and it is known whom it does not answer.
+        await self._until_revoked_are_known(revocations)
         await _start_service(server, desk)
         stack.callback(desk.ending.set)
         if config.metrics_listen:
             self._serve_metrics(stack, desk, activities)
         return membership, desk
+
+    async def _until_revoked_are_known(self, revocations: Revocations) -> None:
+        """Wait for etcd's first listing, or a signal. Whether etcd is there was asked before, so this is short."""
+        waits = [asyncio.create_task(event.wait()) for event in (revocations.known, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            await _cancel(wait)
 
     async def _serve(self, membership: Membership) -> "asyncio.Task[None]":
         """Be a member until a signal. Return the work that is to be ended; raise what ended it before."""

@@ -1,5 +1,6 @@
 """Follows which certificates are revoked: their holders' calls end, and a daemon whose own one is revoked ends too."""
 
+import asyncio
 from collections.abc import Callable, Collection
 
 import structlog
@@ -28,6 +29,8 @@ class Revocations:
         self._where = where
         self._revoke = revoke
         self._on_own = on_own
+        self.known = asyncio.Event()
+        """Set once etcd has told who is revoked. Before, nobody is to be answered."""
 
     async def run(self) -> None:
         """Follow the cluster until cancelled. While etcd is away, what was revoked before stays so."""
@@ -35,14 +38,16 @@ class Revocations:
         while True:
             seen = await self._cluster.changed(seen)
             view = self._cluster.view
-            if (now := frozenset(view.revoked)) == known:
-                continue
-            log.info("certificates_revoked", names=sorted(now - known), restored=sorted(known - now))
-            known = now
-            self._revoke(now)
-            if view.is_revoked(self._node):
-                by = view.revoked[self._node.casefold()].revoked_by or "somebody"
-                what = (
-                    f"{by} has revoked it: `headway certs restore {self._node}` undoes that, or join under another name"
-                )
-                self._on_own(ConfigError(what, self._where))
+            if (now := frozenset(view.revoked)) != known:
+                log.info("certificates_revoked", names=sorted(now - known), restored=sorted(known - now))
+                known = now
+                self._revoke(now)
+                if view.is_revoked(self._node):
+                    self._on_own(self._own_end())
+            if self._cluster.revision:
+                self.known.set()
+
+    def _own_end(self) -> ConfigError:
+        by = self._cluster.view.revoked[self._node.casefold()].revoked_by or "somebody"
+        what = f"{by} has revoked it: `headway certs restore {self._node}` undoes that, or join under another name"
+        return ConfigError(what, self._where)

@@ -19,9 +19,11 @@ _PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (server
 def read_certificate(pem: bytes, where: str) -> x509.Certificate:
     """Return the first certificate of a PEM file. Raises ConfigError, naming the file."""
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+        found = x509.load_pem_x509_certificate(pem)
+        _ = found.extensions  # the library reads them when it is asked
+    except Exception as error:  # and it raises errors of many kinds
         raise ConfigError("is not a certificate in PEM", where) from error
+    return found
 
 
 def check_own_certificate(

@@ -7,7 +7,9 @@ more than those of the job's user.
 
 import os
 import re
+import socket
 from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -19,6 +21,9 @@ SCHEMES: Final = ("file", "hf", "http", "https", *STORES)
 """What is opened where a node names no places: no archive, no code repository, no other process's memory."""
 OF_THE_SYSTEM: Final = ("/boot", "/etc", "/proc", "/run/secrets", "/sys")
 """Folders that are not opened there."""
+METADATA_NAMES: Final = ("metadata", "metadata.google.internal", "instance-data")
+"""Names of the clouds' metadata servers, which are not asked there. Their addresses are link-local ones, but for:"""
+METADATA_V6: Final = IPv6Address("fd00:ec2::254")
 _LOCAL: Final = ("file", "local")
 _ENDS_OF_A_FOLDER: Final = re.compile(r"[/\\?#;]")
 """Characters at which one client or server or another ends a folder's name, so `..` before one may lead upwards."""
@@ -51,11 +56,32 @@ class AllowedPlaces:
             return ""
         if self._places:
             return "is not below one of this node's allowed_places"
+        if len(told) > 1 and _is_metadata_server(told[1]):
+            return "is a place of this node's own, which no job may name"
         return "" if told[0] in SCHEMES else f"is opened only by a node whose allowed_places name {told[0]}://"
 
 
 def _is_below(place: tuple[str, ...], folder: tuple[str, ...]) -> bool:
     return place[: len(folder)] == folder
+
+
+def _is_metadata_server(host: str) -> bool:
+    """Return whether a cloud tells a machine its own credentials there, however the address is written."""
+    host = host.rpartition("@")[2].casefold()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    host = host.removesuffix(".")
+    if host in METADATA_NAMES:
+        return True
+    try:
+        return ip_address(socket.inet_ntoa(socket.inet_aton(host))).is_link_local  # 0xa9fea9fe is an address too
+    except (OSError, ValueError):
+        pass
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return False
+    told = found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    return told.is_link_local or told == METADATA_V6
 
 
 def _parts(place: str) -> tuple[str, ...]:

@@ -474,9 +474,10 @@ class ClusterView:
         """
         came_in = self.revisions.get(Keys.of(job.name, "spec"), 0)
         found = next((name for name in sorted(job.signers) if self.revoked_in.get(name, came_in) < came_in), "")
-        if found and not job.refusal:
-            job.withheld = job.submission
-            job.refuse(f"{found} had been revoked when it was submitted")
+        if found and not job.refusal and job.submission is not None:
+            job.withheld, signed_by = job.submission, job.submission.signed_by
+            who = signed_by if signed_by.casefold() == found else found
+            job.refuse(f"{who} had been revoked when it was submitted")
         elif not found and job.withheld is not None:
             job.submission, job.refusal, job.withheld = job.withheld, "", None
 

@@ -2,7 +2,8 @@
 
 The role is a name of the certificate, the URI `urn:headway:role:ROLE` among its subject alternative names (RFC 5280,
 section 4.2.1.6), so that a peer finds it where it finds the node's name. A certificate of an earlier release, or of an
-authority that knows nothing of roles, has none: then its holder may be a node and an operator, as before.
+authority that knows nothing of roles, has none: then its holder may be a node and an operator, as before. A certificate
+that names nobody gives nothing: nobody could revoke it.
 """
 
 from collections.abc import Iterable
@@ -29,9 +30,13 @@ OF_OLD: Final = frozenset({Role.NODE, Role.OPERATOR})
 
 
 def roles_among(names: Iterable[str]) -> frozenset[Role]:
-    """Return the roles that a certificate with these names gives; none for a role that this release does not know."""
+    """Return the roles that a certificate with these names gives.
+
+    None: it names nobody, or a role that this release does not know.
+    """
+    names = tuple(names)
     told = [name[len(ROLE_URI) :] for name in names if _is_role(name)]
-    return frozenset(role for role in Role if role in told) if told else OF_OLD
+    return frozenset(role for role in Role if role in told) if told or not names else OF_OLD
 
 
 def without_roles(names: Iterable[str]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
 from headway.daemon.joining.join_client import join
 from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES
 from headway.daemon.joining.join_port import JoinLimits
+from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signer import open_authority
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.records.certificate_records import InvitationRecord
@@ -31,6 +32,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, names_in
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.roles import ROLE_URI, Role
+from headway.stages.sockets.shared_port import shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
@@ -203,6 +205,32 @@ async def test_a_request_that_is_no_request_is_refused(place: JoinPlace) -> None
     for request, reason in told.items():
         with pytest.raises(ConfigError, match=reason):
             await place.join(token, request)
+
+
+async def test_a_port_that_says_a_byte_now_and_then_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What listens at the token's address drips its answer: the machine gives up after the time of one connection."""
+    monkeypatch.setattr("headway.daemon.joining.join_client.CALL_S", 1.0)
+    gone = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(b"H")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+        except ConnectionError:
+            gone.set()
+            writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        token = JoinToken("n", (shared_address(f"127.0.0.1:{port}", "join"),), bytes(32), b"s" * 24)
+        with pytest.raises(UnavailableError, match="does not answer"):
+            async with asyncio.timeout(20.0):
+                await asyncio.to_thread(join, token, signing_request("n", new_key()), patience_s=0.0)
+        async with asyncio.timeout(20.0):
+            await gone.wait()
 
 
 async def test_a_name_is_given_once(place: JoinPlace) -> None:

@@ -16,13 +16,17 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
 from headway.daemon.joining.join_messages import SIGNER_NAME, SIGNER_ROLE
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
-from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, key_pem
+from headway.daemon.rpc.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
@@ -337,6 +341,27 @@ def test_a_role_may_make_its_own_calls_alone(doors: Doors, door: str) -> None:
     told = doors.ask(door, doors.identity(SIGNER_NAME, SIGNER_ROLE))
     whose = f"{SIGNER_NAME} (of an unknown role)"
     assert told.startswith(denied.format("Describe", whose, "node and operator and reader"))
+
+
+def _nobody(doors: Doors) -> TlsIdentity:
+    """Somebody of this cluster whose certificate has a common name alone, as some authorities make them."""
+    key, mine = new_key(), doors.authority.certificate
+    now, authority_key = (
+        datetime.now(UTC),
+        serialization.load_pem_private_key((doors.authority.directory / CA_KEY_FILE).read_bytes(), password=None),
+    )
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    builder = x509.CertificateBuilder().issuer_name(mine.subject).public_key(key.public_key()).serial_number(7)
+    builder = builder.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")]))
+    made = builder.not_valid_before(now - DAY).not_valid_after(now + DAY).sign(authority_key, hashes.SHA256())
+    return TlsIdentity(certificate_pem(mine), certificate_pem(made), key_pem(key))
+
+
+@pytest.mark.parametrize("door", [*DAEMONS, *WORKERS])
+def test_a_certificate_that_names_nobody_opens_nothing(doors: Doors, door: str) -> None:
+    """Nobody could revoke it by name."""
+    told = doors.ask(door, _nobody(doors))
+    assert "the certificate is of nobody, and only" in told or "the certificate of nobody is not that of" in told
 
 
 def test_a_relays_service_is_for_nodes_alone(doors: Doors) -> None:

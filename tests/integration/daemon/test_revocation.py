@@ -14,11 +14,17 @@ from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.revocations import known_certificates, restore, revoke
 from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.node.revocations import Revocations
+from headway.daemon.records.certificate_records import RevokedRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import ProtocolError, UnavailableError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -127,6 +133,34 @@ async def test_a_revoked_operator_submits_no_more(playground: Playground) -> Non
     await playground.started("n2")
     failed = await playground.phase(Phase.FAILED, name="later")
     assert failed.phase.reason.endswith("other had been revoked when it was submitted")
+
+
+async def test_who_is_revoked_is_known_before_anybody_is_answered(etcd: Etcd, client: EtcdClient) -> None:
+    """A daemon that starts serves when etcd has told it, and not while etcd is still silent."""
+    await client.put(Keys.revoked("thief"), encode(RevokedRecord(name="thief", revoked_at=1.0)))
+    cluster, told = ClusterWatch(client), list[frozenset[str]]()
+    revocations = Revocations(
+        cluster,
+        node="n",
+        where="cert.pem",
+        revoke=lambda names: told.append(frozenset(names)),
+        on_own=lambda error: pytest.fail(str(error)),
+    )
+    following = asyncio.create_task(revocations.run())
+    try:
+        await asyncio.sleep(0)  # it has looked once, at a view of nothing
+        assert not revocations.known.is_set()
+        watching = asyncio.create_task(cluster.run())
+        try:
+            async with asyncio.timeout(SOON_S):
+                await revocations.known.wait()
+            assert told == [frozenset({"thief"})]
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:

@@ -1,5 +1,6 @@
 """The throw-away authority's certificates, and who may read them."""
 
+import ssl
 import stat
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.own_certificate import read_certificate
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 
@@ -114,3 +117,14 @@ def test_an_authority_that_is_kept_stays_the_same(tmp_path: Path) -> None:
     certificate(folder).verify_directly_issued_by(first.certificate)
     assert (folder, mode(tmp_path / "authority")) == (tmp_path / "run" / "node-1", 0o700)
     assert sorted(path.name for path in tmp_path.rglob("*.pem") if "run" not in path.parts) == ["ca-key.pem", "ca.pem"]
+
+
+def test_a_certificate_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    """Of a version that does not exist, with broken extensions, of another kind: the line names the file."""
+    good = certificate(CertificateAuthority.create(tmp_path / "ca").issue("node-1")).public_bytes(Encoding.DER)
+    version = good.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+    extensions = good.replace(b"\x82\x09localhost", b"\x82\x7flocalhost", 1)
+    assert good not in (version, extensions)
+    for bad in (ssl.DER_cert_to_PEM_cert(version), ssl.DER_cert_to_PEM_cert(extensions), "", "no certificate"):
+        with pytest.raises(ConfigError, match=r"^cert\.pem: is not a certificate in PEM$"):
+            read_certificate(bad.encode(), "cert.pem")

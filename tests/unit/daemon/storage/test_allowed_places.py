@@ -64,7 +64,17 @@ def test_a_link_counts_as_where_it_leads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["/srv/x", "/dev/shm/x", "/etcetera", "hf://a/b", "https://a/b", "s3://a", "sftp://a/b"]
+    "place",
+    [
+        *("/srv/x", "/dev/shm/x", "/etcetera", "hf://a/b", "https://a/b", "s3://a", "sftp://a/b"),
+        *(
+            "http://10.0.0.5/b",
+            "http://[fd00:0:0:0:0:0:0:5]:80/b",
+            "https://metadata.example/b",
+            "s3://169-254/b",
+            "http://1:x",
+        ),
+    ],
 )
 def test_without_places_what_training_needs_is_opened(place: str) -> None:
     """As for a node that sets none."""
@@ -77,6 +87,20 @@ def test_without_places_what_training_needs_is_opened(place: str) -> None:
         *((place, "own") for place in ("/etc/shadow", "/proc/self/environ", "file:///sys", "/srv/../run/secrets/x")),
         *((f"{scheme}://x", "name") for scheme in ("zip", "github", "memory", "reference", "jupyter", "dask", "x")),
         ("simplecache::s3://lab/runs", "chains"),
+        *(
+            (f"http://{host}/latest/meta-data", "own")
+            for host in (
+                *("169.254.169.254", "169.254.169.254:80", "user@169.254.169.254", "169.254.43518", "0xA9FEA9FE"),
+                *(
+                    "2852039166",
+                    "0251.0376.0251.0376",
+                    "[fd00:ec2:0:0:0:0:0:254]",
+                    "[fe80:0:0:0:0:0:0:1]:80",
+                    "[0:0:0:0:0:ffff:a9fe:a9fe]",
+                ),
+                *("metadata.google.internal", "Metadata.Google.Internal.", "169%2e254.169.254"),
+            )
+        ),
     ],
 )
 def test_without_places_the_machine_itself_is_not(place: str, why: str) -> None:
@@ -86,7 +110,8 @@ def test_without_places_the_machine_itself_is_not(place: str, why: str) -> None:
 
 def test_an_administrator_may_allow_what_is_refused_at_first() -> None:
     """The setting's own words count."""
-    places = AllowedPlaces(["/etc/models", "github://lab"])
+    places = AllowedPlaces(["/etc/models", "github://lab", "http://169.254.1.2/data"])
+    assert not places.why_not("http://169.254.1.2/data/x")
     assert not places.why_not("/etc/models/a")
     assert not places.why_not("github://lab/a")
 

@@ -234,7 +234,7 @@ def test_no_clock_decides_whether_a_signer_was_revoked_before(order: tuple[int, 
         put(view, key, record, revision, created=created)
     assert {name: job.refusal for name, job in view.jobs.items()} == {
         "before": "",
-        "after": "ann had been revoked when it was submitted",
+        "after": "Ann had been revoked when it was submitted",
     }
     assert view.jobs["after"].spec != small_spec("after")
 

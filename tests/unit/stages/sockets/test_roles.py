@@ -17,11 +17,11 @@ from headway.stages.sockets.tls_identity import is_borne, other_node
         (["a", f"{ROLE_URI}NODE"], set(), "a (of an unknown role)"),
         (["a", f"{ROLE_URI.upper()}reader"], {Role.READER}, "a (reader)"),
         (["a", "URN:Headway:Role:king"], set(), "a (of an unknown role)"),
-        ([], OF_OLD, "nobody"),
+        ([], set(), "nobody"),
     ],
 )
 def test_the_role_is_among_the_names(names: list[str], roles: set[Role], told: str) -> None:
-    """One, several, none, and one that this release does not know: that one gives nothing."""
+    """One, several, none, and one that this release does not know: that one gives nothing, as does no name at all."""
     assert roles_among(names) == roles
     assert holder(names) == told
 
@@ -31,6 +31,7 @@ def test_a_persons_certificate_is_no_nodes() -> None:
     assert is_borne("a", ["A", f"{ROLE_URI}node"])
     assert is_borne("a", ["a"])
     assert not is_borne("a", ["a", f"{ROLE_URI}operator"])
+    assert not is_borne("", [])
     assert not is_borne(f"{ROLE_URI}node", [])
     assert other_node("a", ["a", f"{ROLE_URI}operator"]) == "the certificate of a (operator) is not that of node a"
     assert other_node("a", ["b", "c", f"{ROLE_URI}node"]) == "the certificate of b, c is not that of node a"
