@@ -1,8 +1,8 @@
 """A process with many daemons' memberships: real records, leases, watches, streams between daemons; fake workers.
 
 What a daemon measures of its network (ways, ports) is answered at once: a thousand daemons on one machine would
-measure that machine. The daemons start at the first line on stdin, and end with stdin. Prints its figures once a second,
-each time as one line of JSON.
+measure that machine. The daemons start at the first line on stdin, and end with stdin. Prints its figures once a
+second, each time as one line of JSON.
 """
 
 import argparse
@@ -259,7 +259,7 @@ async def _tell(nodes: list[FakeNode], counts: Counts) -> None:
             "blocked_cpu_ms": 1e3 * counts.blocked_cpu_s,
             "blocked_by": counts.blocked_by,
             "cpu_s": time.process_time(),
-            "num_files": len(os.listdir("/proc/self/fd")),
+            "num_files": len(list(Path("/proc/self/fd").iterdir())),
             "at": time.monotonic(),
         }
         print(json.dumps(told), flush=True)

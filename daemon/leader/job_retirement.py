@@ -71,6 +71,9 @@ class JobRetirement:
         told = [Keys.of(job.name, leaf) for leaf in ("spec", "desired", "phase", "plan", "next", "checkpoint")]
         compare = [Compare.unchanged(key, view.revision_of(key)) for key in (*told, Keys.LEADER)]
         record = retired_record(view, job, now=now)
-        changes = [Put(Keys.retired(job.name), encode(record)), Delete(Keys.job(job.name), is_prefix=True)]
+        changes: list[Put | Delete] = [
+            Put(Keys.retired(job.name), encode(record)),
+            Delete(Keys.job(job.name), is_prefix=True),
+        ]
         await self._etcd.transaction(compare, changes)
         log.info("job_retired", job=job.name, phase=record.phase, checkpoint=record.checkpoint)

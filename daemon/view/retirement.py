@@ -51,5 +51,6 @@ def _has_ended(view: ClusterView, job: JobView) -> bool:
     """Return whether nothing about a job is under way or requested."""
     is_idle = job.plan is None and job.next is None and job.stop is None
     is_requested = job.desired.request > job.phase.request
+    has_left = job.checkpoint is not None and bool(job.checkpoint.dropped)  # old checkpoints are still to be deleted
     is_over = job.submission is not None and job.phase.phase in TERMINAL_PHASES
-    return is_over and is_idle and not is_requested and not view.why_set_aside(job.name)
+    return is_over and is_idle and not (is_requested or has_left) and not view.why_set_aside(job.name)
