@@ -281,7 +281,7 @@ def test_what_a_revoked_operator_submits_later_is_refused_whatever_its_time(
 ) -> None:
     """etcd's order decides, also when a view hears of both the other way round; who signs can write any time."""
     record = SpecRecord(spec=small_spec("j"), signed_by="Ann", submitted_at=submitted_at)
-    for spec_revision, told in ((3, ""), (5, "ann had been revoked when it was submitted")):
+    for spec_revision, told in ((3, ""), (5, "Ann had been revoked when it was submitted")):
         view = ClusterView()
         revoked = (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
         submitted = (Keys.of("j", "spec"), record, spec_revision)
