@@ -108,6 +108,12 @@ def daemon(
     quarantine_after: Annotated[
         int | None, typer.Option(help="Number of failures after which plans leave a node out; 0: never.")
     ] = None,
+    ended_jobs_kept: Annotated[
+        int | None, typer.Option(help="Number of ended jobs that are kept; older ones are retired.")
+    ] = None,
+    ended_jobs_kept_days: Annotated[
+        float | None, typer.Option(help="Days after its end at which a job is retired; 0: its age does not matter.")
+    ] = None,
     stop_timeout_s: Annotated[float | None, typer.Option(help="Maximum wait for the stop boundary.")] = None,
     preemption: Annotated[
         Literal["none", "aws", "gcp", "azure"] | None,

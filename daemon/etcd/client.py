@@ -61,6 +61,20 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed below a prefix, without values."""
+
+    revision: int
+    """Revision of the answer."""
+    revisions: dict[str, int]
+    """Revisions of the keys that were set since, and still exist."""
+    num_keys: int
+    """Number of all keys below the prefix."""
+    cluster_id: int
+    raft_term: int
+
+
+@dataclass(frozen=True, slots=True)
 class EtcdStatus:
     """An etcd member's report about itself."""
 
@@ -123,6 +137,21 @@ class EtcdClient:
             if not reply.more:
                 return Snapshot(revision, tuple(entries), cluster_id, raft_term)
             start = reply.kvs[-1].key + b"\0"
+
+    async def changes_since(self, prefix: str, revision: int) -> Changes:
+        """Return which keys below a prefix were set after a revision, and how many keys there are. It costs far less
+        than a listing.
+        """
+        start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
+        request = etcd_pb2.RangeRequest(key=start, range_end=end, keys_only=True, min_mod_revision=revision + 1)
+        reply = await self._range(request)
+        return Changes(
+            reply.header.revision,
+            {to_text(entry.key): entry.mod_revision for entry in reply.kvs},
+            reply.count,
+            reply.header.cluster_id,
+            reply.header.raft_term,
+        )
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
         """Set a key; return the revision. Raises LeaseLostError when the lease is gone."""

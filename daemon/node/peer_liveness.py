@@ -85,11 +85,8 @@ class PeerLiveness:
     def _wanted(self) -> set[PeerLife]:
         view = self._cluster.view
         leader = view.leader.node if view.leader is not None else ""
-        return {
-            PeerLife(node.name, node.incarnation, node.address)
-            for node in view.nodes.values()
-            if node.name != self._node and leader in (self._node, node.name)
-        }
+        others = view.nodes.values() if leader == self._node else filter(None, [view.nodes.get(leader)])
+        return {PeerLife(node.name, node.incarnation, node.address) for node in others if node.name != self._node}
 
     async def _accompany(self, peer: PeerLife, group: asyncio.TaskGroup) -> None:
         """Follow a daemon until cancelled, because its record is gone or the leader has changed.

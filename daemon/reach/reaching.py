@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,7 +45,9 @@ LINK_STANDS_S: Final = 60.0
 DATED_EVERY_S: Final = 600.0
 """Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
-"""Pause between two rounds, so that facts found together are written together."""
+"""Least pause between two rounds, so that facts found together are written together."""
+REST_PER_NODE_S: Final = 0.002
+"""In a large cluster the pause is longer: a round looks at every node, and more of them come and go."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
 """Least delay of news that change no plan, so that they are written together and not while etcd is busy with a
@@ -230,6 +233,8 @@ class Reaching:
         self._dials: SharedWork[Target, str] = SharedWork(kept_s=0.0)
         self._news_since: float | None = None
         self._changed = asyncio.Event()
+        self._is_urgent = asyncio.Event()
+        """Set when a port is known not to answer: plans depend on it, so the pause ends."""
 
     async def run(self) -> None:
         """Prove and write until cancelled."""
@@ -241,7 +246,7 @@ class Reaching:
                     if not await self._write():
                         wait_s = min(wait_s, RETRY_WRITE_S)
                     await self._wait(seen, wait_s)
-                    await asyncio.sleep(REST_S)
+                    await self._rest()
         finally:
             self._dialling.clear()
 
@@ -261,11 +266,13 @@ class Reaching:
         """Note that a link to a port did not open."""
         self._book.link_failed(target, reason, now=time.monotonic(), at=time.time())
         log.warning("link_not_opened", peer=target.node, address=target.address, reason=reason)
+        self._is_urgent.set()
         self._changed.set()
 
     def hurry(self, node: str) -> None:
         """Prove a node's ports soon, because a link with it was lost."""
         self._book.hurry(node, now=time.monotonic())
+        self._is_urgent.set()
         self._changed.set()
 
     def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
@@ -302,6 +309,7 @@ class Reaching:
             log.warning(
                 "peer_not_reached", peer=target.node, port=str(target.port), address=target.address, reason=reason
             )
+            self._is_urgent.set()
         self._changed.set()
 
     async def _wait(self, seen: int, wait_s: float) -> None:
@@ -317,6 +325,14 @@ class Reaching:
                 wait.cancel()
         # Cleared after the wait, so that a proof that ended before it wakes the loop at once.
         self._changed.clear()
+
+    async def _rest(self) -> None:
+        """Pause between two rounds."""
+        await asyncio.sleep(REST_S)
+        self._is_urgent.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(REST_PER_NODE_S * len(self._cluster.view.nodes) - REST_S, 0.0)):
+                await self._is_urgent.wait()
 
     async def _write(self) -> bool:
         """Write news that the view does not show yet. While etcd is unreachable, this is retried."""

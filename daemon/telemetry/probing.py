@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -30,6 +31,8 @@ from headway.stages.errors import PeerError
 log = structlog.get_logger()
 
 MAX_PEERS: Final = 16
+MAX_LOTS: Final = 1 << 16
+"""Maximum number of lots that a process remembers."""
 NUM_PINGS: Final = 5
 """Number of pings; the shortest counts: the others waited for something."""
 PROBE_BYTES: Final = 4 << 20
@@ -53,8 +56,10 @@ PAUSE_S: Final = 2.0
 """Interval of looks for due peers: probes run one by one."""
 CALL_TIMEOUT_S: Final = 5.0
 TRANSFER_TIMEOUT_S: Final = 30.0
-WRITE_EVERY_S: Final = 5.0
-"""Least interval of a node's records; it grows with the cluster (report_pace.py)."""
+INCOMPLETE_S: Final = 20.0
+"""Least interval of a node's records while some peers are still to be measured. Both intervals grow with the cluster
+(report_pace.py).
+"""
 MOVED: Final = 0.25
 """A probe that differs by less, relatively, is not reported."""
 LOSS_MOVED: Final = 0.6
@@ -163,7 +168,9 @@ class Probing:
         """Peer to its incarnation and its measurement."""
         self._due_at: dict[tuple[str, str], float] = {}
         self._rests_until = 0.0
-        """Time before which no news is written: news of several peers is then one record."""
+        """Time before which no news is written."""
+        self._waits_until = 0.0
+        """Time before which news is written only if every peer is measured: it is then one record."""
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -175,7 +182,7 @@ class Probing:
             due = [peer for peer in peers if self._due_at.get(peer, 0.0) <= time.monotonic()]
             if due:
                 await self._probe(peers[due[0]])
-            await self._write()
+            await self._write(is_complete=len(due) <= 1)
 
     async def _probe(self, peer: NodeRecord) -> None:
         key = (peer.name, peer.incarnation)
@@ -186,15 +193,18 @@ class Probing:
             self._due_at[key] = time.monotonic() + RETRY_S
             log.info("peer_not_probed", peer=peer.name, reason=str(error))
 
-    async def _write(self) -> None:
+    async def _write(self, *, is_complete: bool) -> None:
         """Write news that the view does not show yet; while etcd is away every look retries."""
         probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
         seen = self._cluster.view.probes.get(self._node)
         known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
         now = time.monotonic()
-        if now < self._rests_until or not has_moved(known, probes) or not self._cluster.is_reachable:
+        is_too_early = now < (self._rests_until if is_complete else self._waits_until)
+        if is_too_early or not has_moved(known, probes) or not self._cluster.is_reachable:
             return
-        self._rests_until = now + interval_s(WRITE_EVERY_S, len(self._cluster.view.nodes))
+        num_nodes = len(self._cluster.view.nodes)
+        self._rests_until = now + interval_s(PAUSE_S, num_nodes)
+        self._waits_until = now + interval_s(INCOMPLETE_S, num_nodes)
         record = ProbeRecord(incarnation=self._incarnation, peers=probes)
         alive = Compare.present(Keys.node(self._node))
         try:
@@ -203,6 +213,7 @@ class Probing:
             log.info("probes_not_written", error=str(error))
 
 
+@lru_cache(maxsize=MAX_LOTS)
 def _lot(name: str, peer: str) -> bytes:
     """Draw a lot that is equal for both ends, so that one end's measurement serves the other."""
     return sha256("/".join(sorted((name, peer))).encode()).digest()

@@ -12,6 +12,7 @@ from headway.daemon.errors import CompactedError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.records.keys import PREFIX
+from headway.daemon.view.audit import Verified, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
 
@@ -19,6 +20,9 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 RETRY_PAUSE_S = 0.5
 AUDIT_PERIOD_S = 60.0
+"""Least interval of comparisons of the view with etcd."""
+AUDIT_PER_NODE_S = 0.3
+"""The interval grows with the cluster, because etcd looks at every key for each comparison of each daemon."""
 REFUSED_FOR_S = 60.0
 """Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
 
@@ -53,6 +57,7 @@ class ClusterWatch:
         self._refused_for_s = refused_for_s
         self._refused_since: float | None = None
         self._mark = HistoryMark()
+        self._verified = Verified()
         self._signal = asyncio.Event()
 
     async def run(self) -> None:
@@ -69,19 +74,20 @@ class ClusterWatch:
 
     async def _follow(self) -> None:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
-        is_audit, pause = False, FIRST_PAUSE_S
+        is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
-            seen = self._mark
-            listed = await self._list()
-            self._take_listing(listed, seen, is_audit=is_audit)
-            is_audit, started_at = False, self._clock()
+            if not is_right:
+                seen = self._mark
+                listed = await self._list()
+                self._take_listing(listed, seen, is_audit=is_audit)
+            is_audit, is_right, started_at = False, False, self._clock()
             try:
-                # etcd's watches have lost events in some releases: list again now and then, and compare
-                async with asyncio.timeout(self._audit_period_s * random.uniform(0.9, 1.1)):
-                    async for batch in self._client.watch(PREFIX, from_revision=listed.revision + 1):
+                # etcd's watches have lost events in some releases: compare now and then
+                async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)):
+                    async for batch in self._client.watch(PREFIX, from_revision=self.revision + 1):
                         self._take_batch(batch)
             except TimeoutError:
-                is_audit = True
+                is_audit, is_right = True, await self._is_right()
                 continue
             except CompactedError as error:
                 _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
@@ -113,6 +119,28 @@ class ClusterWatch:
         except TimeoutError:
             return False
         return True
+
+    def _audit_in_s(self) -> float:
+        return max(self._audit_period_s, AUDIT_PER_NODE_S * len(self.view.nodes))
+
+    async def _is_right(self) -> bool:
+        """Return whether the view has every change that the watch had to show. Raises StoreError."""
+        seen = self._mark
+        try:
+            found = await self._client.changes_since(PREFIX, self._verified.revision)
+        except StoreUnreachableError:
+            return False  # the listing waits until etcd answers
+        if reason := why_wrong(self._verified, seen, found, held=self.view.revisions):
+            _log.warning("view_listed_again", etcd=self._client.target, reason=reason)
+            return False
+        self._verified = Verified(seen.revision, found.revision)
+        self._forget(below=seen.revision)
+        return True
+
+    def _forget(self, *, below: int) -> None:
+        """Drop what the view remembers of keys and nodes that are gone. No change before a revision can arrive now."""
+        self.view.forget_deleted(below=below)
+        self.view.forget_absent(now=self._clock())
 
     async def _list(self) -> Snapshot:
         while True:
@@ -147,9 +175,9 @@ class ClusterWatch:
             )
         for key in [key for key in view.revisions if key not in revisions]:
             view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
-        view.forget_deleted(below=listed.revision)
-        view.forget_absent(now=now)
+        self._forget(below=listed.revision)
         self._mark = found
+        self._verified = Verified(listed.revision, listed.revision)
         self.revision = listed.revision
         self._reached(True, "")
         self._bump()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.client import Changes, EtcdClient, Snapshot
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -109,3 +109,43 @@ async def test_an_audit_repairs_what_a_watch_has_lost(
         async with asyncio.timeout(DEADLINE_S):
             while cluster.view.revision_of(KEY):
                 await cluster.changed(cluster.version)
+
+
+async def test_a_view_that_is_right_is_not_listed_again(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit asks what has changed, and how many keys there are. The watch goes on as if nothing had been."""
+    listed, compared, list_all, compare = 0, asyncio.Semaphore(0), client.get_prefix, client.changes_since
+
+    async def counted_list(prefix: str) -> Snapshot:
+        nonlocal listed
+        listed += 1
+        return await list_all(prefix)
+
+    async def counted_compare(prefix: str, revision: int) -> Changes:
+        compared.release()
+        return await compare(prefix, revision)
+
+    monkeypatch.setattr(client, "get_prefix", counted_list)
+    monkeypatch.setattr(client, "changes_since", counted_compare)
+    await client.put(OTHER, encode(DesiredRecord()))
+    async with watching(client, audit_period_s=1.0) as cluster, asyncio.timeout(DEADLINE_S):
+        for wish in (Desired.PAUSED, Desired.RUNNING, Desired.CANCELLED):
+            await client.put(KEY, encode(DesiredRecord(state=wish)))
+            await until_desired(cluster, wish)
+            await compared.acquire()
+        await client.delete(OTHER)
+        while cluster.view.revision_of(OTHER):
+            await cluster.changed(cluster.version)
+    assert listed == 1
+
+
+async def test_etcd_says_what_was_set_since_a_revision_and_how_many_keys_there_are(client: EtcdClient) -> None:
+    """The count has also the keys that were set before."""
+    await client.put("/headway/a", b"1")
+    revision = await client.put("/headway/b", b"1")
+    await client.put("/other", b"1")
+    later = await client.put("/headway/c", b"1")
+    found = await client.changes_since("/headway/", revision)
+    assert (found.revisions, found.num_keys, found.revision) == ({"/headway/c": later}, 3, later)
+    assert found.cluster_id == (await client.get_prefix("/headway/")).cluster_id
