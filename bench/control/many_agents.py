@@ -41,6 +41,10 @@ AGENT_PROCESS = Path(__file__).parents[1] / "rigs" / "agent_process.py"
 SIZES = (10, 100)
 NUM_JOBS: Final = 4
 STAGES: Final = 16
+LEASE_TTL_S: Final = 30
+"""Longer than a daemon's own 5 s: on two cores a thousand daemons wait for each other. Dead ones are found by refused
+connections before that.
+"""
 JOINED_BAR_S: Final = 50.0
 LOST_BAR_S: Final = 5.0
 BLOCKED_BAR_MS: Final = 100.0
@@ -93,7 +97,7 @@ class Cluster:
         arguments = [
             *("--folder", str(self.folder / "nodes"), "--certificates", str(self._authority.directory)),
             *("--etcd", self.etcd.endpoint, "--first", str(first), "--number", str(number)),
-            *("--log-level", self._options.log_level),
+            *("--log-level", self._options.log_level, "--lease-ttl-s", str(self._options.lease_ttl_s)),
             *(["--watch-callbacks"] if is_leader else []),
             *(["--profile", str(self._options.profile)] if self._options.profile and first == 1 else []),
         ]
@@ -354,6 +358,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of daemons")
     parser.add_argument("--jobs", type=int, default=NUM_JOBS)
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of training that are measured")
+    parser.add_argument("--lease-ttl-s", type=int, default=LEASE_TTL_S)
     parser.add_argument("--log-level", default="error", help="of the daemons")
     parser.add_argument("--profile", type=Path, help="where cProfile writes what the second process did")
     options = parser.parse_args()

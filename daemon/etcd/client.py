@@ -14,6 +14,7 @@ from typing import Self
 import grpc
 
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
+from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.connection import EtcdAccess, EtcdConnection, Metadata
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import (
@@ -58,20 +59,6 @@ class Snapshot:
     cluster_id: int = 0
     raft_term: int = 0
     """Raft term, which rises with every election, also over restarts: a lower one is another history."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What has changed below a prefix, without values."""
-
-    revision: int
-    """Revision of the answer."""
-    revisions: dict[str, int]
-    """Revisions of the keys that were set since, and still exist."""
-    num_keys: int
-    """Number of all keys below the prefix."""
-    cluster_id: int
-    raft_term: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,9 +117,8 @@ class JobSituation:
     @cached_property
     def generation(self) -> int:
         """Return the next generation: above every one that any node has seen for a job of this name."""
-        seen = [self.job.phase.generation, self.known_generation]
+        seen = [self.job.phase.generation, self.known_generation, self.view.retired_generation(self.job.name)]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        seen += [self.view.retired_generation(self.job.name)]
         return max([*seen, self._generations.of_name(self.job.name)]) + 1
 
     @cached_property

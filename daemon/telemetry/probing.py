@@ -1,7 +1,7 @@
 """Measures the distance of other nodes: round trip, bandwidth and loss, rarely and in small amounts, as one record.
 
 A node of this machine is not measured: memory lies between. With many nodes each one measures only `MAX_PEERS`, those
-of its plans first.
+to which its plans have links first.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.planning.plan_links import neighbours
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
@@ -67,22 +68,27 @@ LOSS_MOVED: Final = 0.6
 
 
 def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:
-    """Return the peers that a node measures: on other machines, those that share a plan with it first; the rest by lot.
+    """Return the peers that a node measures: on other machines; those to which its workers have links come first, then
+    those that share a plan with it, and the rest by lot.
 
     same_host: also peers of its own machine.
     """
     own = view.nodes.get(name)
     if own is None:
         return []
-    shared = {
-        stage.node
-        for job in view.jobs.values()
-        for plan in (job.plan, job.next)
-        if plan is not None and any(stage.node == name for stage in plan.stages)
-        for stage in plan.stages
-    }
+    linked, shared = set[str](), set[str]()
+    for job in view.jobs.values():
+        for plan in filter(None, (job.plan, job.next)):
+            positions = [position for position, stage in enumerate(plan.stages) if stage.node == name]
+            around = {other for at in positions for other in neighbours(plan.stages, at, trains_tie=job.trains_tie)}
+            linked |= {plan.stages[other].node for other in around}
+            shared |= {stage.node for stage in plan.stages} if positions else set()
     others = [node for node in view.nodes.values() if node.name != name and (same_host or node.host != own.host)]
-    return sorted(others, key=lambda node: (node.name not in shared, _lot(name, node.name)))[:most]
+
+    def rank(node: NodeRecord) -> tuple[bool, bool, bytes]:
+        return node.name not in linked, node.name not in shared, _lot(name, node.name)
+
+    return sorted(others, key=rank)[:most]
 
 
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.etcd.client import Changes, EtcdClient, Snapshot
+from headway.daemon.etcd.changes import Changes
+from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
