@@ -61,8 +61,7 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
         LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=outside) as cluster,
         ClusterSession(cluster.address) as session,
     ):
-        assert cluster.address.certificates is not None
-        authority = CertificateAuthority.open(cluster.address.certificates.parent)
+        authority = CertificateAuthority.kept_in(cluster.state_dir / "authority").issuing_into(tmp_path / "relays")
         folders = [authority.issue(f"relay-{port}", hosts=(HOST,)) for port in ports]
         with (
             relay(ports[0], folders[0], tmp_path / "0.log") as first,

@@ -53,9 +53,7 @@ def test_every_link_of_a_long_pipeline_is_measured() -> None:
     """A plan of 64 stages has 63 links, and each node measures sixteen of its 63 fellows: both ends measure each link."""
     view = cluster(100)
     names = [f"n{index}" for index in range(64)]
-    stages = tuple(
-        StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names
-    )
+    stages = tuple(StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names)
     plan = PlanRecord(generation=1, timeline=1, stages=stages)
     view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
     measured = {name: {peer.name for peer in peers_of(view, name)} for name in names}
