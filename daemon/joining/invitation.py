@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
@@ -23,6 +23,7 @@ MAX_HOSTS: Final = 16
 MAX_MEMBERS: Final = 16
 NO_INVITATION: Final = "the invitation is not valid: it was used, has expired or was replaced; ask for another one"
 """The only thing that a stranger learns, whatever is wrong."""
+SealedT = TypeVar("SealedT", InvitationRecord, IssuedRecord)
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -56,10 +57,15 @@ def checked(invitation: InvitationRecord, *, lasts_s: float) -> InvitationRecord
     return invitation
 
 
-def sealed(invitation: InvitationRecord, seal_key: bytes) -> InvitationRecord:
-    """Return an invitation with its seal."""
-    bare = replace(invitation, seal="")
+def sealed(record: SealedT, seal_key: bytes) -> SealedT:
+    """Return an invitation, or a note of what was issued, with its seal."""
+    bare = replace(record, seal="")
     return replace(bare, seal=hmac.new(seal_key, encode(bare), hashlib.sha256).hexdigest())
+
+
+def is_true(record: SealedT, seal_key: bytes) -> bool:
+    """Return whether a record is as the authority has written it: every node can write to etcd."""
+    return hmac.compare_digest(record.seal.encode(), sealed(record, seal_key).seal.encode())
 
 
 def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_key: bytes, now: float) -> None:
@@ -67,9 +73,8 @@ def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_key
     told = hashlib.sha256(secret).hexdigest()
     if invitation is None:
         raise RefusedError(NO_INVITATION)
-    is_true = hmac.compare_digest(invitation.seal.encode(), sealed(invitation, seal_key).seal.encode())
     is_known = hmac.compare_digest(invitation.secret_sha256.encode(), told.encode())
-    if not (is_true and is_known and now < invitation.expires_at):
+    if not (is_true(invitation, seal_key) and is_known and now < invitation.expires_at):
         raise RefusedError(NO_INVITATION)
 
 

@@ -41,7 +41,8 @@ def check_renewal(
     is_newest = serial == issued.serial
     is_repeated = serial == issued.renews and key_sha256 == issued.key_sha256
     if not is_newest and not is_repeated:
-        raise RefusedError(f"{name} has a newer certificate than this one, which is not renewed again")
+        what = f"{name} has a newer certificate than this one, which is not renewed again"
+        raise RefusedError(f"{what}: `headway invite {name} --again` gives its machine another one")
     if now >= datetime.fromtimestamp(issued.expires_at, UTC):
         raise RefusedError(f"the certificate of {name} has expired: invite it again")
     return issued

@@ -31,6 +31,7 @@ from headway.daemon.joining.invitation import (
     check_names,
     check_secret,
     checked,
+    is_true,
     sealed,
 )
 from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, JoinAnswer
@@ -159,7 +160,8 @@ class Signer:
         ]
         try:
             await self._etcd.transaction(
-                unchanged, [Delete(Keys.invitation(name)), Put(Keys.issued(name), encode(record))]
+                unchanged,
+                [Delete(Keys.invitation(name)), Put(Keys.issued(name), encode(sealed(record, self._seal_key)))],
             )
         except ConflictError as error:
             raise RefusedError(NO_INVITATION) from error
@@ -177,6 +179,7 @@ class Signer:
         serial, name = self._shown(shown)
         key, names = read_signing_request(request)
         issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        issued = issued if issued is not None and is_true(issued, self._seal_key) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
         digest = _digest(key)
         issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now)
@@ -195,7 +198,7 @@ class Signer:
         )
         unchanged = [Compare.unchanged(Keys.issued(name), issued_at), Compare.absent(Keys.revoked(name))]
         try:
-            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(record))])
+            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(sealed(record, self._seal_key)))])
         except ConflictError as error:
             raise RefusedError("something changed meanwhile: ask again") from error
         log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)

@@ -5,6 +5,7 @@ before leaves the old pair, and the new key: the next attempt asks with the same
 """
 
 import asyncio
+import os
 import random
 import shutil
 import time
@@ -29,7 +30,7 @@ from headway.daemon.rpc.certificates import key_pem, make_private_directory, nam
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
-from headway.stages.errors import PeerError
+from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.renewable_identity import NEWEST
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE, is_borne
@@ -121,20 +122,24 @@ class Renewals:
         random.shuffle(signers)
         client = NodeClient(self._identity)  # an open connection shows the certificate with which it was opened
         try:
-            for signer in signers[:-1]:
-                with suppress(PeerError):
+            for signer in signers:
+                try:
                     return await client.renew(NodeEndpoint(signer.name, signer.address), request)
-            return await client.renew(NodeEndpoint(signers[-1].name, signers[-1].address), request)
+                except UnavailableError:
+                    if signer is signers[-1]:
+                        raise
+            raise AssertionError("there are no signers")
         finally:
             await client.close()
 
     def _next_key(self) -> ec.EllipticCurvePrivateKey:
-        """Return the key of an attempt before, or a new one, which the next attempt finds."""
+        """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds."""
         make_private_directory(self._folder)
         path = self._folder / NEXT_KEY
         with suppress(OSError, ValueError, TypeError):
-            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-            if isinstance(key, ec.EllipticCurvePrivateKey):
+            pem = path.read_bytes()
+            key = serialization.load_pem_private_key(pem, password=None)
+            if isinstance(key, ec.EllipticCurvePrivateKey) and pem != self._identity.now().key:
                 return key
         key = new_key()
         write_private(path, key_pem(key))
@@ -147,15 +152,24 @@ def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> 
     make_private_directory(place)
     write_private(place / CERTIFICATE_FILE, certificate)
     write_private(place / KEY_FILE, key)
+    for written in (place / CERTIFICATE_FILE, place / KEY_FILE, place):
+        _make_durable(written)  # a link to files that a power cut empties would leave the node without a certificate
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     fault_point("renewal.before_link", folder=str(folder))
     before = _newest(folder)
     link.replace(folder / NEWEST)
-    (folder / NEXT_KEY).unlink(missing_ok=True)
     for old in folder.iterdir():  # the pair before stays, because somebody may be reading it
         if old.is_dir() and not old.is_symlink() and old.name not in (name, before):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _make_durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def forget_renewed(folder: Path) -> None:

@@ -43,6 +43,8 @@ class IssuedRecord:
     """Digest of the public key; empty: it was issued by an earlier release."""
     renews: str = ""
     """Serial number of the certificate with which it was asked for; empty: an invitation was used."""
+    seal: str = ""
+    """HMAC-SHA-256 under a key of the authority: what it renews rests on this record, and every node writes to etcd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Put
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.joining.invitation import RefusedError
+from headway.daemon.joining.invitation import RefusedError, sealed
+from headway.daemon.joining.signer import SEAL_PURPOSE
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
@@ -111,6 +112,25 @@ async def test_who_may_not_renew_is_told_why(place: JoinPlace, client: EtcdClien
     assert "has expired: invite it again" in await refusal(late, request("late"))
 
 
+@pytest.mark.parametrize(
+    "forged", [{"role": "operator"}, {"name": "victim"}, {"hosts": ("victim",)}, {"valid_s": 1e8}, {"serial": "7"}]
+)
+async def test_a_node_that_rewrites_what_was_issued_gets_nothing(
+    place: JoinPlace, client: EtcdClient, forged: dict[str, object]
+) -> None:
+    """Every node writes to etcd; the authority believes only what it has sealed, and the node is not harmed by others."""
+    first = await joined(place)
+    entry = await client.get(Keys.issued("n"))
+    assert entry is not None
+    true = decode(entry.value, IssuedRecord)
+    await client.put(Keys.issued("n"), encode(replace(true, **forged)))  # type: ignore[arg-type]
+    for name in ("n", "victim"):
+        with pytest.raises(RefusedError, match="came by no invitation"):
+            await place.signer.renew(first, request(name))
+    await client.put(Keys.issued("n"), entry.value)
+    assert await place.signer.renew(first, request())
+
+
 @pytest.mark.timeout(240)
 async def test_certificates_end_while_a_job_trains_and_nobody_notices(tmp_path: Path, oracle: Oracle) -> None:
     """A node's certificates last ten seconds. After some of them another node's worker dies and dials the long-lived
@@ -160,7 +180,8 @@ async def shorten(cluster: LocalCluster, session: ClusterSession, name: str) -> 
         expires_at=certificate.not_valid_after_utc.timestamp(),
         valid_s=VALID_S,
     )
-    await session.client.put(Keys.issued(name), encode(record))
+    seal_key = CertificateAuthority.kept_in(cluster.state_dir / "authority").derived_key(SEAL_PURPOSE)
+    await session.client.put(Keys.issued(name), encode(sealed(record, seal_key)))
     await until_issued(session, name, after=record.expires_at - VALID_S / 2)
 
 
