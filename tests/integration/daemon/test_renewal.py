@@ -118,7 +118,7 @@ async def test_who_may_not_renew_is_told_why(place: JoinPlace, client: EtcdClien
 async def test_a_node_that_rewrites_what_was_issued_gets_nothing(
     place: JoinPlace, client: EtcdClient, forged: dict[str, object]
 ) -> None:
-    """Every node writes to etcd; the authority believes only what it has sealed, and the node is not harmed by others."""
+    """Every node writes to etcd, and the authority believes only what it has sealed."""
     first = await joined(place)
     entry = await client.get(Keys.issued("n"))
     assert entry is not None
