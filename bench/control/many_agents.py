@@ -203,7 +203,7 @@ async def measure(size: int, options: argparse.Namespace) -> dict[str, float]:
 
 async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, found: dict[str, float]) -> None:
     cluster.names(size)
-    client = cluster._authority.issue("client")  # noqa: SLF001
+    client = cluster._authority.issue("client")
     identity = TlsIdentity.read(client)
     assert identity is not None
     address = ClusterAddress(etcd=(cluster.etcd.endpoint,), certificates=client, state_dir=cluster.folder)

@@ -1,8 +1,8 @@
 """A process with many daemons' memberships: real records, leases, watches, streams between daemons; fake workers.
 
 What a daemon measures of its network (ways, ports) is answered at once: a thousand daemons on one machine would
-measure that machine. The daemons start at the first line on stdin, and end with stdin. Prints its figures once a second,
-each time as one line of JSON.
+measure that machine. The daemons start at the first line on stdin, and end with stdin. Prints its figures once a
+second, each time as one line of JSON.
 """
 
 import argparse
@@ -17,8 +17,6 @@ from asyncio import events
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-from rigs.fake_workers import FakeSupervisor
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import StoreUnreachableError
@@ -44,6 +42,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
+from rigs.fake_workers import FakeSupervisor
 
 TELL_EVERY_S = 1.0
 RESTART_S = 1.0
@@ -80,7 +79,7 @@ class Counts:
 
     def watch_callbacks(self) -> None:
         """Note the longest callback of the event loop from now on, by the wall and by this thread's own work."""
-        run = events.Handle._run  # noqa: SLF001
+        run = events.Handle._run
 
         def timed(handle: Any) -> None:
             began, worked = time.perf_counter(), time.thread_time()
@@ -90,7 +89,7 @@ class Counts:
                 self.blocked_s, self.blocked_by = spent_s, repr(handle)[:200]
             self.blocked_cpu_s = max(self.blocked_cpu_s, time.thread_time() - worked)
 
-        events.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
+        events.Handle._run = timed  # type: ignore[method-assign]
 
 
 class CountedClient(EtcdClient):
@@ -260,7 +259,7 @@ async def _tell(nodes: list[FakeNode], counts: Counts) -> None:
             "blocked_cpu_ms": 1e3 * counts.blocked_cpu_s,
             "blocked_by": counts.blocked_by,
             "cpu_s": time.process_time(),
-            "num_files": len(os.listdir("/proc/self/fd")),
+            "num_files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
             "at": time.monotonic(),
         }
         print(json.dumps(told), flush=True)

@@ -24,8 +24,8 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.view.admission import why_refused
 from headway.daemon.reports.retired_jobs import sentence_on
+from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.retirement import retired_record
 

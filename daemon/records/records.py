@@ -94,8 +94,8 @@ class NodeRecord:
     worker_trouble: str = ""
     """Reason why a worker process does not start; empty: each has started."""
     generations: dict[str, int] = field(default_factory=dict)
-    """Highest generation seen: by name, of all jobs of that name; by `seen_key`, of one submission. Only those above the
-    generations in etcd's own records, so it is empty unless etcd's history went back.
+    """Highest generation seen: by name, of all jobs of that name; by `seen_key`, of one submission. Only those above
+    the generations in etcd's own records, so it is empty unless etcd's history went back.
     """
     started_at: float = 0.0
     workers: tuple[WorkerPort, ...] = ()

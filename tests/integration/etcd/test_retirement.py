@@ -52,7 +52,9 @@ async def submitted(client: EtcdClient, name: str, phase: Phase, *, since: float
 
 def retirement(cluster: ClusterWatch, client: EtcdClient, **settings: Any) -> JobRetirement:
     is_leading = settings.pop("is_leading", True)
-    return JobRetirement(client, cluster.view, is_leading=lambda: is_leading, **({"most": 1, "kept_days": 0} | settings))
+    return JobRetirement(
+        client, cluster.view, is_leading=lambda: is_leading, **({"most": 1, "kept_days": 0} | settings)
+    )
 
 
 async def view_of(client: EtcdClient) -> ClusterView:

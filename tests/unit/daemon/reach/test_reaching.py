@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.etcd.transaction import Put
 from headway.daemon.reach import reach_dial
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.reach.reaching import (
@@ -24,7 +25,6 @@ from headway.daemon.reach.reaching import (
     may_wait,
     targets_of,
 )
-from headway.daemon.etcd.transaction import Put
 from headway.daemon.records.format import decode
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import Device, NodeRecord, WorkerPort

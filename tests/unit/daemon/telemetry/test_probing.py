@@ -1,5 +1,7 @@
 """A node measures some peers, and records what is news."""
 
+from itertools import pairwise
+
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
@@ -50,16 +52,14 @@ def test_of_many_a_node_measures_those_of_its_plans_and_some() -> None:
 
 
 def test_every_link_of_a_long_pipeline_is_measured() -> None:
-    """A plan of 64 stages has 63 links, and each node measures sixteen of its 63 fellows: both ends measure each link."""
+    """Of the 63 links of 64 stages, each end measures each, although a node measures only sixteen of its fellows."""
     view = cluster(100)
     names = [f"n{index}" for index in range(64)]
-    stages = tuple(
-        StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names
-    )
+    stages = tuple(StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names)
     plan = PlanRecord(generation=1, timeline=1, stages=stages)
     view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
     measured = {name: {peer.name for peer in peers_of(view, name)} for name in names}
-    links = list(zip(names, names[1:], strict=False))
+    links = list(pairwise(names))
     assert [link for link in links if link[1] not in measured[link[0]]] == []
     assert [link for link in links if link[0] not in measured[link[1]]] == []
 

@@ -74,8 +74,6 @@ def test_any_single_lost_event_that_matters_is_found_out(
     truth, last = after(0), len(events)
     verified = min(verified, lost)
     held = after(lost + 1)
-    found = Changes(
-        last, {key: revision for key, revision in truth.items() if revision > verified}, len(truth), 1, 2
-    )
+    found = Changes(last, {key: revision for key, revision in truth.items() if revision > verified}, len(truth), 1, 2)
     why = why_wrong(Verified(verified, verified), HistoryMark(last, 1, 2), found, held=held)
     assert bool(why) is (held != truth)
