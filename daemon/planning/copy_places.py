@@ -44,7 +44,7 @@ def copy_places(
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
-        siblings = {node.name for node in living}
+        siblings = {node.name for node in living if node is not own}
         neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
         candidates = [node for node in possible if node is not own]
         holders = [own] if own is not None else []
