@@ -5,8 +5,9 @@ from typing import Final
 
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
+from headway.daemon.costs.device_order import natural
 from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.records import Phase, PlanRecord, StagePlan
+from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, StagePlan
 from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
@@ -44,7 +45,7 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     places = view.derived.of(
         f"places for copies of {job.name}",
         (spec, coming, view.num_node_changes),
-        lambda: copy_places(spec, coming, view.nodes, blocked=view.blocked),
+        lambda: copy_places(spec, coming, _in_natural_order(view), blocked=view.blocked),
     )
     for stage_index, (workers, names) in enumerate(zip(coming.replicas, places, strict=True)):
         is_named = node.name in names
@@ -54,6 +55,15 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         if step is not None:
             yield step
     yield from _spacing(job, plan, newer, node)
+
+
+def _in_natural_order(view: ClusterView) -> dict[str, NodeRecord]:
+    """Return the nodes as they are searched for places, sorted once for all jobs."""
+    return view.derived.of(
+        "nodes in natural order",
+        (view.num_node_changes,),
+        lambda: {name: view.nodes[name] for name in sorted(view.nodes, key=natural)},
+    )
 
 
 def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:

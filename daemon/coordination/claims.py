@@ -69,7 +69,7 @@ class Claims:
         """Return how a job stands in the queue. ahead: the waiting jobs that are served before it, in order."""
         name, own = situation.job.name, self.claimants.get(situation.job.name)
         usable = own.usable if own is not None else NOTHING
-        rivals = (other for other in ahead if other in self.claimants and self.claimants[other].usable & usable)
+        rivals = (other for other in ahead if other in self.claimants and not self.claimants[other].usable.isdisjoint(usable))
         return Standing(
             gives_way_to=self.claimed_from(name),
             left_alone_until=left_alone_until(situation) if self.claimants else 0.0,
@@ -87,7 +87,11 @@ class Claims:
         if claimant is None or claimant.is_waiting:
             return ()
         return tuple(
-            sorted(other for other, claimed in self.by_job.items() if other != job and claimed & claimant.holds)
+            sorted(
+                other
+                for other, claimed in self.by_job.items()
+                if other != job and not claimed.isdisjoint(claimant.holds)
+            )
         )
 
     def in_the_way(self, job: str) -> tuple[str, ...]:
@@ -97,7 +101,7 @@ class Claims:
             return ()
         wanted = self.by_job.get(job, NOTHING) or own.usable
         others = (other for other in self.claimants.values() if other.job != job)
-        return tuple(sorted(other.job for other in others if other.holds & wanted))
+        return tuple(sorted(other.job for other in others if not other.holds.isdisjoint(wanted)))
 
 
 def is_contended(situations: Sequence[JobSituation]) -> bool:
@@ -239,7 +243,7 @@ class _Settling:
     def _plan(self, situation: JobSituation, purpose: Purpose, busy: frozenset[DeviceKey]) -> Outcome:
         """Return a plan that already exists. Raises PlanMissingError."""
         plans = situation.plans
-        return plans.look_up(purpose, plans.nodes.values(), previous=situation.job.plan, busy=busy)
+        return plans.look_up(purpose, plans.present, previous=situation.job.plan, busy=busy)
 
     def _is_worth_it(self, situation: JobSituation, plan: ClusterPlan) -> bool:
         """Return whether a running job would move to a plan with more devices."""
@@ -271,8 +275,7 @@ class _Settling:
         left_out = {*plans.on_probation, *plans.unsettled}
         unrest = self._view.unrest
         self._lasts_until(unrest.settled_at, *plans.on_probation.values(), *map(unrest.steady_at, plans.unsettled))
-        found = usable_devices(spec, plans.nodes.values(), quarantined=plans.quarantined, busy=self._not_dealt)
-        possible = frozenset(found)
+        possible = usable_devices(spec, plans.present, quarantined=plans.quarantined, busy=self._not_dealt)
         own = held & possible
         usable = own | {device for device in possible if device[0] not in left_out} if left_out else possible
         most = sum(placement.replicas) or min(len(spec.layers), train.microbatches) * train.reduction_groups

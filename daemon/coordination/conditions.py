@@ -99,7 +99,7 @@ def next_device_without_worker(situation: JobSituation) -> bool:
 def all_next_workers_ready(situation: JobSituation) -> bool:
     """Each worker has also reached all its neighbours."""
     health = situation.next
-    return health.plan is not None and not health.unready(WorkerState.READY) and not unproven(health)
+    return health.plan is not None and not health.unready_workers(WorkerState.READY) and not unproven(health)
 
 
 def stalled_between_nodes_that_cannot_connect(situation: JobSituation) -> bool:
@@ -162,7 +162,7 @@ def node_draining(situation: JobSituation) -> bool:
     return (
         bool(situation.current.draining)
         and situation.now >= situation.deadlines.change
-        and not situation.current.unready(WorkerState.RUNNING)
+        and not situation.current.unready_workers(WorkerState.RUNNING)
         and isinstance(situation.plans.best, ClusterPlan)
     )
 
@@ -173,7 +173,7 @@ def some_devices_owed_to_others(situation: JobSituation) -> bool:
         bool(situation.standing.gives_way_to)
         and situation.now >= situation.deadlines.change
         and situation.job.plan is not None
-        and not situation.current.unready(WorkerState.RUNNING)
+        and not situation.current.unready_workers(WorkerState.RUNNING)
         and isinstance(situation.plans.best, ClusterPlan)
     )
 
@@ -209,7 +209,7 @@ def _may_change(situation: JobSituation) -> bool:
     plan = situation.job.plan
     if plan is None or situation.now < max(situation.view.unrest.settled_at, situation.deadlines.better_plan):
         return False
-    return not situation.current.unready(WorkerState.RUNNING)
+    return not situation.current.unready_workers(WorkerState.RUNNING)
 
 
 # --- Stopping -------------------------------------------------------------------------------------------------------

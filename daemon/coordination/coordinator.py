@@ -330,6 +330,7 @@ class _Turn:
         self._earlier, self._claims = earlier, claims
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
+        self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())
         self._ahead: list[str] = []
         self._is_as_seen = True
         """False once a job took devices or failed, which the jobs after it see and no version number shows."""
@@ -337,9 +338,10 @@ class _Turn:
     def judged(self, situation: JobSituation, common: Basis) -> Judged:
         """Decide about the next job."""
         job, now = situation.job, situation.now
-        # A job that trains reads only its own records of jobs, and so outlasts changes of others.
-        read = (common[:2], common[2] if job.phase.phase is not RUNNING else situation.plan_source.version_of(job.name))
-        basis = self._earlier.basis(job, read, *self._ahead)
+        # A job that trains reads of jobs only its own records. Others name, in a sentence, those that have devices.
+        others = self._others if job.phase.phase is not RUNNING else ()
+        version = situation.plan_source.version_of(job.name)
+        basis = self._earlier.basis(job, common[:2], version, others, *self._ahead)
         found = self._earlier.judged(job, basis, now=now) if self._is_as_seen else None
         if found is None:
             found = self._judged_anew(situation)

@@ -11,7 +11,7 @@ from typing import Final
 
 from headway.daemon.coordination.claims import Claims
 from headway.daemon.coordination.commands import Command
-from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.plan_cache import PlanRequest
 from headway.daemon.view.cluster_view import JobView
@@ -71,7 +71,7 @@ class Earlier:
 
     def basis(self, job: JobView, *others: object) -> Basis:
         """Return what a judgement about a job rests on, beside `others`."""
-        return (self._num_claims, job.num_changes, _Same(job.progress), *others)
+        return (self._num_claims, job.num_changes, Same(job.progress), *others)
 
     def judged(self, job: JobView, basis: Basis, *, now: float) -> Judged | None:
         """Return the earlier judgement about a job, if it holds."""
@@ -93,15 +93,3 @@ class Earlier:
         self._wake_at = wake_at if wake_at is not None else float("inf")
         for name in self._judged.keys() - set(names):
             del self._judged[name]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A record that is equal to itself alone, so that comparing it costs nothing."""
-
-    record: ProgressRecord | None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.record is other.record
-
-    __hash__ = object.__hash__

@@ -8,8 +8,8 @@ from headway.daemon.situation.plan_health import PlanHealth
 
 def blocked_links(health: PlanHealth) -> BlockedWays:
     """Return the ways between neighbours of a plan on which one does not reach the other."""
-    pairs = linked_pairs(health.stages, trains_tie=health.job.trains_tie)
-    return health.view.blocked and health.view.blocked.between(pairs)
+    blocked = health.view.blocked
+    return blocked and blocked.between(linked_pairs(health.stages, trains_tie=health.job.trains_tie))
 
 
 def unproven(health: PlanHealth) -> tuple[tuple[int, int], ...]:

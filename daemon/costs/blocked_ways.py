@@ -58,6 +58,8 @@ class BlockedWays:
 
     def among(self, nodes: Iterable[str]) -> "BlockedWays":
         """Return the ways with both ends among some nodes."""
+        if not self.ways:
+            return self
         names = frozenset(nodes)
         return BlockedWays(tuple(way for way in self.ways if way.source in names and way.target in names))
 

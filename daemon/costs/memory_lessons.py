@@ -113,6 +113,8 @@ def after_shortage(
 
 def still_of_use(shortages: Iterable[DeviceShortage], present: Iterable[tuple[str, str]]) -> tuple[DeviceShortage, ...]:
     """Return the shortages on present (node, incarnation), and of each model the largest demand, wherever it was."""
+    if not (shortages := tuple(shortages)):
+        return ()
     there, kept = frozenset(present), []
     largest: dict[Model, DeviceShortage] = {}
     for each in sorted(shortages, key=lambda each: -each.demand):

@@ -10,6 +10,7 @@ is as slow with the head.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from statistics import median
 
 from headway.daemon.costs.layer_costs import LayerCost, microbatch_seconds, shareable_part, update_seconds
@@ -38,7 +39,7 @@ class Profiles:
             layers=tuple(sorted((device, tuple(sorted(kinds.items(), key=_key))) for device, kinds in layers.items()))
             if layers
             else (),
-            links=tuple(sorted(links.items(), key=_key)) if links else (),
+            links=tuple(sorted(links.items(), key=itemgetter(0))) if links else (),
         )
 
     @cached_property

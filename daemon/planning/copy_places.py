@@ -45,7 +45,7 @@ def copy_places(
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
-        siblings = {node.name for node in living}
+        siblings = {node.name for node in living if node is not own}
         neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
         # Of equal nodes the next one after the stage's own, so that the copies of many jobs do not meet on one node.
         start = at.get(own.name, -1) + 1 if own is not None else 0

@@ -23,7 +23,12 @@ class Linked:
 
 def linked(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> Linked:
     """Return the links of a worker. trains_tie: whether the first and the last stage train one matrix."""
-    replicas = replicas_of(stages)
+    return _linked(stages, replicas_of(stages), position, trains_tie=trains_tie)
+
+
+def _linked(
+    stages: Sequence[StagePlan], replicas: Sequence[Sequence[int]], position: int, *, trains_tie: bool
+) -> Linked:
     stage = next(index for index, workers in enumerate(replicas) if position in workers)
 
     def of_stage(index: int) -> tuple[int, ...]:
@@ -39,16 +44,20 @@ def linked(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> L
 
 def neighbours(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> tuple[int, ...]:
     """Return all workers that have a link with a worker, by position."""
-    found = linked(stages, position, trains_tie=trains_tie)
+    return _neighbours(linked(stages, position, trains_tie=trains_tie))
+
+
+def _neighbours(found: Linked) -> tuple[int, ...]:
     return tuple(sorted({*found.upstream, *found.downstream, *found.siblings, *found.tied}))
 
 
 def linked_pairs(stages: Sequence[StagePlan], *, trains_tie: bool) -> frozenset[Pair]:
     """Return the pairs of nodes between which a plan has links."""
+    replicas = replicas_of(stages)
     return frozenset(
         pair_of(stages[position].node, stages[other].node)
         for position in range(len(stages))
-        for other in neighbours(stages, position, trains_tie=trains_tie)
+        for other in _neighbours(_linked(stages, replicas, position, trains_tie=trains_tie))
     )
 
 

@@ -4,7 +4,7 @@ A plan takes seconds on many devices, and the cluster changes meanwhile. When an
 compared with the present one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypedDict, Unpack
@@ -19,6 +19,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
+from headway.daemon.records.identity import Same
 from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, StagePlan
 
 MAX_TROUBLE: Final = 200
@@ -71,97 +72,115 @@ def ask(
     """Return the question for the best plan of a job; arguments as for `make_plan`."""
     quarantined, previous = conditions.get("quarantined", frozenset()), conditions.get("previous")
     busy, held = conditions.get("busy", frozenset()), conditions.get("held") or {}
-    memory, nodes = conditions.get("memory", NOTHING_LEARNED), tuple(nodes)
-    wanted = sorted((node for node in nodes if _is_wanted(spec, node)), key=lambda node: natural(node.name))
-    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes if node.stays_out]
-    out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
-    out += [told for node in wanted for told in _no_kernel(spec, node)]
-    out += [no_worker(node, node.down_devices) for node in wanted if node.down_devices and node.name not in quarantined]
+    offer = _offered_to(spec, nodes, quarantined, memory=conditions.get("memory", NOTHING_LEARNED))
     return PlanQuestion(
         spec=spec,
-        slots=tuple(_slots(_One(node), memory)[at] for node, at in _usable(spec, wanted, quarantined, busy)),
+        slots=tuple(slot for key, slot in offer.slots if key not in busy) if busy else offer.all_slots,
         previous=previous.stages if previous else (),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
         links=conditions.get("links") or LinkAssumptions(),
         holdings=tuple(sorted((node, tuple(sorted(layers))) for node, layers in held.items())),
         profiles=profiles or Profiles(),
-        blocked=conditions.get("blocked", NOTHING_BLOCKED).among(
-            node.name for node in wanted if node.name not in quarantined
-        ),
-        left_out=tuple(out),
+        blocked=conditions.get("blocked", NOTHING_BLOCKED).among(offer.names),
+        left_out=offer.left_out,
     )
 
 
 def usable_devices(
     spec: JobSpec, nodes: Iterable[NodeRecord], *, quarantined: Set[str], busy: Set[DeviceKey]
-) -> Iterator[DeviceKey]:
-    """Yield the devices that a plan for the job may use, as `ask` puts them into its slots, in any order."""
-    wanted = [node for node in nodes if _is_wanted(spec, node)]
-    return ((node.name, node.devices[at].index) for node, at in _usable(spec, wanted, quarantined, busy))
+) -> frozenset[DeviceKey]:
+    """Return the devices that a plan for the job may use, as `ask` puts them into its slots."""
+    return _offered_to(spec, nodes, quarantined).devices - busy
 
 
-def _usable(
-    spec: JobSpec, wanted: Iterable[NodeRecord], quarantined: Set[str], busy: Set[DeviceKey]
-) -> Iterator[tuple[NodeRecord, int]]:
-    """Yield nodes with the positions of their usable devices."""
-    for node in wanted:
-        if node.name in quarantined:
-            continue
-        for position, device in enumerate(node.devices):
-            is_free = (node.name, device.index) not in busy and device.index not in node.down_devices
-            if is_free and not _lacks_kernel(spec, device):
-                yield node, position
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """What nodes offer to every job that wants the same of them, while no device is busy."""
+
+    names: frozenset[str]
+    """The nodes that a plan may use."""
+    slots: tuple[tuple[DeviceKey, DeviceSlot], ...]
+    """Their devices."""
+    all_slots: tuple[DeviceSlot, ...]
+    devices: frozenset[DeviceKey]
+    left_out: tuple[str, ...]
+    """As in PlanQuestion."""
 
 
-class _One:
-    """A node's record as a key: the same object is equal to itself, and to no other."""
+def _offered_to(
+    spec: JobSpec, nodes: Iterable[NodeRecord], quarantined: Set[str], *, memory: MemoryLessons = NOTHING_LEARNED
+) -> _Offer:
+    """Return what nodes offer to a job. It is computed once for the same tuple of nodes, and for all jobs of a kind."""
+    # `auto` is not decided yet, and fits every device.
+    computes = spec if spec.train.attention_backend != "auto" else None
+    return _offer(Same(tuple(nodes)), spec.placement.sites, computes, frozenset(quarantined), memory)
 
-    __slots__ = ("node",)
 
-    def __init__(self, node: NodeRecord) -> None:
-        self.node = node
-
-    def __hash__(self) -> int:
-        return id(self.node)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _One) and self.node is other.node
+@lru_cache(maxsize=128)
+def _offer(
+    nodes: Same[tuple[NodeRecord, ...]],
+    sites: tuple[str, ...],
+    computes: JobSpec | None,
+    quarantined: frozenset[str],
+    memory: MemoryLessons,
+) -> _Offer:
+    """computes: the job whose attention the devices must be able to compute; None: any device can."""
+    wanted = sorted((node for node in nodes.value if _is_wanted(sites, node)), key=lambda node: natural(node.name))
+    free = [node for node in wanted if node.name not in quarantined]
+    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes.value if node.stays_out]
+    out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
+    out += [told for node in wanted for told in _no_kernel(computes, node)]
+    out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
+    slots = tuple(
+        ((node.name, device.index), slot)
+        for node in free
+        for device, slot in zip(node.devices, _slots(Same(node), memory), strict=True)
+        if device.index not in node.down_devices and not _lacks_kernel(computes, device)
+    )
+    return _Offer(
+        names=frozenset(node.name for node in free),
+        slots=slots,
+        all_slots=tuple(slot for _, slot in slots),
+        devices=frozenset(key for key, _ in slots),
+        left_out=tuple(out),
+    )
 
 
 @lru_cache(maxsize=1 << 15)
-def _slots(one: _One, memory: MemoryLessons) -> tuple[DeviceSlot, ...]:
+def _slots(node: Same[NodeRecord], memory: MemoryLessons) -> tuple[DeviceSlot, ...]:
     """Return a node's devices as slots. Every question of every job would make them anew."""
-    return tuple(DeviceSlot.of(one.node, position, memory) for position in range(len(one.node.devices)))
+    return tuple(DeviceSlot.of(node.value, position, memory) for position in range(len(node.value.devices)))
 
 
-def _is_wanted(spec: JobSpec, node: NodeRecord) -> bool:
+def _is_wanted(sites: tuple[str, ...], node: NodeRecord) -> bool:
     return (
         not node.is_draining
         and not node.stays_out
         and node.protocol == PROTOCOL_VERSION
-        and (not spec.placement.sites or node.site in spec.placement.sites)
+        and (not sites or node.site in sites)
     )
 
 
-def _lacks_kernel(spec: JobSpec, device: Device) -> str:
-    """Return why a device cannot compute the job's attention; empty: it can. `auto` is not decided yet, and fits."""
-    kernel = spec.train.attention_backend
-    return "" if kernel == "auto" else lacks_kernel(kernel, spec, (device,))[0]
+def _lacks_kernel(job: JobSpec | None, device: Device) -> str:
+    """Return why a device cannot compute a job's attention; empty: it can."""
+    return "" if job is None else lacks_kernel(job.train.attention_backend, job, (device,))[0]
 
 
-def _no_kernel(spec: JobSpec, node: NodeRecord) -> list[str]:
-    """Return a sentence for each reason why devices of a node cannot compute the job's attention."""
-    if spec.train.attention_backend == "auto":
+def _no_kernel(job: JobSpec | None, node: NodeRecord) -> list[str]:
+    """Return a sentence for each reason why devices of a node cannot compute a job's attention."""
+    if job is None:
         return []
-    reasons = sorted(set(filter(None, (_lacks_kernel(spec, device) for device in node.devices))))
-    return [f'node {node.name} has no attention_backend = "{spec.train.attention_backend}": {why}' for why in reasons]
+    reasons = sorted(set(filter(None, (_lacks_kernel(job, device) for device in node.devices))))
+    return [f'node {node.name} has no attention_backend = "{job.train.attention_backend}": {why}' for why in reasons]
 
 
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
     """Return whether two questions have one job and the same devices: only times and files may differ."""
     is_same = (_situation(one), one.blocked) == (_situation(other), other.blocked)
-    return is_same and set(map(_unmeasured, one.slots)) == set(map(_unmeasured, other.slots))
+    if not is_same or one.slots == other.slots:
+        return is_same
+    return set(map(_unmeasured, one.slots)) == set(map(_unmeasured, other.slots))
 
 
 def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 from typing import Final
 
 from headway.daemon.costs.layer_costs import layer_costs
@@ -19,7 +21,8 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.measurements import DeviceSpeed, LinkProbe, ProfileRecord
+from headway.daemon.records.identity import Same
+from headway.daemon.records.measurements import DeviceSpeed, LinkProbe, ProbeRecord, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
@@ -37,21 +40,28 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
         for device, profile in job.profiles.items()
         if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
     }
-    ways = view.derived.of(
-        "links", (*view.nodes.values(), *view.probes.values()), lambda: Profiles.of(links=_links(view))
+    processes = view.derived.lasting(
+        "processes", view.nodes.values(), lambda: {name: node.incarnation for name, node in view.nodes.items()}
     )
-    return replace(Profiles.of(layers), links=ways.links)
+    links = view.derived.of(
+        "links",
+        (processes, *view.probes.values()),
+        lambda: tuple(
+            way for name in sorted(view.probes) for way in _ways_of(name, Same(view.probes[name]), Same(processes))
+        ),
+    )
+    return replace(Profiles.of(layers), links=links)
 
 
-def _links(view: ClusterView) -> dict[tuple[str, str], LinkProbe]:
-    """Return the measured ways between present nodes."""
-    return {
-        (name, peer): probe
-        for name, record in view.probes.items()
-        if name in view.nodes and view.nodes[name].incarnation == record.incarnation
-        for peer, probe in record.peers.items()
-        if peer in view.nodes
-    }
+@lru_cache(maxsize=1 << 13)
+def _ways_of(
+    name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]
+) -> tuple[tuple[tuple[str, str], LinkProbe], ...]:
+    """Return a node's measured ways to present nodes, sorted. processes: the present incarnation of each node."""
+    if processes.value.get(name) != record.value.incarnation:
+        return ()
+    ways = sorted(record.value.peers.items(), key=itemgetter(0))
+    return tuple(((name, peer), probe) for peer, probe in ways if peer in processes.value)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -70,16 +80,30 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
                 float32=max(device.speed, best.float32), bfloat16=max(device.bfloat16_speed, best.bfloat16)
             )
     return {
-        name: replace(
-            node,
-            devices=tuple(
-                replace(device, speed=like.float32, bfloat16_speed=like.bfloat16) if device.model else device
-                for device in node.devices
-                for like in [fastest[device.kind, device.model]]
-            ),
+        name: _with_speeds(
+            Same(node),
+            tuple(fastest[device.kind, device.model] if device.model else None for device in node.devices),
         )
         for name, node in found.items()
     }
+
+
+@lru_cache(maxsize=1 << 13)
+def _with_speeds(node: Same[NodeRecord], speeds: tuple[DeviceSpeed | None, ...]) -> NodeRecord:
+    """Return a node whose devices have other speeds. None: the device keeps its own."""
+    if not any(speeds):
+        return node.value
+    devices = (
+        replace(device, speed=speed.float32, bfloat16_speed=speed.bfloat16) if speed is not None else device
+        for device, speed in zip(node.value.devices, speeds, strict=True)
+    )
+    return replace(node.value, devices=tuple(devices))
+
+
+@lru_cache(maxsize=1 << 13)
+def as_planned(node: Same[NodeRecord]) -> NodeRecord:
+    """Return a node without what plans do not read, and what changes often."""
+    return replace(node.value, generations={}, ailments={}, started_at=0.0)
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:

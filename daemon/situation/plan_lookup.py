@@ -1,6 +1,6 @@
 """Looks up the plans for one decision about one job, from nodes, measured times and quarantine. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
@@ -10,9 +10,10 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
+from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase
 from headway.daemon.situation.memory import lessons
-from headway.daemon.situation.outlook import as_fast_as_their_like, measured, on_probation, outlook
+from headway.daemon.situation.outlook import as_fast_as_their_like, as_planned, measured, on_probation, outlook
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
 from headway.daemon.view.quarantine import charged_by, left_out
 
@@ -32,10 +33,10 @@ class PlanLookup:
     def best(self) -> Outcome:
         """Return the best plan on devices that no other job has, without flapping nodes if possible."""
         flapping, unsettled = self.on_probation, self.unsettled
-        nodes = {name: node for name, node in self.nodes.items() if name not in unsettled}
-        steady = self._plan_on(Purpose.BEST, (node for name, node in nodes.items() if name not in flapping))
+        nodes = self._without(unsettled)
+        steady = self._plan_on(Purpose.BEST, self._without(unsettled | flapping.keys()))
         if flapping and isinstance(steady, PlanRefused):
-            return self._plan_on(Purpose.WITH_FLAPPING_NODES, nodes.values())
+            return self._plan_on(Purpose.WITH_FLAPPING_NODES, nodes)
         return steady
 
     @cached_property
@@ -44,7 +45,7 @@ class PlanLookup:
 
         If only draining nodes are left, the job resumes on them, so that it can be saved from there.
         """
-        nodes, situation = self.nodes.values(), self._situation
+        nodes, situation = self.present, self._situation
         is_again = situation.job.phase.phase is Phase.RECOVERING
         suspects = [loss.stage for loss in situation.lost.found if loss.is_late or (is_again and loss.death.fault)]
         without = frozenset((stage.node, stage.device_index) for stage in suspects)
@@ -62,7 +63,7 @@ class PlanLookup:
         """Return the best plan if every device were free: whether the job could run at all now."""
         return self.look_up(
             Purpose.ON_EVERYTHING,
-            self.nodes.values(),
+            self.present,
             previous=None,
             busy=frozenset(),
             held=None,
@@ -128,7 +129,19 @@ class PlanLookup:
         """Return all present nodes by name, as plans see them."""
         view = self._situation.view
         present = view.nodes.values()
-        return view.derived.of("nodes of plans", present, lambda: as_fast_as_their_like(present))
+        return view.derived.lasting(
+            "nodes of plans", present, lambda: as_fast_as_their_like(as_planned(Same(node)) for node in present)
+        )
+
+    @property
+    def present(self) -> tuple[NodeRecord, ...]:
+        """Return these nodes in a row: the same object, as long as they are the same."""
+        nodes = self.nodes
+        return self._situation.view.derived.of("row of nodes", (nodes,), lambda: tuple(nodes.values()))
+
+    def _without(self, names: Set[str]) -> tuple[NodeRecord, ...]:
+        """Return the present nodes but for some."""
+        return tuple(node for node in self.present if node.name not in names) if names else self.present
 
     @cached_property
     def profiles(self) -> Profiles:

@@ -12,7 +12,6 @@ from headway.daemon.planning.plan_devices import is_moving
 from headway.daemon.records.records import DeviceKey, Phase, PlanRecord, WorkerState
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
-from headway.daemon.situation.generations_seen import GenerationsSeen
 from headway.daemon.situation.lost_workers import LostWorkers
 from headway.daemon.situation.memory import shortages_now
 from headway.daemon.situation.origin import Origin, find_origin
@@ -119,17 +118,12 @@ class JobSituation:
         """Return the next generation: above every one that any node has seen for a job of this name."""
         seen = [self.job.phase.generation, self.known_generation, self.view.retired_generation(self.job.name)]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        return max([*seen, self._generations.of_name(self.job.name)]) + 1
+        return max([*seen, self.view.generations.of_name(self.job.name)]) + 1
 
     @cached_property
     def known_generation(self) -> int:
         """Return the highest generation that a node has seen of this submission."""
-        return self._generations.of_submission(self.job.name, self.job.uid)
-
-    @property
-    def _generations(self) -> GenerationsSeen:
-        nodes = self.view.nodes.values()
-        return self.view.derived.of("generations", nodes, lambda: GenerationsSeen(nodes))
+        return self.view.generations.of_submission(self.job.name, self.job.uid)
 
     @property
     def recovery_allowed_at(self) -> float:

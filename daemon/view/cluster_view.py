@@ -44,6 +44,7 @@ from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.derived import Derived
+from headway.daemon.view.generations_seen import GenerationsSeen
 from headway.daemon.view.nested_records import fold_nested, set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
@@ -247,7 +248,9 @@ class ClusterView:
     num_changes: int = field(default=0, compare=False)
     """Number of changes of anything but one job's own records; which devices it has counts among the others."""
     num_node_changes: int = field(default=0, compare=False)
-    """Number of changes of nodes' records, and of whom they reach."""
+    """Number of changes of which nodes there are, where they are, and whom they reach."""
+    generations: GenerationsSeen = field(default_factory=GenerationsSeen, compare=False, repr=False)
+    """What the present nodes have seen."""
     derived: Derived = field(default_factory=Derived, compare=False, repr=False)
     """What follows from records of nodes alone, whichever job asks for it."""
 
@@ -333,6 +336,7 @@ class ClusterView:
         for records in (*folded, *notes):
             records.clear()
         self.leader = None
+        self.generations.clear()
         self.absent_since = dict.fromkeys(known, now)
         self.arrived_in = dict.fromkeys(known, 0)
         self._restored = known
@@ -412,9 +416,9 @@ class ClusterView:
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
-        if place.folder != "jobs":
+        if place.folder not in ("jobs", "nodes"):
             self.num_changes += 1
-        if place.folder in ("nodes", "reach", "revoked"):
+        if place.folder == "reach":
             self.num_node_changes += 1
         match place.folder:
             case "leader":
@@ -524,9 +528,14 @@ class ClusterView:
         if after is not None:
             self._restored.discard(name)
             note_storage(self.jobs.values(), before, after, now=now)
-        if _membership(before) != _membership(self.nodes.get(name)):
+        if _membership(before) != _membership(after):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
+        has_seen_more = self.generations.replace(before, after)
+        if has_seen_more or _without_generations(before) != _without_generations(after):
+            self.num_changes += 1
+        if _whereabouts(before) != _whereabouts(after):
+            self.num_node_changes += 1
 
     def _fold_job(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         name = place.name
@@ -610,6 +619,18 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
         node.arithmetic_class,
         node.protocol,
     )
+
+
+def _without_generations(node: NodeRecord | None) -> NodeRecord | None:
+    """Return a node's record without what it has seen: every plan of any job makes every node say more of that."""
+    return replace(node, generations={}) if node is not None else None
+
+
+def _whereabouts(node: NodeRecord | None) -> tuple[Any, ...] | None:
+    """Return the fields that decide where copies of a job's state are, and whether they count."""
+    if node is None:
+        return None
+    return node.incarnation, node.protocol, node.host, node.site, node.is_draining
 
 
 def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:

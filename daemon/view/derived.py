@@ -22,10 +22,21 @@ class Derived:
 
         The number of changes of something stands for all its records: the view replaces it with any of them.
         """
+        return self._found_of(name, records, compute, is_lasting=False)
+
+    def lasting(self, name: str, records: Iterable[object], compute: Callable[[], ValueT]) -> ValueT:
+        """As `of`, but an equal value stays the same object, so that what follows from it stays too."""
+        return self._found_of(name, records, compute, is_lasting=True)
+
+    def _found_of(
+        self, name: str, records: Iterable[object], compute: Callable[[], ValueT], *, is_lasting: bool
+    ) -> ValueT:
         now = tuple(records)
         seen, value = self._found.get(name, ((), None))
         if name not in self._found or len(seen) != len(now) or not all(map(is_, seen, now)):
-            value = compute()
+            before, value = value, compute()
+            if is_lasting and before == value:
+                value = before
             self._found[name] = (now, value)
         found: ValueT = value
         return found

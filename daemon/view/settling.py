@@ -4,7 +4,7 @@ Nodes often come in groups, so a job waits until no node has changed for a momen
 or an endless row of newcomers, must not keep it waiting: after a while it starts on the settled nodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,6 +42,8 @@ class Unrest:
         """Return when a node has settled, if it does not change again."""
         return self.changed_at.get(node, float("-inf")) + SETTLE_S
 
-    def unsettled(self, nodes: Iterable[str], *, now: float) -> frozenset[str]:
+    def unsettled(self, nodes: Container[str], *, now: float) -> frozenset[str]:
         """Return nodes that have changed a moment ago."""
-        return frozenset(name for name in nodes if self.steady_at(name) > now)
+        if now >= self.last_at + SETTLE_S:
+            return frozenset()
+        return frozenset(name for name in self.changed_at if name in nodes and self.steady_at(name) > now)

@@ -337,6 +337,12 @@ class SimulatedCluster(SimulatedInvariants):
                 break
         return decision.wake_at
 
+    def compare_decisions(self) -> None:
+        """Let the leader decide, and carry nothing out: the next decision rests on what it remembers of this one."""
+        if self.leader in self.nodes:
+            view = self.nodes[self.leader].view
+            self.planning.looked(lambda plans: self._decide_twice(view, plans), jobs=view.jobs, now=self.now)
+
     def _decide_twice(self, view: ClusterView, plans: Plans) -> Decision:
         """Decide with the memory of what this node has decided, and without one: the two must be equal."""
         decide_now = partial(

@@ -47,6 +47,10 @@ class SimulatedPlanning:
                 return decision
             self._answer(wanted[0])
 
+    def looked(self, decide: Callable[[Plans], Decision], *, jobs: Collection[str], now: float) -> None:
+        """Take a decision that computes no plan."""
+        self._cache.decided(decide(self._cache).missing, jobs=jobs, now=now)
+
     def _answer(self, request: PlanRequest) -> None:
         self._cache.answered(request, PlansAtOnce().find(request).outcome)
         self._under_way = None
