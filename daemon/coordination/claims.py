@@ -69,7 +69,8 @@ class Claims:
         """Return how a job stands in the queue. ahead: the waiting jobs that are served before it, in order."""
         name, own = situation.job.name, self.claimants.get(situation.job.name)
         usable = own.usable if own is not None else NOTHING
-        rivals = (other for other in ahead if other in self.claimants and not self.claimants[other].usable.isdisjoint(usable))
+        known = (other for other in ahead if other in self.claimants)
+        rivals = (other for other in known if not self.claimants[other].usable.isdisjoint(usable))
         return Standing(
             gives_way_to=self.claimed_from(name),
             left_alone_until=left_alone_until(situation) if self.claimants else 0.0,

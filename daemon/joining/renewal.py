@@ -1,4 +1,4 @@
-"""When a certificate is renewed, and for whom the authority does it. Pure.
+"""When a certificate is renewed, and for whom the authority does it.
 
 A certificate that came by an invitation is short-lived, and its holder asks for the next one with it, and with another
 key. The name and the role stay, and each certificate is renewed once. An answer may be lost after it was noted: then

@@ -9,8 +9,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.joining.renewals import forget_renewed
 from headway.daemon.node.config import NodeConfig
-from headway.daemon.node.renewals import forget_renewed
 from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in
 from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity

@@ -25,6 +25,7 @@ from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.join_port import JoinPort
+from headway.daemon.joining.renewals import Renewals
 from headway.daemon.joining.signer import Signer, open_authority
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
@@ -38,7 +39,6 @@ from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.preemption import leave_within_s
 from headway.daemon.node.preemption_watch import PreemptionWatch
 from headway.daemon.node.relays import read_relays
-from headway.daemon.node.renewals import Renewals
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord

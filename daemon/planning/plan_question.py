@@ -164,7 +164,8 @@ def _is_wanted(sites: tuple[str, ...], node: NodeRecord) -> bool:
 
 def _lacks_kernel(job: JobSpec | None, device: Device) -> str:
     """Return why a device cannot compute a job's attention; empty: it can."""
-    return "" if job is None else lacks_kernel(job.train.attention_backend, job, (device,))[0]
+    kernel = job.train.attention_backend if job is not None else "auto"
+    return "" if job is None or kernel == "auto" else lacks_kernel(kernel, job, (device,))[0]
 
 
 def _no_kernel(job: JobSpec | None, node: NodeRecord) -> list[str]:

@@ -1,4 +1,4 @@
-"""Compares a view with what etcd says has changed: etcd's watches have lost events in some releases. Pure."""
+"""Compares a view with what etcd says has changed: etcd's watches have lost events in some releases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from cryptography import x509
 
-from headway.daemon.node.renewals import keep_renewed
+from headway.daemon.joining.renewals import keep_renewed
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.credentials import dialling, serving
 from headway.stages.sockets.renewable_identity import RenewableIdentity

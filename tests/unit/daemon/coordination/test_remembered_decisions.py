@@ -6,6 +6,7 @@ The simulated cluster compares the two at each decision. Here measurements come 
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -110,9 +111,7 @@ class Reports:
     def speed(self, _: JobView | None) -> bool:
         """A device is measured anew."""
         node = self.cluster.nodes[self._node()]
-        devices = tuple(
-            replace(device, speed=self.chance.choice((0.5, 1.0, 4.0))) for device in node.record.devices
-        )
+        devices = tuple(replace(device, speed=self.chance.choice((0.5, 1.0, 4.0))) for device in node.record.devices)
         self.cluster.say(node.name, devices=devices)
         return True
 
@@ -202,10 +201,8 @@ def test_a_leader_that_remembers_decides_as_one_that_does_not(block: int) -> Non
         reports = Reports(cluster, chance)
         act: Callable[[], None]
         for _ in range(NUM_STEPS):
-            act = chance.choices(
-                (reports.one, cluster.random_step, lambda: cluster.calm(max_rounds=1), lambda: trouble(cluster, chance)),
-                (30, 30, 40, 1),
-            )[0]
+            calm, harm = partial(cluster.calm, max_rounds=1), partial(trouble, cluster, chance)
+            act = chance.choices((reports.one, cluster.random_step, calm, harm), (30, 30, 40, 1))[0]
             act()
             cluster.now += chance.choice(PAUSES_S[: chance.choice((4, 6, len(PAUSES_S)))])
             if cluster.leader in cluster.nodes:
