@@ -30,7 +30,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--behind-shared-port", action="store_true", help="listen at no port, but behind the node's")
     parser.add_argument("--own-port", nargs=2, metavar=("OUTER", "INNER"), help="the node's port, mapped by a router")
     parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
-    parser.add_argument("--renewals", type=Path, required=True, help="folder of renewed certificates")
+    parser.add_argument("--renewals", type=Path, help="folder of renewed certificates; none: they are never renewed")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--device-index", type=int)
     which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
@@ -105,7 +105,7 @@ def work(options: argparse.Namespace) -> None:
     inbox = WorkerInbox()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
-    identity = RenewableIdentity(options.certificates, options.renewals)
+    identity = RenewableIdentity(options.certificates, options.renewals or options.certificates / "renewals")
     if options.own_port:
         dial_within(*options.own_port)
     endpoint = LinkEndpoint(
