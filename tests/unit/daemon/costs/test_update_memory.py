@@ -8,16 +8,17 @@ import torch
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
+from headway.optim.matrix_batches import MOST_ELEMENTS
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, update_layers
 from tests.unit.optim.test_update_memory import NewMemory
 
-# Every matrix of a block is too large for a batch on a CPU, as each is on a card.
+# Every matrix of a block is too large for a batch of float32 on a CPU, as each is on a card.
 MODEL = ModelSpec(
-    hidden_size=768, intermediate_size=1024, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
-    vocab_size=1500,
+    hidden_size=256, intermediate_size=344, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+    vocab_size=500,
 )  # fmt: skip
 NARROW = GroupSpec(name="adamw", momentum_dtype="bfloat16")
 OPTIMS = {
@@ -48,8 +49,10 @@ def counted(spec: JobSpec, name: str) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIMS)
-def test_an_updates_memory_is_predicted(name: str, dtype: str) -> None:
+def test_an_updates_memory_is_predicted(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Embedding, block and head under each optimizer → within a tenth of what an update makes."""
+    # CPUs without products in bfloat16 take a minute for matrices that would be too large for a batch of it.
+    monkeypatch.setitem(MOST_ELEMENTS, torch.bfloat16, MOST_ELEMENTS[torch.float32])
     train = replace(TrainSpec(), dtype=dtype)  # type: ignore[arg-type]
     spec = JobSpec(job=JobSection(name="j"), model=MODEL, train=train, optim=OPTIMS[name])
     for cost in layer_costs(spec):
