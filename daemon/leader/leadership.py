@@ -52,6 +52,10 @@ STAND_BACK_S = 5.0
 STOOD_BACK_S = 300.0
 """…and the minimum interval between two such retreats, because perhaps no node has access."""
 MANIFEST_TIMEOUT_S = 60.0
+GATHER_S = 0.1
+"""Longest wait for changes that arrive in a row, before one decision about all of them."""
+GATHER_STEP_S = 0.002
+"""A wait in which no change arrives ends the row."""
 SLOW_DECISION_S = 0.05
 """A slower decision is logged, because a decision delays everything else in the daemon."""
 
@@ -188,8 +192,10 @@ class Leadership:
                 for key in [key for key, task in busy.items() if task.done()]:
                     busy.pop(key).result()  # a lost lease ends the lead here
                 runner.collect()
+                began_at = self._clock()
                 # Results come before the decision, so that a plan that has just finished is used in this round.
                 decision = self._decided(runner)
+                decided_s = self._clock() - began_at
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
                 for command in decision.commands:
@@ -203,6 +209,7 @@ class Leadership:
                 deadlines = [at for at in (decision.wake_at, runner.wake_at) if at is not None]
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *runner.under_way}, wake_at=wake_at)
+                await self._gather(min(decided_s, GATHER_S))
         finally:
             planners.close()
             self._troubles.clear()
@@ -225,6 +232,16 @@ class Leadership:
 
     def _is_deposed(self) -> bool:
         return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
+
+    async def _gather(self, longest_s: float) -> None:
+        """Let changes that arrive in a row enter the view, for as long as the last decision took.
+
+        Otherwise the view would take in one change for each decision, and fall behind when many nodes are lost at once.
+        """
+        until, seen = self._clock() + longest_s, -1
+        while self._clock() < until and seen != self._cluster.version:
+            seen = self._cluster.version
+            await asyncio.sleep(GATHER_STEP_S)
 
     async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
         """Return at the first of these: the view changes, a command or a plan is done, the deadline passes."""
