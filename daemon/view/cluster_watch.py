@@ -15,6 +15,7 @@ from headway.daemon.records.keys import PREFIX
 from headway.daemon.view.audit import Verified, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
+from headway.daemon.view.urgency import PER_NODE_S, may_wait
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -59,6 +60,9 @@ class ClusterWatch:
         self._mark = HistoryMark()
         self._verified = Verified()
         self._signal = asyncio.Event()
+        self._applied = asyncio.Event()
+        """Set, and replaced, when the view has got a change, also one that wakes nobody yet."""
+        self._waking: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Follow etcd until cancelled, waiting while it is away.
@@ -105,7 +109,10 @@ class ClusterWatch:
             raise InvariantLostError(f"etcd refuses this daemon for good: {error.reason}", error.target) from error
 
     async def changed(self, seen: int) -> int:
-        """Return the version when it differs from `seen`. One return may stand for many changes; none is missed."""
+        """Return the version when it differs from `seen`. One return may stand for many changes; none is missed.
+
+        Some changes wait for others (urgency.py): the view has them before the version rises.
+        """
         while self.version == seen:
             await self._signal.wait()
         return self.version
@@ -115,7 +122,7 @@ class ClusterWatch:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.revision < revision:
-                    await self._signal.wait()
+                    await self._applied.wait()
         except TimeoutError:
             return False
         return True
@@ -190,7 +197,12 @@ class ClusterWatch:
             )
         self._mark = replace(self._mark, revision=batch.revision)
         self.revision = batch.revision
-        self._bump()
+        applied, self._applied = self._applied, asyncio.Event()
+        applied.set()
+        if not all(may_wait(event.key, is_deleted=event.value is None) for event in batch.events):
+            self._bump()
+        elif self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(PER_NODE_S * len(self.view.nodes), self._bump)
 
     def _reached(self, is_reachable: bool, reason: str) -> None:
         self.unreachable_reason = reason
@@ -208,6 +220,12 @@ class ClusterWatch:
         self._bump()
 
     def _bump(self) -> None:
+        """Wake all who wait for a change."""
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
         self.version += 1
         signal, self._signal = self._signal, asyncio.Event()
+        applied, self._applied = self._applied, asyncio.Event()
         signal.set()
+        applied.set()

@@ -1,0 +1,89 @@
+"""Measurements wake nobody at once; what a plan waits for, and every end, does."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headway.daemon.etcd.watch import KeyEvent, WatchBatch
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.records.records import DesiredRecord
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.view.urgency import PER_NODE_S, may_wait
+from tests.unit.daemon.costs.test_blocked_ways import node
+
+PATIENT = [
+    Keys.node("a"),
+    Keys.probes("a"),
+    Keys.reach("a"),
+    Keys.goodput("j", 1, 0),
+    Keys.profile("j", "a", 0),
+    Keys.of("j", "progress"),
+    Keys.event("j", 1),
+]
+URGENT = [
+    *(Keys.of("j", leaf) for leaf in ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")),
+    Keys.worker("j", 1, 0),
+    Keys.state("j", 1, 10, "a"),
+    Keys.reading("j", "a"),
+    Keys.LEADER,
+    Keys.PLACEMENT,
+    Keys.failure("a", 1),
+    Keys.revoked("a"),
+    Keys.retired("j"),
+    "/headway/jobs/",
+    "/headway/anything",
+]
+
+
+@pytest.mark.parametrize("key", PATIENT)
+def test_a_measurement_may_wait_but_not_its_end(key: str) -> None:
+    assert may_wait(key, is_deleted=False)
+    assert not may_wait(key, is_deleted=True)
+
+
+@pytest.mark.parametrize("key", URGENT)
+def test_what_a_plan_waits_for_may_not(key: str) -> None:
+    assert not may_wait(key, is_deleted=False)
+
+
+async def test_many_measurements_are_one_change_and_a_wish_is_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large cluster. The view has each measurement at once, and `caught_up` knows it."""
+    timers: list[float] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda after_s, wake: timers.append(after_s) or _Timer(wake))
+    client: Any = None
+    cluster = ClusterWatch(client)
+    cluster.view.nodes = {f"n{index}": node(f"n{index}") for index in range(1000)}
+    progress = encode(ProgressRecord(generation=1, batch=1, loss=1.0, tokens_per_second=1.0))
+
+    def seen(key: str, value: bytes, revision: int) -> None:
+        event = KeyEvent(key=key, value=value, mod_revision=revision, create_revision=revision)
+        cluster._take_batch(WatchBatch((event,)))
+
+    before = cluster.version
+    for revision in range(1, 21):
+        seen(Keys.of("j", "progress"), progress, revision)
+        assert cluster.revision == revision
+    assert cluster.version == before
+    assert timers == [pytest.approx(1000 * PER_NODE_S)], "one timer for all of them"
+    seen(Keys.of("j", "desired"), encode(DesiredRecord()), 21)
+    assert cluster.version == before + 1
+    seen(Keys.of("j", "progress"), progress, 22)
+    assert len(timers) == 2
+    _Timer.newest()
+    assert cluster.version == before + 2
+
+
+class _Timer:
+    """Fires when the test says so."""
+
+    newest: Any = None
+
+    def __init__(self, wake: Any) -> None:
+        type(self).newest = staticmethod(wake)
+
+    def cancel(self) -> None:
+        type(self).newest = None
