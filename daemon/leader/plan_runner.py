@@ -106,10 +106,10 @@ class PlanRunner:
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
-        """Start the first missing plan, those of recoveries first, if none is being computed. Return whether the plan is already available.
+        """Start the first missing plan, if none is being computed; those of recoveries come before others.
 
-        until: the end of the wait for it, at most `AT_ONCE_S`, by the clock.
-
+        Return whether the plan is already available. until: the end of the wait for it, at most `AT_ONCE_S`, by the
+        clock.
         """
         late = [work.request for work in self._work]
         # A job that stands still waits for its plan; one that trains can wait for a better one.

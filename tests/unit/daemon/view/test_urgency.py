@@ -53,7 +53,12 @@ async def test_many_measurements_are_one_change_and_a_wish_is_one_at_once(monkey
     """In a large cluster. The view has each measurement at once, and `caught_up` knows it."""
     timers: list[float] = []
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "call_later", lambda after_s, wake: timers.append(after_s) or _Timer(wake))
+
+    def call_later(after_s: float, wake: Any) -> _Timer:
+        timers.append(after_s)
+        return _Timer(wake)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
     client: Any = None
     cluster = ClusterWatch(client)
     cluster.view.nodes = {f"n{index}": node(f"n{index}") for index in range(1000)}
