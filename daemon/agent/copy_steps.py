@@ -5,9 +5,9 @@ from typing import Final
 
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
-from headway.daemon.costs.device_order import natural
-from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, StagePlan
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.copy_places import Possible, copy_places, possible_holders
+from headway.daemon.records.records import Phase, PlanRecord, StagePlan
 from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView, JobView, Place
@@ -45,7 +45,7 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     places = view.derived.of(
         f"places for copies of {job.name}",
         (spec, coming, view.num_node_changes),
-        lambda: copy_places(spec, coming, _in_natural_order(view), blocked=view.blocked),
+        lambda: copy_places(spec, coming, view.nodes, possible=_possible_holders(spec, view), blocked=view.blocked),
     )
     for stage_index, (workers, names) in enumerate(zip(coming.replicas, places, strict=True)):
         is_named = node.name in names
@@ -57,13 +57,10 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     yield from _spacing(job, plan, newer, node)
 
 
-def _in_natural_order(view: ClusterView) -> dict[str, NodeRecord]:
-    """Return the nodes as they are searched for places, sorted once for all jobs."""
-    return view.derived.of(
-        "nodes in natural order",
-        (view.num_node_changes,),
-        lambda: {name: view.nodes[name] for name in sorted(view.nodes, key=natural)},
-    )
+def _possible_holders(spec: JobSpec, view: ClusterView) -> Possible:
+    """Return the nodes that may hold copies, found once for all jobs with the same sites."""
+    name = f"possible holders at {', '.join(spec.placement.sites)}"
+    return view.derived.of(name, (view.num_node_changes,), lambda: possible_holders(spec, view.nodes))
 
 
 def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from headway.daemon.view.listing import listed
 def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
     """Return the reason of a planned change."""
     added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
-    newcomers = situation.view.newcomers(situation.job)
+    newcomers = situation.view.newcomers(situation.job, added)
     causes = []
     if draining := situation.current.draining:
         causes.append(_leaving(draining))

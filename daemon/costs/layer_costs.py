@@ -6,6 +6,7 @@ counted in bytes moved. Until times are measured, a device's rates turn both int
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from headway.daemon.costs.block_widths import block_widths
@@ -83,6 +84,7 @@ class LayerCost:
         return self.state_bytes + self.frozen_bytes
 
 
+@lru_cache(maxsize=256)
 def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[LayerCost, ...]:
     """Return the cost of every layer, in the model's order.
 

@@ -18,15 +18,18 @@ from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, DeviceKey
 from headway.stages.spec import TrainSpec
 
+Layers = tuple[tuple[DeviceKey, tuple[tuple[str, LayerTime], ...]], ...]
+"""Times by device and kind of layer, as in `timed_kind`; sorted."""
+Ways = tuple[tuple[tuple[str, str], LinkProbe], ...]
+"""Speeds by (node, peer); sorted."""
+
 
 @dataclass(frozen=True)
 class Profiles:
     """All measurements that a plan may use. Equal measurements are equal keys of a cache: see `of`."""
 
-    layers: tuple[tuple[DeviceKey, tuple[tuple[str, LayerTime], ...]], ...] = ()
-    """Times by device and kind of layer, as in `timed_kind`; sorted."""
-    links: tuple[tuple[tuple[str, str], LinkProbe], ...] = ()
-    """Speeds by (node, peer); sorted."""
+    layers: Layers = ()
+    links: Ways = ()
 
     @classmethod
     def of(

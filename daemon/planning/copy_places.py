@@ -5,8 +5,10 @@ of the stage (one failure often takes two neighbours), then the stage's site (co
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
+from itertools import chain, islice
+from typing import NamedTuple
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.device_order import natural
@@ -27,44 +29,72 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
     return max(1, sum(1 for _ in islice(possible, spec.fault.copies)))
 
 
+class Possible(NamedTuple):
+    """The nodes that may keep state of a job: the same for all jobs with the same sites."""
+
+    row: tuple[NodeRecord, ...]
+    """In natural order."""
+    at: dict[str, int]
+    """Name to position."""
+
+
+def possible_holders(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> Possible:
+    """Return the nodes that may keep state of a job."""
+    row = sorted((node for node in nodes.values() if may_hold(spec, node)), key=lambda node: natural(node.name))
+    return Possible(tuple(row), {node.name: index for index, node in enumerate(row)})
+
+
 def copy_places(
-    spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord], *, blocked: BlockedWays = NOTHING_BLOCKED
+    spec: JobSpec,
+    plan: PlanRecord,
+    nodes: Mapping[str, NodeRecord],
+    *,
+    possible: Possible | None = None,
+    blocked: BlockedWays = NOTHING_BLOCKED,
 ) -> tuple[tuple[str, ...], ...]:
     """Return, for each stage, the nodes that keep its layers in addition to the lead's node.
 
     Draining nodes, and nodes that do not reach the lead's daemon, come last. Nodes on other machines with replicas of
     the stage come first: they already have the layers, and at most lack the journal. A stage whose lead's node is gone
-    gets one more node, so that the remaining copy is copied before the next failure.
+    gets one more node, so that the remaining copy is copied before the next failure. possible: `possible_holders`, if
+    the caller has them.
     """
+    possible = possible or possible_holders(spec, nodes)
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
     stages = [[plan.stages[position] for position in workers] for workers in plan.replicas]
-    possible = sorted((node for node in nodes.values() if may_hold(spec, node)), key=lambda node: natural(node.name))
-    at = {node.name: index for index, node in enumerate(possible)}
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
         siblings = {node.name for node in living if node is not own}
         neighbours = {other.node for stage in stages[max(index - 1, 0) : index + 2] for other in stage}
-        # Of equal nodes the next one after the stage's own, so that the copies of many jobs do not meet on one node.
-        start = at.get(own.name, -1) + 1 if own is not None else 0
-        candidates = [node for node in (*possible[start:], *possible[:start]) if node is not own]
         holders = [own] if own is not None else []
-        while candidates and len(holders) < wanted:
-            hosts = {node.host for node in holders}
-            within_reach = candidates
+        while len(holders) < wanted:
+            taken = {node.name for node in holders}
+            candidates = partial(_others, possible, own, taken)
             if own is not None and blocked != NOTHING_BLOCKED:
-                within_reach = [node for node in candidates if not blocked.cannot_ask(node.name, own.name)]
-            best = _best(
-                within_reach or candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load
-            )
-            candidates.remove(best)
+                reach = [node for node in candidates() if not blocked.cannot_ask(node.name, own.name)]
+                candidates = partial(iter, reach) if reach else candidates
+            hosts = {node.host for node in holders}
+            best = _best(candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load)
+            if best is None:
+                break
             holders.append(best)
         chosen = tuple(node.name for node in holders if node is not own)
         load.update(name for name in chosen if name not in siblings)
         places.append(chosen)
     return tuple(places)
+
+
+def _others(possible: Possible, own: NodeRecord | None, taken: Set[str]) -> Iterator[NodeRecord]:
+    """Yield the nodes that are not taken, the next one after the stage's own first.
+
+    So among equal nodes the copies of many jobs do not meet on one.
+    """
+    start = possible.at.get(own.name, -1) + 1 if own is not None else 0
+    row = chain(islice(possible.row, start, None), islice(possible.row, start))
+    return (node for node in row if node.name not in taken)
 
 
 def _node_of(worker: StagePlan, nodes: Mapping[str, NodeRecord]) -> NodeRecord | None:
@@ -73,16 +103,16 @@ def _node_of(worker: StagePlan, nodes: Mapping[str, NodeRecord]) -> NodeRecord |
 
 
 def _best(
-    candidates: Sequence[NodeRecord],
+    candidates: Callable[[], Iterator[NodeRecord]],
     *,
     own: NodeRecord | None,
     siblings: Set[str],
     hosts: Set[str],
     neighbours: Set[str],
     load: Mapping[str, int],
-) -> NodeRecord:
-    """Return the place of one more copy. candidates: in natural order. hosts: the machines that have a copy already.
-    load: copies of other stages by node.
+) -> NodeRecord | None:
+    """Return the place of one more copy; None: there is none. candidates: yields them, of equal ones the first wins.
+    hosts: the machines that have a copy already. load: copies of other stages by node.
     """
 
     def faults(node: NodeRecord) -> tuple[object, ...]:
@@ -96,6 +126,7 @@ def _best(
         )
 
     # No key is smaller, so that in a large cluster the search ends after a few nodes.
-    has_sibling = bool(siblings) and any(node.name in siblings for node in candidates)
+    has_sibling = bool(siblings) and any(node.name in siblings for node in candidates())
     faultless = (False, False, not has_sibling, False, False, 0)
-    return next((node for node in candidates if faults(node) == faultless), None) or min(candidates, key=faults)
+    found = next((node for node in candidates() if faults(node) == faultless), None)
+    return found or min(candidates(), key=faults, default=None)

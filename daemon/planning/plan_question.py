@@ -75,7 +75,7 @@ def ask(
     offer = _offered_to(spec, nodes, quarantined, memory=conditions.get("memory", NOTHING_LEARNED))
     return PlanQuestion(
         spec=spec,
-        slots=tuple(slot for key, slot in offer.slots if key not in busy) if busy else offer.all_slots,
+        slots=_free(Same(offer), busy) if busy else offer.all_slots,
         previous=previous.stages if previous else (),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
@@ -147,6 +147,12 @@ def _offer(
     )
 
 
+@lru_cache(maxsize=256)
+def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
+    """Return the slots that are not busy."""
+    return tuple(slot for key, slot in offer.value.slots if key not in busy)
+
+
 @lru_cache(maxsize=1 << 15)
 def _slots(node: Same[NodeRecord], memory: MemoryLessons) -> tuple[DeviceSlot, ...]:
     """Return a node's devices as slots. Every question of every job would make them anew."""
@@ -178,10 +184,10 @@ def _no_kernel(job: JobSpec | None, node: NodeRecord) -> list[str]:
 
 def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> bool:
     """Return whether two questions have one job and the same devices: only times and files may differ."""
-    is_same = (_situation(one), one.blocked) == (_situation(other), other.blocked)
-    if not is_same or one.slots == other.slots:
-        return is_same
-    return set(map(_unmeasured, one.slots)) == set(map(_unmeasured, other.slots))
+    if (_situation(one), one.blocked) != (_situation(other), other.blocked) or len(one.slots) != len(other.slots):
+        return False
+    differ = [(before, now) for before, now in zip(one.slots, other.slots, strict=True) if before is not now]
+    return {_unmeasured(before) for before, _ in differ} == {_unmeasured(now) for _, now in differ}
 
 
 def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> bool:
@@ -191,10 +197,11 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
     """
     if _situation(asked) != _situation(now) or not _can_talk(plan, now):
         return False
-    before = {_key(slot): _unmeasured(slot) for slot in asked.slots}
-    free = {_key(slot): _unmeasured(slot) for slot in now.slots}
+    before, free = ({_key(slot): slot for slot in question.slots} for question in (asked, now))
     places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.stages]
-    return all(place in free and free[place] == before.get(place) for place in places)
+    return all(
+        place in free and place in before and _unmeasured(free[place]) == _unmeasured(before[place]) for place in places
+    )
 
 
 def _can_talk(plan: ClusterPlan, question: PlanQuestion) -> bool:

@@ -12,7 +12,8 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.preparation import preparation_s
 from headway.daemon.records.records import Save
 from headway.daemon.situation.boundaries import parts_of
-from headway.daemon.storage.pace import LEAST_BYTES_PER_S, transfer_s
+from headway.daemon.situation.outlook import slowest_way
+from headway.daemon.storage.pace import transfer_s
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.settling import SETTLE_S
 
@@ -59,24 +60,7 @@ class Deadlines:
         num_bytes = self.view.derived.of(
             f"bytes of {self.job.name}", (spec,), lambda: sum(cost.loaded_bytes for cost in layer_costs(spec))
         )
-        return transfer_s(num_bytes, line_bytes_per_s=self._slowest_line)
-
-    @property
-    def _slowest_line(self) -> float:
-        """Return the slowest measured line between two present nodes, in bytes a second."""
-        view = self.view
-        nodes, probes = view.nodes, view.probes
-
-        def slowest() -> float:
-            lines = (
-                probe.bytes_per_s
-                for name, record in probes.items()
-                for peer, probe in record.peers.items()
-                if name in nodes and peer in nodes and probe.bytes_per_s > 0
-            )
-            return min(lines, default=LEAST_BYTES_PER_S)
-
-        return view.derived.of("slowest line", (*nodes.values(), *probes.values()), slowest)
+        return transfer_s(num_bytes, line_bytes_per_s=slowest_way(self.view))
 
     def seen(self, at: float) -> float:
         """Return when nodes were able to report on a moment: etcd may have been away."""

@@ -1,15 +1,16 @@
 """Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
+from math import inf
 from operator import itemgetter
 from typing import Final
 
-from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.layer_costs import LayerCost, layer_costs
+from headway.daemon.costs.profiles import Layers, Profiles, Ways
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.predicted_time import predict
 from headway.daemon.planning.rebalance import (
     DEFAULT_BYTES_PER_S,
     DEFAULT_PAUSE_S,
@@ -22,8 +23,8 @@ from headway.daemon.planning.rebalance import (
     probation_s,
 )
 from headway.daemon.records.identity import Same
-from headway.daemon.records.measurements import DeviceSpeed, LinkProbe, ProbeRecord, ProfileRecord
-from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord
+from headway.daemon.records.measurements import DeviceSpeed, ProbeRecord, ProfileRecord
+from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, StagePlan
 from headway.daemon.view.cluster_view import ClusterView, JobView
 
 LEAST_SAMPLES: Final = 8
@@ -34,34 +35,73 @@ The newest of these count.
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
     """Return the measurements of workers and daemons, for present nodes."""
-    layers = {
-        # How far samples differ changes no plan, so a plan is not asked for again when that alone changes.
-        device: {kind: replace(times, spread=0.0) for kind, times in profile.layers.items()}
-        for device, profile in job.profiles.items()
-        if device[0] in view.nodes and profile.num_samples >= LEAST_SAMPLES
-    }
-    processes = view.derived.lasting(
-        "processes", view.nodes.values(), lambda: {name: node.incarnation for name, node in view.nodes.items()}
+    processes = _processes(view)
+    layers = view.derived.lasting(
+        f"layers of {job.name}", (processes, *job.profiles.values()), lambda: _layers(job, processes)
     )
     links = view.derived.of(
         "links",
-        (processes, *view.probes.values()),
-        lambda: tuple(
-            way for name in sorted(view.probes) for way in _ways_of(name, Same(view.probes[name]), Same(processes))
-        ),
+        (processes, view.num_probe_changes),
+        lambda: _ways_from(view.probes, view.probes, processes),
     )
-    return replace(Profiles.of(layers), links=links)
+    return Profiles(layers=layers, links=links)
+
+
+def _layers(job: JobView, present: Container[str]) -> Layers:
+    """Return the measured times of a job's layers on present nodes."""
+    return Profiles.of(
+        {
+            # How far samples differ changes no plan, so a plan is not asked for again when that alone changes.
+            device: {kind: replace(times, spread=0.0) for kind, times in profile.layers.items()}
+            for device, profile in job.profiles.items()
+            if device[0] in present and profile.num_samples >= LEAST_SAMPLES
+        }
+    ).layers
+
+
+def measured_ways(view: ClusterView, nodes: Iterable[str]) -> Ways:
+    """Return the measured ways between some nodes."""
+    names = frozenset(nodes)
+    ways = _ways_from(names & view.probes.keys(), view.probes, _processes(view))
+    return tuple(way for way in ways if way[0][1] in names)
+
+
+def slowest_way(view: ClusterView) -> float:
+    """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
+    processes = _processes(view)
+    return view.derived.of(
+        "slowest way",
+        (processes, view.num_probe_changes),
+        lambda: min((_slowest_of(name, Same(view.probes[name]), Same(processes)) for name in view.probes), default=inf),
+    )
+
+
+def _processes(view: ClusterView) -> dict[str, str]:
+    """Return the present incarnation of each node: the same object, as long as they are the same."""
+    nodes = view.nodes
+    return view.derived.lasting(
+        "processes", (view.num_record_changes,), lambda: {name: node.incarnation for name, node in nodes.items()}
+    )
+
+
+def _ways_from(names: Iterable[str], probes: Mapping[str, ProbeRecord], processes: dict[str, str]) -> Ways:
+    """Return the ways that some nodes have measured, sorted."""
+    present = Same(processes)
+    return tuple(chain.from_iterable(_ways_of(name, Same(probes[name]), present) for name in sorted(names)))
 
 
 @lru_cache(maxsize=1 << 13)
-def _ways_of(
-    name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]
-) -> tuple[tuple[tuple[str, str], LinkProbe], ...]:
+def _ways_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> Ways:
     """Return a node's measured ways to present nodes, sorted. processes: the present incarnation of each node."""
     if processes.value.get(name) != record.value.incarnation:
         return ()
     ways = sorted(record.value.peers.items(), key=itemgetter(0))
     return tuple(((name, peer), probe) for peer, probe in ways if peer in processes.value)
+
+
+@lru_cache(maxsize=1 << 13)
+def _slowest_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> float:
+    return min((probe.bytes_per_s for _, probe in _ways_of(name, record, processes)), default=inf)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -71,14 +111,14 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
     """
     found = {node.name: node for node in nodes}
-    fastest: dict[tuple[str, str], DeviceSpeed] = {}
+    speeds: dict[tuple[str, str], set[tuple[float, float]]] = {}
     for node in found.values():
         for device in node.devices:
-            key = (device.kind, device.model)
-            best = fastest.get(key, DeviceSpeed())
-            fastest[key] = DeviceSpeed(
-                float32=max(device.speed, best.float32), bfloat16=max(device.bfloat16_speed, best.bfloat16)
-            )
+            speeds.setdefault((device.kind, device.model), set()).add((device.speed, device.bfloat16_speed))
+    fastest = {
+        model: DeviceSpeed(float32=max(each[0] for each in seen), bfloat16=max(each[1] for each in seen))
+        for model, seen in speeds.items()
+    }
     return {
         name: _with_speeds(
             Same(node),
@@ -122,24 +162,22 @@ def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> d
 
 def outlook(
     job: JobView,
-    nodes: Iterable[NodeRecord],
     best: ClusterPlan,
-    profiles: Profiles,
     *,
+    predicted_s: float | None,
+    slowest_bytes_per_s: float,
     now: float,
     newcomers: frozenset[str] = frozenset(),
 ) -> Outlook | None:
     """Return the change that the best plan would make; None: no plan is in force, or a worker is gone or not yet
     measured.
 
-    With half of the measurements, the job would rebalance now and again later. newcomers: nodes that registered after
-    the plan; a job without `recut` moves to no other.
+    With half of the measurements, the job would rebalance now and again later. predicted_s: of a batch under the plan
+    in force, by present measurements; None: a worker's node is gone. slowest_bytes_per_s: of all measured ways.
+    newcomers: nodes of the best plan that registered after the plan in force; a job without `recut` moves to no other.
     """
     plan, spec = job.plan, job.spec
-    if plan is None or spec is None:
-        return None
-    predicted_s = predict(spec, plan.stages, nodes, profiles=profiles)
-    if predicted_s is None:
+    if plan is None or spec is None or predicted_s is None:
         return None
     progress = job.progress
     # Until this plan has reported a batch, its own prediction is the best knowledge of its speed.
@@ -158,7 +196,6 @@ def outlook(
     # With half of the measurements, slow and fast workers cannot be compared, and the job would move twice.
     if job.profiles and not brings_workers and not all(_is_measured(job, plan, device) for device in own):
         return None
-    rates = [speed.bytes_per_s for _, speed in profiles.links]
     pauses = [job.profiles[device].replan_s for device in own if device in job.profiles]
     return Outlook(
         present_s=present_s,
@@ -169,14 +206,21 @@ def outlook(
         goes_back=not is_unmoved and job.left is not None and is_same(job.left.stages, best.stages),
         batches_left=max(0, spec.train.batches - done),
         cost=MoveCost(
-            num_bytes=moving_bytes(layer_costs(spec), plan.stages, best.stages),
-            bytes_per_s=min([DEFAULT_BYTES_PER_S, *rates]),
+            num_bytes=_moving_bytes(Same(layer_costs(spec)), Same(plan.stages), Same(best.stages)),
+            bytes_per_s=min(DEFAULT_BYTES_PER_S, slowest_bytes_per_s),
             pause_s=max(pauses, default=0.0) or DEFAULT_PAUSE_S,
         ),
         spread=max((_spread(job.profiles[device]) for device in own if device in job.profiles), default=0.0),
         doubt=job.promises.doubt(now) if newcomers.isdisjoint(stage.node for stage in best.stages) else 0.0,
         since_changes=tuple(now - at for at in job.changed_at),
     )
+
+
+@lru_cache(maxsize=256)
+def _moving_bytes(
+    costs: Same[tuple[LayerCost, ...]], before: Same[tuple[StagePlan, ...]], after: Same[tuple[StagePlan, ...]]
+) -> int:
+    return moving_bytes(costs.value, before.value, after.value)
 
 
 def _spread(profile: ProfileRecord) -> float:

@@ -10,7 +10,7 @@ the plan exists. The cluster may change in the meantime, so an answer may be for
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, Unpack
 
@@ -24,7 +24,6 @@ from headway.daemon.planning.plan_question import (
     still_answers,
 )
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
-from headway.daemon.planning.predicted_time import predict
 from headway.daemon.records.records import NodeRecord
 
 MAX_OVERTAKEN: Final = 2
@@ -146,10 +145,8 @@ class Inquiry:
         *,
         profiles: Profiles,
         **conditions: Unpack[Conditions],
-    ) -> Outcome:
-        """Return a plan with its seconds by present measurements. Raises PlanMissingError, again for its
-        purpose too.
-        """
+    ) -> Found:
+        """Look a plan up, or compute it. Raises PlanMissingError, again for its purpose too."""
         if purpose in self._missing:
             raise self._missing[purpose]
         question = ask(spec, nodes, profiles=profiles, **conditions)
@@ -158,13 +155,9 @@ class Inquiry:
         if found is None:
             self._missing[purpose] = PlanMissingError(request)
             raise self._missing[purpose]
-        plan = found.outcome
         if not found.is_current:
             self.stale.append(request)
-        if found.is_current or isinstance(plan, PlanRefused):
-            return plan
-        seconds = predict(spec, plan.stages, nodes, profiles=profiles)
-        return plan if seconds is None else replace(plan, predicted_batch_seconds=seconds)
+        return found
 
 
 @dataclass(slots=True)

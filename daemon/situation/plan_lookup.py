@@ -11,10 +11,18 @@ from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records.identity import Same
-from headway.daemon.records.records import DeviceKey, NodeRecord, Phase
+from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, StagePlan
 from headway.daemon.situation.memory import lessons
-from headway.daemon.situation.outlook import as_fast_as_their_like, as_planned, measured, on_probation, outlook
+from headway.daemon.situation.outlook import (
+    as_fast_as_their_like,
+    as_planned,
+    measured,
+    on_probation,
+    outlook,
+    slowest_way,
+)
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
+from headway.daemon.situation.predictions import predicted
 from headway.daemon.view.quarantine import charged_by, left_out
 
 if TYPE_CHECKING:
@@ -86,14 +94,20 @@ class PlanLookup:
         )
 
     def look_up(self, purpose: Purpose, nodes: Iterable[NodeRecord], **conditions: Unpack[Conditions]) -> Outcome:
-        """Return a plan that respects the job's past and the measurements. Raises PlanMissingError."""
+        """Return a plan that respects the job's past, with its seconds by present measurements. Raises
+        PlanMissingError.
+        """
         conditions |= {
             "history": self.history,
             "was_rounded": self.was_rounded,
             "quarantined": self.quarantined,
             "memory": self.memory,
         }
-        return self.inquiry.plan(purpose, self._situation.spec, tuple(nodes), profiles=self.profiles, **conditions)
+        found = self.inquiry.plan(purpose, self._situation.spec, tuple(nodes), profiles=self.profiles, **conditions)
+        if found.is_current or isinstance(found.outcome, PlanRefused):
+            return found.outcome
+        seconds = self._predicted(purpose, found.outcome.stages)
+        return found.outcome if seconds is None else replace(found.outcome, predicted_batch_seconds=seconds)
 
     @cached_property
     def history(self) -> tuple[str, ...]:
@@ -130,7 +144,9 @@ class PlanLookup:
         view = self._situation.view
         present = view.nodes.values()
         return view.derived.lasting(
-            "nodes of plans", present, lambda: as_fast_as_their_like(as_planned(Same(node)) for node in present)
+            "nodes of plans",
+            (view.num_record_changes,),
+            lambda: as_fast_as_their_like(as_planned(Same(node)) for node in present),
         )
 
     @property
@@ -178,7 +194,8 @@ class PlanLookup:
         for name, charge in situation.lost.charges(situation.lost.found).items():
             charged.setdefault(name, []).append(charge)
         left = left_out(charged, limit=situation.quarantine_after, for_job=situation.job.name)
-        if len(view.nodes.keys() - left) >= max(situation.spec.placement.min_nodes, 1):
+        num_left = len(view.nodes) - sum(name in view.nodes for name in left)
+        if num_left >= max(situation.spec.placement.min_nodes, 1):
             return left
         # A job that fails on every node is ended by its own failure budget, not by quarantine.
         return left_out(charged, limit=situation.quarantine_after)
@@ -197,8 +214,32 @@ class PlanLookup:
 
     def outlook_of(self, plan: ClusterPlan) -> Outlook | None:
         """Return what a plan would change; None: there is nothing to compare."""
-        job, newcomers = self._situation.job, self._situation.view.newcomers(self._situation.job)
-        return outlook(job, self.nodes.values(), plan, self.profiles, now=self._situation.now, newcomers=newcomers)
+        job = self._situation.job
+        return outlook(
+            job,
+            plan,
+            predicted_s=self.predicted_s,
+            slowest_bytes_per_s=slowest_way(self._situation.view),
+            now=self._situation.now,
+            newcomers=self._situation.view.newcomers(job, {stage.node for stage in plan.stages}),
+        )
+
+    @cached_property
+    def predicted_s(self) -> float | None:
+        """Return a batch's seconds under the plan in force, by present measurements; None: a worker is gone."""
+        plan = self._situation.job.plan
+        return self._predicted("in force", plan.stages) if plan is not None else None
+
+    def _predicted(self, plan: str, stages: tuple[StagePlan, ...]) -> float | None:
+        situation = self._situation
+        return predicted(
+            f"{plan} of {situation.job.name}",
+            situation.spec,
+            stages,
+            nodes=self.nodes,
+            profiles=self.profiles,
+            view=situation.view,
+        )
 
     @cached_property
     def verdict(self) -> Verdict | None:

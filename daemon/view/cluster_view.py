@@ -5,7 +5,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -249,6 +249,10 @@ class ClusterView:
     """Number of changes of anything but one job's own records; which devices it has counts among the others."""
     num_node_changes: int = field(default=0, compare=False)
     """Number of changes of which nodes there are, where they are, and whom they reach."""
+    num_record_changes: int = field(default=0, compare=False)
+    """Number of changes of what nodes say of themselves, beside the generations that they have seen."""
+    num_probe_changes: int = field(default=0, compare=False)
+    """Number of changes of measured ways."""
     generations: GenerationsSeen = field(default_factory=GenerationsSeen, compare=False, repr=False)
     """What the present nodes have seen."""
     derived: Derived = field(default_factory=Derived, compare=False, repr=False)
@@ -348,6 +352,8 @@ class ClusterView:
         self.epoch += 1
         self.num_changes += 1
         self.num_node_changes += 1
+        self.num_record_changes += 1
+        self.num_probe_changes += 1
 
     def last_revision_of(self, key: str) -> int:
         """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
@@ -394,8 +400,8 @@ class ClusterView:
             (job for job in self.jobs.values() if job.submission is not None), key=lambda job: job.spec_revision
         )
 
-    def newcomers(self, job: JobView) -> frozenset[str]:
-        """Return nodes that came after a job's plan came into force, and that are not in the plan.
+    def newcomers(self, job: JobView, among: Iterable[str]) -> frozenset[str]:
+        """Return those of some nodes that came after a job's plan came into force, and that are not in the plan.
 
         A node comes when it registers, also again after its lease was lost. It comes when it is released from draining
         or quarantine, and when a device that had no worker gets one.
@@ -404,14 +410,16 @@ class ClusterView:
         own = {(stage.node, stage.node_incarnation) for stage in (job.plan.stages if job.plan is not None else ())}
         return frozenset(
             name
-            for name, node in self.nodes.items()
-            if self.arrived_in.get(name, 0) > planned_in and (name, node.incarnation) not in own
+            for name in among
+            if (node := self.nodes.get(name)) is not None
+            and self.arrived_in.get(name, 0) > planned_in
+            and (name, node.incarnation) not in own
         )
 
     @property
     def blocked(self) -> BlockedWays:
         """Return the ways between the present processes of nodes that are blocked."""
-        rests_on = (*self.nodes.values(), *self.reach.values())
+        rests_on = (self.num_record_changes, self.num_node_changes)
         return self.derived.of("blocked", rests_on, lambda: blocked_ways(self.reach, self.nodes))
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
@@ -444,6 +452,7 @@ class ClusterView:
                     record = None
                 self._fold_node(place.name, record, create_revision=create_revision, now=now)
             case "probes":
+                self.num_probe_changes += 1
                 set_record(self.probes, place.name, record)
             case "reach":
                 set_record(self.reach, place.name, record)
@@ -532,8 +541,9 @@ class ClusterView:
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
-        if has_seen_more or _without_generations(before) != _without_generations(after):
-            self.num_changes += 1
+        says_more = _without_generations(before) != _without_generations(after)
+        self.num_record_changes += says_more
+        self.num_changes += has_seen_more or says_more
         if _whereabouts(before) != _whereabouts(after):
             self.num_node_changes += 1
 

@@ -187,12 +187,14 @@ def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
     assert isinstance(plan, ClusterPlan)
     scene.enforce(2, plan, now=2.0)
     scene.put(Keys.of("demo", "phase"), PhaseRecord(phase=Phase.RUNNING, generation=2))
-    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset()
+    assert scene.view.newcomers(scene.view.jobs["demo"], scene.view.nodes) == frozenset()
     scene.delete(Keys.node("c"), now=3.0)
     scene.join("c", now=4.0)
-    assert scene.view.newcomers(scene.view.jobs["demo"]) == frozenset(), "its lease lapsed, and the plan has it"
+    assert scene.view.newcomers(scene.view.jobs["demo"], scene.view.nodes) == frozenset(), (
+        "its lease lapsed, and the plan has it"
+    )
     scene.join("c", now=5.0, life=2)
-    assert scene.view.newcomers(scene.view.jobs["demo"]) == {"c"}
+    assert scene.view.newcomers(scene.view.jobs["demo"], scene.view.nodes) == {"c"}
 
 
 def test_a_plan_is_held_to_what_it_promised() -> None:
