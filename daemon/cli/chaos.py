@@ -7,6 +7,7 @@ import typer
 
 from headway.daemon.chaos.fault_schedule import (
     DEFAULT_KINDS,
+    FaultKind,
     fault_schedule,
     parse_duration,
     parse_kinds,
@@ -33,9 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def chaos(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; not needed when one is active.")] = None,
-    faults: Annotated[
-        str, typer.Option(help="Kinds, separated by commas; docs/robustness.md has the catalogue.")
-    ] = ",".join(DEFAULT_KINDS),
+    faults: Annotated[str, typer.Option(help=f"Of {', '.join(FaultKind)}.")] = ",".join(DEFAULT_KINDS),
     rate: Annotated[str, typer.Option(help="Average rate of faults, for instance 6/min.")] = "6/min",
     for_: Annotated[str, typer.Option("--for", help="Duration of the run, for instance 90s or 2m.")] = "2m",
     seed: Annotated[

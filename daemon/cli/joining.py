@@ -119,7 +119,8 @@ def join(
     say(f"{where}: {joined.answer.role} {told.name}")
     if joined.answer.role == "node":
         given = f"--config {where / SETTINGS_FILE} --certs {where}"
-        say(f"as a service: sudo headway install {given}")
+        program = Path(sys.executable).with_name("headway")  # sudo looks for programs in folders of its own
+        say(f"as a service: sudo {program} install {given}")
         say(f"or at once:   headway daemon {given} --state-dir {where / 'state'}")
     else:
         say(f"export HEADWAY_ETCD={','.join(joined.answer.etcd)} HEADWAY_CERTS={where.absolute()}")

@@ -59,7 +59,7 @@ def run(
     After Ctrl-C, the command continues where it stopped if it is given its old folder.
 
     \b
-    headway run docs/jobs/demo.toml --nodes 2 --out runs/first
+    headway run job.toml --nodes 2 --out runs/first
     """
     from headway.daemon.local.interrupts import run_interruptible
     from headway.daemon.local.run import run_job
@@ -152,7 +152,7 @@ def reference(
     """Train a job in one plain loop: no pipeline, no etcd. The oracle that every run equals bit for bit.
 
     \b
-    headway reference docs/jobs/demo.toml --out runs/plain
+    headway reference job.toml --out runs/plain
     headway reference far.toml --out runs/plain --coded-cuts block.3,block.6
     """
     from headway.daemon.reference.run import run_reference

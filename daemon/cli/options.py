@@ -27,9 +27,8 @@ Cluster = Annotated[
     typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB.toml", help="A job file; docs/jobs/reference.toml has every key.")
-]
+JOB_FILE_HELP = 'A job file; the shortest: job.name = "first"'
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help=JOB_FILE_HELP)]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 LinkKind = Annotated[
     Literal["auto", "grpc", "collective"] | None,

@@ -34,7 +34,7 @@ def plan(
         typer.Option(
             "--nodes-file",
             metavar="N.toml",
-            help="File with nodes, devices and links instead of the cluster's; see docs/examples/nodes.toml.",
+            help="File with nodes, devices and links instead of the cluster's.",
             show_default=False,
         ),
     ] = None,
@@ -78,6 +78,17 @@ def plan(
     \b
     headway plan my-job.toml --nodes 4
     headway plan my-job.toml --nodes-file nodes.toml --simulate timeline.png --trace timeline.json
+
+    \b
+    nodes.toml:
+        [[nodes]]
+        name = "berlin"
+        count = 2
+        memory_gb = 128.0
+        [[nodes.devices]]
+        kind = "cuda"
+        memory_gb = 48.0
+        bfloat16_tflops = 120.0
     """
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job_file import read_job_file

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.daemon.cli.options import (
+    JOB_FILE_HELP,
     AsJson,
     Certs,
     Cluster,
@@ -34,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def submit(
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.toml]", help="A job file; docs/jobs/reference.toml has every key."),
+        typer.Argument(metavar="[JOB.toml]", help=JOB_FILE_HELP),
     ] = None,
     origin: Annotated[
         str | None,

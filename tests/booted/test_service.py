@@ -184,6 +184,7 @@ with writing_shards(Path('{SHARED}/shards'), vocab_size=256) as w:\n\
     start_other(booted)
     machine.until(lambda: in_plan(booted) == both, "both nodes train again")
     at = job(booted)["batch"]
+    assert at < BATCHES, "the job ended before the upgrade"
     machine.until(lambda: job(booted)["phase"] == "finished", "the job is finished", within_s=200)
     say(f"upgraded while batch {at} of {BATCHES} ran; computed again: {job(booted)['goodput']['num_replayed']}")
     assert job(booted)["goodput"]["num_replayed"] == 0

@@ -40,8 +40,3 @@ def flags(line: str) -> dict[str, str]:
         if word.startswith("--"):
             found[word[2:]] = "true" if following.startswith("--") else following
     return found
-
-
-def rules() -> str:
-    """Return the page's rules for nftables."""
-    return re.search(r"^# nft -f .*?^(table inet headway \{.*?^\}\n)", PAGE.read_text(), re.DOTALL | re.MULTILINE)[1]  # type: ignore[index]

@@ -1,5 +1,7 @@
 """The cluster of docs/deployment.md by its own commands: three members of etcd, five nodes at five places, a port each.
 
+node-a has the authority, and every other node joins by the line of an invitation.
+
 etcd-1, etcd-2, etcd-3   10.0.0.5, .6, .8
 node-a                   10.0.0.7, plain
 node-b                   behind 203.0.113.7, which maps port 41022
@@ -8,7 +10,8 @@ node-d                   behind 203.0.113.30, no mapped port; stands by at node-
 node-e                   behind 203.0.113.40, no mapped port; stands by at node-b's mapped port
 """
 
-import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from typing import Any
 
 from headway.daemon.etcd.binary import find_etcd_binary
 from tests.machines import page
-from tests.machines.internet import HOME, Host, Internet
+from tests.machines.internet import Host, Internet
 from tests.machines.observer import TIMEOUT_S, Observer, blocked, environment
 
 NODES = ("node-a", "node-b", "node-c", "node-d", "node-e")
@@ -48,11 +51,11 @@ def hosts() -> list[Host]:
 
 @dataclass
 class Sites(Observer):
-    """Every process runs on its own machine; `ca/` is at home on the person's."""
+    """Every process runs on its own machine; `ca/` is at home on node-a, and `ca/me` on the person's too."""
 
     internet: Internet
-    settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Each node's settings file, by key."""
+    daemons: dict[str, str] = field(default_factory=dict)
+    """The line that starts each node's daemon."""
 
     @property
     def names(self) -> list[str]:
@@ -84,10 +87,14 @@ class Sites(Observer):
             self._install(name)
         self._make_certificates()
         self._start_etcd()
-        self.settings = {name: self._settings(name) for name in NODES}
-        for name in NODES:
-            self.start_daemon(name)
+        first = page.command("headway daemon", "--name node-a")
+        self.daemons["node-a"] = first.replace(page.flags(first)["etcd"], self.etcd) + " --site node-a"
+        self.start_daemon("node-a")
         self.meet()
+        self.until(lambda told: "node-a" in told["nodes"], "the node that invites")
+        for name in NODES[1:]:
+            self.daemons[name] = self._joined(name)
+            self.start_daemon(name)
         self.all_up()
 
     def all_up(self) -> None:
@@ -105,13 +112,10 @@ class Sites(Observer):
             told = self.look()
 
     def start_daemon(self, name: str, *, environment: dict[str, str] | None = None) -> None:
-        """Start by the node's settings file. environment: beside the others' own."""
-        known = self.settings[name]
-        lines = [f"{key} = {_toml(key, value)}\n" for key, value in known.items()]
-        (self.internet.home(name) / "daemon.toml").write_text("".join(lines))
-        words = [f"{key}={value}" for key, value in (environment or {}).items()]
-        line = f"{PATH} exec headway daemon --config daemon.toml"
-        self.spawn(name, self.inside(name, "env", *words, "sh", "-c", line))
+        """Start by the node's line. environment: beside the others' own."""
+        told = {"HEADWAY_NUM_SPARES": "0", "HEADWAY_NUM_DEVICES": "1"} | (environment or {})
+        words = [f"{key}={value}" for key, value in told.items()]
+        self.spawn(name, self.inside(name, "env", *words, "sh", "-c", f"{PATH} exec {self.daemons[name]}"))
 
     def restart_daemon(self, name: str, *, environment: dict[str, str] | None = None) -> None:
         """Kill a daemon, let its lease end, and start it in another environment; returns when all are up."""
@@ -135,12 +139,13 @@ class Sites(Observer):
         (programs / "etcd").symlink_to(find_etcd_binary())
 
     def _make_certificates(self) -> None:
-        """Two commands of the page, and one that adds nodes later; then the copies."""
-        self.typed(ME, page.command("headway certs", "node-a="))
-        self.typed(ME, page.command("headway certs", "etcd-1="))
-        self.typed(ME, f"headway certs ca {' '.join(NODES[2:])}")
-        for name in (*MEMBERS, *NODES):
-            shutil.copytree(self.internet.home(ME) / "ca" / name, self.internet.home(name) / "certs")
+        """Two commands of the page on the first node; then the copies."""
+        self.typed("node-a", page.command("headway certs", "node-a="))
+        self.typed("node-a", page.command("headway certs", "etcd-1="))
+        made = self.internet.home("node-a") / "ca"
+        for name in MEMBERS:
+            shutil.copytree(made / name, self.internet.home(name) / "certs")
+        shutil.copytree(made / ME, self.own_certificates)
 
     def _start_etcd(self) -> None:
         first = page.command("etcd --name", "--initial-cluster")
@@ -152,23 +157,19 @@ class Sites(Observer):
             self.spawn(name, self.inside(name, "sh", "-c", line))
         self.etcd = ",".join(f"{self.internet.hosts[name].address}:2379" for name in MEMBERS)
 
-    def _settings(self, name: str) -> dict[str, str]:
-        """Return what the page's commands give a node, by the key of each flag."""
-        found = page.flags(page.command("headway daemon", "--name node-a"))
-        found |= page.flags(page.command("headway daemon", "--one-port", "--listen"))
-        found |= {"etcd": self.etcd, "name": name, "site": name, "num-spares": "0", "num-devices": "1"}
-        if name != "node-a":
-            del found["advertise-host"]
+    def _joined(self, name: str) -> str:
+        """Invite a node, and let it join as its place demands; return the line that it is told to start by."""
+        export = page.command("export HEADWAY_ETCD=").replace("10.0.0.5:2379", self.etcd)
+        invite = page.command("headway invite node-b").replace("node-b", name)
+        found = re.search(r"^headway join hw1-\S+$", self.typed(ME, f"{export}; {invite}"), re.MULTILINE)
+        assert found, "no line to join by"
+        more = ["--site", name]
         if name == "node-b":
-            found["announce"] = page.option("--announce")
-        if name in ("node-c", "node-d", "node-e"):
-            assert "relay" in page.flags(page.command("headway daemon", "--relay"))
-            found["relay"] = f"{PLAIN}:{PORT}" if name != "node-e" else page.option("--announce")
-        found["certificates"] = found.pop("certs")
-        return {key.replace("-", "_"): value.replace("~", HOME) for key, value in found.items()}
-
-
-def _toml(key: str, value: str) -> str:
-    if key == "etcd":
-        return json.dumps(value.split(","))
-    return value if value == "true" or value.isdecimal() else json.dumps(value)
+            more += ["--announce", page.option("--announce")]
+        else:
+            assert "relay" in page.flags(page.command("headway join", "--relay"))
+            more += ["--relay", f"{PLAIN}:{PORT}" if name != "node-e" else page.option("--announce")]
+        told = self.typed(name, f"{found[0]} {shlex.join(more)}")
+        start = page.command("headway daemon --config").replace("node-b", name)
+        assert start in told, f"the page says {start}, and the program {told}"
+        return start

@@ -412,7 +412,9 @@ async def test_a_machine_joins_by_one_line_within_ten_seconds(playground: Playgr
     assert decode(entry.value, InvitationRecord).invited_by == ("me",)
     told = await program(tmp_path, *words[1:], "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "new"))
     joined_s = time.monotonic() - began
-    assert f"headway daemon --config {tmp_path}/new/daemon.toml --certs {tmp_path}/new" in told
+    given = f"--config {tmp_path}/new/daemon.toml --certs {tmp_path}/new"
+    assert f"headway daemon {given}" in told
+    assert f"sudo {Path(sys.executable).parent}/headway install {given}" in told
     playground.start(
         "second",
         config=tmp_path / "new/daemon.toml",

@@ -1,6 +1,7 @@
 """The output and the exit codes of the command line."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -74,6 +75,27 @@ def test_every_command_explains_itself_with_an_example(words: list[str], headway
     assert typed in usage
     group = words in (["config"], ["data"])
     assert group or any(line.strip().startswith(typed + " ") for line in rest[0].splitlines()), out
+
+
+@pytest.mark.parametrize("words", [[], *command_names()], ids=" ".join)
+def test_help_names_no_file_that_only_a_checkout_has(words: list[str], headway: Headway) -> None:
+    """An installed package has neither docs/ nor tests/."""
+    _, out, _ = headway(*words, "--help")
+    assert not re.findall(r"\b(?:docs|tests|bench)/\S*", out)
+
+
+def test_the_files_of_the_help_texts_make_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headway: Headway
+) -> None:
+    """Whoever writes the job file of `run --help` and the nodes file of `plan --help` gets a plan from them."""
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = headway("run", "--help")
+    Path("job.toml").write_text(re.search(r'job\.name = ".*"', out)[0])  # type: ignore[index]
+    _, out, _ = headway("plan", "--help")
+    Path("nodes.toml").write_text(out.partition("nodes.toml:\n")[2].partition("\n\n")[0])
+    code, out, err = headway("plan", "job.toml", "--nodes-file", "nodes.toml")
+    assert (code, err) == (0, "")
+    assert "berlin-1" in out
 
 
 @pytest.mark.parametrize(
