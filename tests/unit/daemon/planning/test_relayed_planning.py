@@ -63,8 +63,9 @@ def test_the_node_that_can_only_dial_out_dials() -> None:
         assert chain(nodes, all_equal(nodes))[0] == "b"
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_of_equal_plans_the_one_with_fewest_relays_wins(seed: int) -> None:
+def test_of_equal_plans_the_one_with_fewest_relays_wins(seed: int, is_measured: bool) -> None:
     """Compared with every order of the nodes, whatever their relays are."""
     chance = random.Random(seed)
     number = chance.choice((3, 4, 5))
@@ -77,8 +78,30 @@ def test_of_equal_plans_the_one_with_fewest_relays_wins(seed: int) -> None:
         else near(name)
         for name in names
     ]
-    found = chain(nodes, all_equal(nodes))
+    found = chain(nodes, all_equal(nodes) if is_measured else None)
     assert num_relayed(found, nodes) == min(num_relayed(order, nodes) for order in permutations(names))
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_two_of_many_that_need_no_relay_are_taken(is_measured: bool) -> None:
+    """Nodes that are equal in everything else."""
+    nodes = [far("a"), far("b"), far("c", "d:7070"), near("d")]
+    spec = job(placement=PlacementSpec(min_nodes=2, max_nodes=2))
+    plan = planned(spec, nodes, profiles=all_equal(nodes) if is_measured else None)
+    assert num_relayed([stage.node for stage in plan.stages], nodes) == 0
+
+
+def test_a_direct_link_is_worth_more_than_layers_that_stay() -> None:
+    """Among equals: whether a running job moves for it is not asked here."""
+    nodes, spec = [far("a"), near("b")], job(placement=PlacementSpec(min_nodes=2))
+    stages = planned(spec, [near("a"), near("b")]).stages
+    order = [replace(stage, node=name, node_incarnation=f"{name}-1") for stage, name in zip(stages, "ba", strict=True)]
+    before = PlanRecord(generation=1, timeline=0, stages=tuple(order))
+    assert [stage.node for stage in planned(spec, [near("a"), near("b")], previous=before).stages] == ["b", "a"]
+    assert [stage.node for stage in planned(spec, nodes, profiles=all_equal(nodes), previous=before).stages] == [
+        "a",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize("number", [10, 20])
