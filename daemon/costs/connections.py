@@ -52,6 +52,7 @@ class Links:
     ) -> None:
         """blocked: pairs of nodes that cannot talk. relayed: which ways lead through relays."""
         self._relayed = relayed
+        self._has_relays = bool(relayed)
         self._blocked = blocked
         self._assumptions = assumptions
         self._profiles = profiles
@@ -61,7 +62,7 @@ class Links:
     @property
     def differ_inside_sites(self) -> bool:
         """Return whether links inside a site may differ: some link is measured, or some lead through relays."""
-        return bool(self._relayed) or not self._is_assumed
+        return self._has_relays or not self._is_assumed
 
     @property
     def has_blocked(self) -> bool:
@@ -86,24 +87,22 @@ class Links:
 
     def via(self, one: DeviceSlot, other: DeviceSlot) -> str:
         """Return the relay between two devices; empty: their link is direct. one: the earlier one in the plan."""
-        return self._relayed.via(one.node, other.node)
+        return self._relayed.via(one.node, other.node) if self._has_relays else ""
 
     def num_relayed(self, stages: Sequence[Sequence[DeviceSlot]], *, is_tied: bool) -> int:
         """Return how many links between the workers of these stages lead through relays."""
-        if not self._relayed:
+        if not self._has_relays:
             return 0
         return self._relayed.num_relayed([[slot.node for slot in stage] for stage in stages], is_tied=is_tied)
 
     def with_fewer_relays(self, order: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...] | None:
         """Return a similar order of devices in which fewer neighbours need a relay; None: none is found."""
-        nodes = [slot.node for slot in order]
-        places = self._relayed.arranged(nodes) if self._relayed else []
-        before, after = ([[nodes[place]] for place in each] for each in (range(len(nodes)), places))
-        if not places or self._relayed.num_relayed(after, is_tied=False) >= self._relayed.num_relayed(
-            before, is_tied=False
-        ):
+        if not self._has_relays:
             return None
-        return tuple(order[place] for place in places)
+        places = self._relayed.arranged([slot.node for slot in order])
+        found = tuple(order[place] for place in places)
+        before, after = (self.num_relayed([[slot] for slot in each], is_tied=False) for each in (order, found))
+        return found if after < before else None
 
     def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices. one: the earlier one in the plan."""
@@ -131,7 +130,7 @@ class Links:
         were; None: it has to be assumed.
         """
         found = self._measured(dialling, dialled)
-        if found is not None or self._is_assumed or not self._relayed:
+        if found is not None or self._is_assumed or not self._has_relays:
             return found
         legs = [self._measured(*leg) for leg in self._relayed.legs(dialling, dialled)]
         speeds = [leg for leg in legs if leg is not None]
@@ -153,7 +152,9 @@ class Links:
         if self._is_assumed:
             return None
         found = self._profiles.link(dialling, dialled)
-        if found is None or self._relayed.between(dialling, dialled) == self._relayed.between(dialled, dialling):
+        if found is None or not self._has_relays:
+            return found
+        if self._relayed.between(dialling, dialled) == self._relayed.between(dialled, dialling):
             return found
         own = self._profiles.by_link.get((dialling, dialled))
         return None if own is None else replace(found, round_trip_s=own.round_trip_s)
