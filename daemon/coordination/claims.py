@@ -21,7 +21,7 @@ from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.situation.standing import Standing
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.usage import per_share, weight
 
 STARTS_WORTH: Final = 5.0
@@ -144,7 +144,12 @@ def uses(situations: Iterable[JobSituation], view: ClusterView, *, now: float) -
 
 def left_alone_until(situation: JobSituation) -> float:
     """Return until when a training job is protected from being stopped for another one."""
-    return situation.job.started_at + max(situation.view.shares.slice_s, STARTS_WORTH * situation.job.starting_s)
+    return situation.job.started_at + left_alone_s(situation.job, situation.view)
+
+
+def left_alone_s(job: JobView, view: ClusterView) -> float:
+    """Return how long a job trains before it is stopped for another one."""
+    return max(view.shares.slice_s, STARTS_WORTH * job.starting_s)
 
 
 class _Settling:

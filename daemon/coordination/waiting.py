@@ -2,6 +2,7 @@
 stop. Pure.
 """
 
+from headway.daemon.coordination.claims import left_alone_s
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.situation import JobSituation
@@ -49,8 +50,9 @@ def _cause(situation: JobSituation, owner: JobView) -> str:
         return f"has priority {owner.priority}"
     if owner.priority == situation.job.priority and owner.user == situation.job.user:
         return ""
-    if situation.now < owner.started_at + situation.view.shares.slice_s:
-        return f"keeps its devices until it has run for {situation.view.shares.slice_s:g} s"
+    kept_s = left_alone_s(owner, situation.view)
+    if situation.now < owner.started_at + kept_s:
+        return f"keeps its devices until it has run for {kept_s:g} s"
     if owner.priority < situation.job.priority:
         return "gives way"
     user = situation.job.user or "this user"

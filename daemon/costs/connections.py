@@ -1,11 +1,19 @@
 """The links between workers, as a plan sees them: measured links, and assumptions for the rest. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.relayed_ways import NO_RELAYS, RelayedWays
+from headway.daemon.records.measurements import LinkProbe
+
+LEGS: Final = 2
+"""Number of ways of which a relayed one consists. Until these or the whole are measured, its round trip counts as that
+many times a far one's, and its bandwidth as that many times less: a relay takes each byte, and sends it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +43,16 @@ class Links:
     """The round trips and bandwidths between a job's devices."""
 
     def __init__(
-        self, assumptions: LinkAssumptions, profiles: Profiles, blocked: frozenset[Pair] = frozenset()
+        self,
+        assumptions: LinkAssumptions,
+        profiles: Profiles,
+        blocked: frozenset[Pair] = frozenset(),
+        *,
+        relayed: RelayedWays = NO_RELAYS,
     ) -> None:
-        """blocked: pairs of nodes that cannot talk."""
+        """blocked: pairs of nodes that cannot talk. relayed: which ways lead through relays."""
+        self._relayed = relayed
+        self._has_relays = bool(relayed)
         self._blocked = blocked
         self._assumptions = assumptions
         self._profiles = profiles
@@ -45,9 +60,9 @@ class Links:
         self._has_loss = any(speed.loss for _, speed in profiles.links)
 
     @property
-    def has_measured(self) -> bool:
-        """Return whether any link is measured. Then links inside a site may differ."""
-        return not self._is_assumed
+    def differ_inside_sites(self) -> bool:
+        """Return whether links inside a site may differ: some link is measured, or some lead through relays."""
+        return self._has_relays or not self._is_assumed
 
     @property
     def has_blocked(self) -> bool:
@@ -68,22 +83,81 @@ class Links:
 
     def is_measured(self, one: DeviceSlot, other: DeviceSlot) -> bool:
         """Return whether the link between two devices' nodes has been measured."""
-        return not self._is_assumed and self._profiles.link(one.node, other.node) is not None
+        return self._measured(one.node, other.node) is not None
+
+    def via(self, one: DeviceSlot, other: DeviceSlot) -> str:
+        """Return the relay between two devices; empty: their link is direct. one: the earlier one in the plan."""
+        return self._relayed.via(one.node, other.node) if self._has_relays else ""
+
+    def num_relayed(self, stages: Sequence[Sequence[DeviceSlot]], *, is_tied: bool) -> int:
+        """Return how many links between the workers of these stages lead through relays."""
+        if not self._has_relays:
+            return 0
+        return self._relayed.num_relayed([[slot.node for slot in stage] for stage in stages], is_tied=is_tied)
+
+    def with_fewer_relays(self, order: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...] | None:
+        """Return a similar order of devices in which fewer neighbours need a relay; None: none is found."""
+        if not self._has_relays:
+            return None
+        places = self._relayed.arranged([slot.node for slot in order])
+        found = tuple(order[place] for place in places)
+        before, after = (self.num_relayed([[slot] for slot in each], is_tied=False) for each in (order, found))
+        return found if after < before else None
 
     def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
-        """Return the round trip between two devices."""
-        speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
-        return self._assumptions.round_trip_s(one, other) if speed is None else speed.round_trip_s
+        """Return the round trip between two devices. one: the earlier one in the plan."""
+        speed = self._speed(one.node, other.node)
+        if speed is not None:
+            return speed.round_trip_s
+        assumed_s = self._assumptions.round_trip_s(one, other)
+        return LEGS * max(assumed_s, self._assumptions.far_round_trip_s) if self.via(one, other) else assumed_s
 
     def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
-        """Return the bandwidth between two devices, each way."""
-        speed = None if self._is_assumed else self._profiles.link(one.node, other.node)
-        return self._assumptions.bytes_per_s(one, other) if speed is None else speed.bytes_per_s
+        """Return the bandwidth between two devices, each way. one: the earlier one in the plan."""
+        speed = self._speed(one.node, other.node)
+        if speed is not None:
+            return speed.bytes_per_s
+        assumed = self._assumptions.bytes_per_s(one, other)
+        return min(assumed, self._assumptions.far_bytes_per_s) / LEGS if self.via(one, other) else assumed
 
     def loss(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the share of packets that are lost between two devices; 0 until it is measured."""
-        speed = self._profiles.link(one.node, other.node) if self._has_loss else None
+        speed = self._speed(one.node, other.node) if self._has_loss else None
         return 0.0 if speed is None else speed.loss
+
+    def _speed(self, dialling: str, dialled: str) -> LinkProbe | None:
+        """Return the speed of the way that a link goes: as measured, or as its two ways to the relay and from there
+        were; None: it has to be assumed.
+        """
+        found = self._measured(dialling, dialled)
+        if found is not None or self._is_assumed or not self._has_relays:
+            return found
+        legs = [self._measured(*leg) for leg in self._relayed.legs(dialling, dialled)]
+        speeds = [leg for leg in legs if leg is not None]
+        if not speeds or len(speeds) < len(legs):
+            return None
+        return LinkProbe(
+            round_trip_s=sum(leg.round_trip_s for leg in speeds),
+            bytes_per_s=min(leg.bytes_per_s for leg in speeds),
+            loss=max(leg.loss for leg in speeds),
+        )
+
+    def _measured(self, dialling: str, dialled: str) -> LinkProbe | None:
+        """Return the measurement of the way that a link goes; None: there is none.
+
+        A node measures the way that it dials, and the bytes that come to it. So the other one's measurement tells
+        nothing of the round trip if it goes through another relay, or none. Yet it is the only one of the bytes that
+        go there, and home lines are slower in one direction: the worse bandwidth counts.
+        """
+        if self._is_assumed:
+            return None
+        found = self._profiles.link(dialling, dialled)
+        if found is None or not self._has_relays:
+            return found
+        if self._relayed.between(dialling, dialled) == self._relayed.between(dialled, dialling):
+            return found
+        own = self._profiles.by_link.get((dialling, dialled))
+        return None if own is None else replace(found, round_trip_s=own.round_trip_s)
 
     def slowest_bytes_per_s(self, uppers: Sequence[DeviceSlot], lowers: Sequence[DeviceSlot]) -> float:
         """Return the lowest bandwidth of the links between the workers of one stage and those of the next."""
@@ -122,6 +196,8 @@ class ConnectionEstimate:
     lateness_s: float = 0.0
     """Additional delay of frames where packets are lost."""
     is_measured: bool = False
+    via: str = ""
+    """Relay through which it leads; empty: one node dials the other."""
     codec: str = "none"
     """Codec of the hidden states on the link."""
 

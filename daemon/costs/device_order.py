@@ -82,11 +82,13 @@ class Kinds:
         *,
         distinct_nodes: frozenset[str] = frozenset(),
         blocked: frozenset[tuple[str, str]] = frozenset(),
+        entrance: Callable[[str], str] = lambda _: "",
     ) -> None:
         """pace_of: measured times of a device, beyond its speed. distinct_nodes: nodes whose links are measured.
 
-        blocked: pairs of nodes that cannot talk.
+        blocked: pairs of nodes that cannot talk. entrance: what sets a node apart by the relays of its links.
         """
+        self._entrance = entrance
         self._pace_of = pace_of
         self._distinct_nodes = distinct_nodes
         self._blocked: dict[str, str] = {}
@@ -100,7 +102,7 @@ class Kinds:
         is_alike = slot.is_only_one and slot.node not in self._distinct_nodes
         return (
             slot.site,
-            self._blocked.get(slot.node, "") if is_alike else slot.node,
+            self._blocked.get(slot.node, "") + self._entrance(slot.node) if is_alike else slot.node,
             device.kind,
             self.speed(slot),
             slot.room_bytes,

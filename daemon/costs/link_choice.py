@@ -11,6 +11,7 @@ from itertools import combinations, pairwise
 from typing import Final, Literal
 
 from headway.daemon.costs.layer_costs import element_bytes, layer_costs, num_hidden, tied_bytes
+from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord, PlanRecord
 from headway.stages.links.codec import coded_bytes
@@ -139,6 +140,8 @@ class PlannedLink:
     lower: str
     kind: Literal["grpc", "collective"]
     reason: str
+    via: str = ""
+    """Relay through which it leads; empty: one node dials the other."""
 
 
 def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
@@ -148,20 +151,26 @@ def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecor
     ends = [
         LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.stages
     ]
+    relayed = RelayedWays.of(nodes.values(), nodes.values())
     found = []
     for one, other, frame_bytes in _linked(spec, plan):
         upper, lower = ends[one], ends[other]
         if upper is not None and lower is not None:
             choice = choose_link(spec.train.link, upper, lower, frame_bytes=frame_bytes)
             kind: Literal["grpc", "collective"] = "collective" if choice.is_collective else "grpc"
-            found.append(
-                PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=_with_way(choice, upper, lower))
-            )
+            # A process group meets at the dialled worker, and then connects by itself.
+            via = "" if choice.is_collective else relayed.via(upper.node, lower.node)
+            reason = _with_way(choice, upper, lower, via)
+            found.append(PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=reason, via=via))
     return tuple(found)
 
 
-def _with_way(choice: LinkChoice, one: LinkEnd, other: LinkEnd) -> str:
-    """Return the reason of a link, and the unix socket if it uses one: a worker without one is dialled over TCP."""
+def _with_way(choice: LinkChoice, one: LinkEnd, other: LinkEnd, via: str) -> str:
+    """Return the reason of a link, and the relay or unix socket if it uses one. A worker without a unix socket is
+    dialled over TCP.
+    """
+    if via:
+        return f"{choice.reason}; through the relay {via}"
     is_local = one.node == other.node and not choice.is_collective
     return f"{choice.reason}; inside a node over a unix socket" if is_local else choice.reason
 

@@ -383,7 +383,7 @@ class StageCosts:
         """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
         its own.
         """
-        if self.links.has_measured:
+        if self.links.differ_inside_sites:
             return inf
         sites = frozenset(slot.site for slot in order)
         if sites not in self._widest:

@@ -146,7 +146,8 @@ def _about_connection(connection: ConnectionEstimate) -> str:
         f"{f' as {connection.codec}' if connection.codec != 'none' else ''}, "
         f"{connection.num_microbatches} microbatch{'es' * (connection.num_microbatches != 1)} and "
         f"{connection.batch_seconds:.3g} s a batch, round trip {connection.round_trip_s * 1e3:.3g} ms "
-        f"{'measured' if connection.is_measured else 'assumed'}{late}."
+        f"{'measured' if connection.is_measured else 'assumed'}"
+        f"{f', through the relay {connection.via}' if connection.via else ''}{late}."
     )
 
 

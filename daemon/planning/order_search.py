@@ -10,7 +10,15 @@ from itertools import chain, pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.costs.device_order import DeviceSlot, Kinds, long_orders, natural, orders, with_ends_together
+from headway.daemon.costs.device_order import (
+    DeviceSlot,
+    Kinds,
+    long_orders,
+    natural,
+    orders,
+    rearranged,
+    with_ends_together,
+)
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.any_order import AnyOrder
 from headway.daemon.planning.pace_search import PaceSearch
@@ -106,7 +114,18 @@ class OrderSearch:
         return self._as_many_as_demanded()
 
     def _orders(self, lengths: Iterable[int]) -> Iterator[tuple[DeviceSlot, ...]]:
-        return orders(self._slots, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk)
+        found = orders(
+            self._slots, lengths=lengths, kinds=self._kinds, previous=self._previous, can_talk=self._can_talk
+        )
+        return self._with_direct_orders(found)
+
+    def _with_direct_orders(self, found: Iterable[tuple[DeviceSlot, ...]]) -> Iterator[tuple[DeviceSlot, ...]]:
+        """Yield orders, each after a similar one that needs fewer relays: the first of equals is taken."""
+        for order in found:
+            direct = self._costs.links.with_fewer_relays(order)
+            if direct is not None:
+                yield direct if self._can_talk is None else rearranged(direct, self._can_talk)
+            yield order
 
     def _any_order(self) -> Iterator[tuple[DeviceSlot, ...]]:
         """Yield an order of devices with room for the job, where not all orders are tried; nothing if none has."""
@@ -121,7 +140,7 @@ class OrderSearch:
         found = long_orders(
             self._slots, length, self._kinds, self._previous, is_short=is_short, can_talk=self._can_talk
         )
-        for order in found:
+        for order in self._with_direct_orders(found):
             yield order
             if self._costs.tied_bytes and (ring := with_ends_together(order)):
                 yield ring
@@ -160,7 +179,7 @@ class OrderSearch:
         """Return the fastest of the orders in which every device works, or one of fewer devices that is
         nearly as fast.
         """
-        best_by_length: dict[int, tuple[float, tuple[int, int], Cut]] = {}
+        best_by_length: dict[int, tuple[float, tuple[int, int, int], Cut]] = {}
         for order in candidates:
             if not self._has_wanted_nodes(order):
                 continue
@@ -169,7 +188,8 @@ class OrderSearch:
             if found is None:
                 continue
             seconds, cut = found
-            rank = self._at_home.rank(cut)
+            num_relayed = self._costs.links.num_relayed(cut.runs, is_tied=bool(self._costs.tied_bytes))
+            rank = (num_relayed, *self._at_home.rank(cut))
             is_tie = before is not None and seconds <= before[0] * (1 + TIE)
             if before is None or seconds < before[0] * (1 - TIE) or (is_tie and rank < before[1]):
                 best_by_length[len(order)] = (seconds, rank, cut)

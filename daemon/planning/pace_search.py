@@ -130,7 +130,7 @@ class PaceSearch:
             slowest = [inf]
             for number in range(2, reach + 1):
                 new, others = order[place - number], order[place - number + 1 : place]
-                if links.has_measured:
+                if links.differ_inside_sites:
                     nearest = min(links.bytes_per_s(new, other) for other in others)
                 else:
                     nearest = links.bytes_per_s(new, others[-1])

@@ -14,6 +14,7 @@ from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot, natural
 from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.relayed_ways import NO_RELAYS, RelayedWays
 from headway.daemon.jobs.attention_choice import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
@@ -44,6 +45,8 @@ class PlanQuestion:
     profiles: Profiles
     blocked: BlockedWays = NOTHING_BLOCKED
     """Blocked ways between the nodes of the seats."""
+    relayed: RelayedWays = NO_RELAYS
+    """Which of these nodes can only dial out, and their relays. As with a measurement, a plan outlives a change."""
     left_out: tuple[str, ...] = ()
     """Sentences on nodes and devices that the plan may not use, shown when there are too few."""
 
@@ -83,6 +86,7 @@ def ask(
         holdings=tuple(sorted((node, tuple(sorted(layers))) for node, layers in held.items())),
         profiles=profiles or Profiles(),
         blocked=conditions.get("blocked", NOTHING_BLOCKED).among(offer.names),
+        relayed=offer.relayed,
         left_out=offer.left_out,
     )
 
@@ -104,6 +108,7 @@ class _Offer:
     """Their devices."""
     all_slots: tuple[DeviceSlot, ...]
     devices: frozenset[DeviceKey]
+    relayed: RelayedWays
     left_out: tuple[str, ...]
     """As in PlanQuestion."""
 
@@ -143,6 +148,7 @@ def _offer(
         slots=slots,
         all_slots=tuple(slot for _, slot in slots),
         devices=frozenset(key for key, _ in slots),
+        relayed=RelayedWays.of(free, nodes.value),
         left_out=tuple(out),
     )
 

@@ -1,8 +1,8 @@
 """Plans which device holds which layers: the best order of devices, cut, replicas and depth for a job. Pure.
 
 The rule: of all plans within memory, take the least predicted seconds of a batch. A plan with fewer workers is
-preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the plan that leaves most layers in place
-wins, then the plan whose nodes hold most of their layers' files.
+preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the plan with fewest links through relays
+wins, then the plan that leaves most layers in place, then the one whose nodes hold most of their layers' files.
 """
 
 from collections.abc import Iterable
@@ -105,7 +105,8 @@ class _Planner:
         self._slots = slots
         profiles = question.profiles
         self._pairs = question.blocked.pairs
-        self._costs = StageCosts(self._spec, slots, profiles, Links(question.links, profiles, self._pairs))
+        links = Links(question.links, profiles, self._pairs, relayed=question.relayed)
+        self._costs = StageCosts(self._spec, slots, profiles, links)
 
     def plan(self) -> ClusterPlan | PlanRefused:
         placement = self._spec.placement
@@ -125,7 +126,8 @@ class _Planner:
         """Return the best plan on some of the devices."""
         question = self._question
         profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
-        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs)
+        entrance = question.relayed.entrance
+        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs, entrance=entrance)
         at_home = AtHome(self._spec.layers, question.previous, question.holdings)
         cut = OrderSearch(self._costs, slots, kinds, at_home).best()
         if cut is None:

@@ -20,6 +20,7 @@ from headway.daemon.costs.connections import (
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.distance import Distance, lateness_s, microbatches_on_the_way
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.pipeline_cut import fill_factor
@@ -184,6 +185,7 @@ class PredictedTime:
                 round_trip_s=links.round_trip_s(upper.slot, lower.slot),
                 lateness_s=late_s if links.loss(upper.slot, lower.slot) else 0.0,
                 is_measured=links.is_measured(upper.slot, lower.slot),
+                via=links.via(upper.slot, lower.slot),
                 codec=costs.codec(above.slots, below.slots).name.lower(),
             )
             for late_s, (above, below) in zip(self.lateness_s, pairwise(self._stages), strict=True)
@@ -279,7 +281,8 @@ def predict(
     if not slots:
         return None
     profiles = profiles or Profiles()
-    costs = StageCosts(spec, slots, profiles, Links(links or LinkAssumptions(), profiles))
+    relayed = RelayedWays.of((records[worker.node] for worker in stages), records.values())
+    costs = StageCosts(spec, slots, profiles, Links(links or LinkAssumptions(), profiles, relayed=relayed))
     names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
     placed, depths = [], []
     for positions in replicas_of(stages):

@@ -16,6 +16,7 @@ from headway.daemon.costs.layer_costs import (
     position_bytes,
 )
 from headway.daemon.costs.profiles import DeviceClock, Profiles
+from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
@@ -70,8 +71,9 @@ def forecast(
     num_shown: batches of the full pipe, as far as MOST_OPERATIONS allows it; 0: enough for a step's time.
     """
     profiles = profiles or Profiles()
+    nodes = tuple(nodes)
     slots = _slots(stages, nodes)
-    speeds = Links(links or LinkAssumptions(), profiles)
+    speeds = Links(links or LinkAssumptions(), profiles, relayed=RelayedWays.of(nodes, nodes))
     by_stage = replicas_of(stages)
     num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
     train = replace(spec.train, batches=num_batches, eval_patience=0)

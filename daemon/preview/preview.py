@@ -10,6 +10,7 @@ from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planned_links
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
@@ -261,7 +262,8 @@ def preview(
         raise ConfigError(plan.reason, f"job {spec.job.name}")
     slots = [DeviceSlot.of(node, position) for node in nodes for position in range(len(node.devices))]
     known = profiles or Profiles()
-    costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known))
+    relayed = RelayedWays.of(nodes, nodes)
+    costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known, relayed=relayed))
     run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles) if is_simulated else None
     explanation = plan.explanation()
     found = PlanPreview(

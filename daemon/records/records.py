@@ -115,6 +115,12 @@ class NodeRecord:
         """Return its daemon's address, for dialling."""
         return NodeEndpoint(self.name, self.address)
 
+    @property
+    def relay(self) -> str:
+        """Return the port of another at which it stands by, the first one that others dial; empty: they dial it."""
+        ports, way, _ = self.address.partition("/")
+        return ports.split(",")[0] if way else ""
+
     def storage_trouble(self, job: str) -> str:
         """Return why it cannot read the data or the checkpoint that a job starts from; empty: it can."""
         told = (self.ailments.get(ailment, "") for ailment in (data_ailment(job), checkpoint_ailment(job)))

@@ -22,13 +22,18 @@ def predicted(
     profiles: Profiles,
     view: ClusterView,
 ) -> float | None:
-    """Return what `predict` would, from all measurements. name: of the plan, under which the view remembers it."""
+    """Return what `predict` would, from all nodes and measurements. name: of the plan, under which the view remembers
+    it.
+    """
     own = [nodes.get(stage.node) for stage in stages]
+    relays = {node.relay for node in own if node is not None and node.relay}
+    hosts = [node for node in nodes.values() if node.address in relays] if relays else []
+    known = {node.name: node for node in (*own, *hosts) if node is not None}
     ways = view.derived.lasting(
-        f"ways of {name}", (profiles.links, stages), lambda: measured_ways(view, (stage.node for stage in stages))
+        f"ways of {name}", (profiles.links, stages, *known.values()), lambda: measured_ways(view, known)
     )
     return view.derived.of(
         f"prediction of {name}",
-        (spec, stages, profiles.layers, ways, *own),
-        lambda: predict(spec, stages, filter(None, own), profiles=Profiles(profiles.layers, ways)),
+        (spec, stages, profiles.layers, ways, *known.values()),
+        lambda: predict(spec, stages, known.values(), profiles=Profiles(profiles.layers, ways)),
     )

@@ -6,6 +6,7 @@ file.
 """
 
 import random
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.plan_cache import Plans
 from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
 from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.derived import Derived
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_invariants import SimulatedInvariants
@@ -344,12 +346,14 @@ class SimulatedCluster(SimulatedInvariants):
             self.planning.looked(lambda plans: self._decide_twice(view, plans), jobs=view.jobs, now=self.now)
 
     def _decide_twice(self, view: ClusterView, plans: Plans) -> Decision:
-        """Decide with the memory of what this node has decided, and without one: the two must be equal."""
+        """Decide with the memory of what this node has decided and derived, and without: the two must be equal."""
         decide_now = partial(
-            decide, view, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
+            decide, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
         )
         _, earlier = self._earlier.setdefault(id(view), (view, Earlier()))
-        remembering, anew = decide_now(earlier=earlier), decide_now()
+        bare = copy(view)
+        bare.derived = Derived()
+        remembering, anew = decide_now(view, earlier=earlier), decide_now(bare)
         assert remembering.commands == anew.commands, "a decision rests on what is no longer true"
         assert (remembering.missing, remembering.broken) == (anew.missing, anew.broken)
         assert bool(remembering.stale) == bool(anew.stale)

@@ -45,11 +45,10 @@ class Reports:
 
     def one(self) -> None:
         """Let somebody write something."""
-        tell = self.chance.choice(
-            (self.goodput, self.progress, self.profile, self.probes, self.reach, self.reading, self.speed, self.shares)
-        )
+        of_jobs = (self.goodput, self.progress, self.profile, self.reading)
+        tell = self.chance.choice((*of_jobs, self.probes, self.reach, self.speed, self.shares, self.relays))
         job = self._running()
-        if tell in (self.probes, self.reach, self.speed, self.shares):
+        if tell not in of_jobs:
             told = tell(None)
         else:
             told = tell(job) if job is not None else False
@@ -113,6 +112,13 @@ class Reports:
         node = self.cluster.nodes[self._node()]
         devices = tuple(replace(device, speed=self.chance.choice((0.5, 1.0, 4.0))) for device in node.record.devices)
         self.cluster.say(node.name, devices=devices)
+        return True
+
+    def relays(self, _: JobView | None) -> bool:
+        """A node stands by at other relays, or others dial it again."""
+        name = self._node()
+        relay = self.chance.choice(("", "relay:7070", *(node.record.address for node in self.cluster.nodes.values())))
+        self.cluster.say(name, address=f"{relay}/{name}~" if relay and "/" not in relay else f"{name}:1")
         return True
 
     def shares(self, _: JobView | None) -> bool:
@@ -210,6 +216,6 @@ def test_a_leader_that_remembers_decides_as_one_that_does_not(block: int) -> Non
             cluster.compare_decisions()
             phases |= {job.phase.phase for job in cluster.facts().jobs.values()}
         told = {name: told.get(name, 0) + number for name, number in reports.num_told.items()}
-    assert len(told) == 8, told
+    assert len(told) == 9, told
     assert min(told.values()) > 0, told
     assert phases >= {Phase.QUEUED, Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.STOPPING}

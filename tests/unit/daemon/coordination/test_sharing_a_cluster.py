@@ -165,6 +165,28 @@ def test_a_higher_priority_stops_what_cannot_shrink() -> None:
     assert decode(cluster.store.values[Keys.of("low", "plan")], PlanRecord).timeline == 1
 
 
+def test_a_job_that_starts_slowly_keeps_its_devices_for_as_long_as_its_sentence_says() -> None:
+    """Its start took longer than a time slice, so it would be a waste to stop it after one."""
+    cluster = cluster_of("a", "b", slice_s=10.0)
+    submit(cluster, "low", min_nodes=2)
+    cluster.calm(until=lambda: cluster.phase("low").phase is Phase.PREPARING)
+    cluster.deliver(cluster.nodes[cluster.leader])
+    cluster.now += 40.0
+    trains(cluster, "low")
+    began = cluster.now
+    submit(cluster, "high", priority=5, min_nodes=2)
+    cluster.calm(max_rounds=4)
+    told = cluster.phase("high").reason
+    kept_s = float(
+        told.removeprefix("waits for devices of job low: keeps its devices until it has run for ").split()[0]
+    )
+    assert kept_s >= 5 * 40.0
+    while is_running(cluster, "low"):
+        assert cluster.phase("high").reason == told
+        for_seconds(cluster, 5.0)
+    assert cluster.now - began == pytest.approx(kept_s, abs=15.0)
+
+
 def test_a_higher_priority_shrinks_a_lower_at_once() -> None:
     """Nothing has to be stopped where the lower can shrink to min_nodes: the higher gets the rest within seconds."""
     cluster = cluster_of("a", "b", "c")

@@ -1,0 +1,161 @@
+"""Plans whose nodes cannot all dial each other: a link through a relay is slower, and direct neighbours are better."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+import pytest
+
+from headway.daemon.costs.link_choice import link_sentences, planned_links
+from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.relayed_ways import RelayedWays
+from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.planning.plan_question import ask, differs_in_measurements_alone, still_answers
+from headway.daemon.planning.planner import ClusterPlan, answer
+from headway.daemon.planning.predicted_time import predict
+from headway.daemon.records.measurements import LinkProbe
+from headway.daemon.records.records import NodeRecord, PlanRecord
+from tests.unit.daemon.planning.clusters import job, node, planned
+
+RELAY = "relay:7070"
+QUICK = LinkProbe(round_trip_s=0.01, bytes_per_s=1e9)
+
+
+def far(name: str, *relays: str) -> NodeRecord:
+    """A node that can only dial out."""
+    return replace(node(name), address=f"{','.join(relays) or RELAY}/{name}~")
+
+
+def near(name: str) -> NodeRecord:
+    """A node that others dial."""
+    return replace(node(name), address=f"{name}:7070")
+
+
+def all_equal(nodes: list[NodeRecord]) -> Profiles:
+    """Measurements in which each link is as fast as any other, whatever way it goes."""
+    return Profiles.of(links=dict.fromkeys(permutations([each.name for each in nodes], 2), QUICK))
+
+
+def chain(nodes: list[NodeRecord], profiles: Profiles | None = None) -> list[str]:
+    """The nodes of a plan that needs all of them, in its order."""
+    number = len(nodes)
+    spec = job(num_blocks=2 * number, microbatches=2 * number, placement=PlacementSpec(min_nodes=number))
+    plan = planned(spec, nodes, profiles=profiles)
+    assert len(plan.stages) == number
+    return [stage.node for stage in plan.stages]
+
+
+def num_relayed(order: list[str] | tuple[str, ...], nodes: list[NodeRecord]) -> int:
+    ways = RelayedWays.of(nodes, nodes)
+    return sum(bool(ways.between(*pair)) for pair in pairwise(order))
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_between_two_nodes_behind_nat_stands_the_one_that_is_their_relay(is_measured: bool) -> None:
+    """The first one dials it, and it finds the last one at its own port."""
+    nodes = [far("a", "c:7070"), far("b", "c:7070"), near("c")]
+    assert chain(nodes, all_equal(nodes) if is_measured else None)[1] == "c"
+
+
+def test_the_node_that_can_only_dial_out_dials() -> None:
+    """Nobody but its relay dials it directly, so it comes first."""
+    for nodes in ([near("a"), far("b")], [far("b"), near("a")], [far("b"), near("c")]):
+        assert chain(nodes, all_equal(nodes))[0] == "b"
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_of_equal_plans_the_one_with_fewest_relays_wins(seed: int, is_measured: bool) -> None:
+    """Compared with every order of the nodes, whatever their relays are."""
+    chance = random.Random(seed)
+    number = chance.choice((3, 4, 5))
+    names = [f"n{index}" for index in range(number)]
+    ports = [RELAY, "other:7070", *(f"{name}:7070" for name in names)]
+    outside = chance.sample(names, chance.randint(1, number))
+    nodes = [
+        far(name, *chance.sample([port for port in ports if port.partition(":")[0] not in outside], 2))
+        if name in outside
+        else near(name)
+        for name in names
+    ]
+    found = chain(nodes, all_equal(nodes) if is_measured else None)
+    assert num_relayed(found, nodes) == min(num_relayed(order, nodes) for order in permutations(names))
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_two_of_many_that_need_no_relay_are_taken(is_measured: bool) -> None:
+    """Nodes that are equal in everything else."""
+    nodes = [far("a"), far("b"), far("c", "d:7070"), near("d")]
+    spec = job(placement=PlacementSpec(min_nodes=2, max_nodes=2))
+    plan = planned(spec, nodes, profiles=all_equal(nodes) if is_measured else None)
+    assert num_relayed([stage.node for stage in plan.stages], nodes) == 0
+
+
+def test_a_direct_link_is_worth_more_than_layers_that_stay() -> None:
+    """Among equals: whether a running job moves for it is not asked here."""
+    nodes, spec = [far("a"), near("b")], job(placement=PlacementSpec(min_nodes=2))
+    stages = planned(spec, [near("a"), near("b")]).stages
+    order = [replace(stage, node=name, node_incarnation=f"{name}-1") for stage, name in zip(stages, "ba", strict=True)]
+    before = PlanRecord(generation=1, timeline=0, stages=tuple(order))
+    assert [stage.node for stage in planned(spec, [near("a"), near("b")], previous=before).stages] == ["b", "a"]
+    assert [stage.node for stage in planned(spec, nodes, profiles=all_equal(nodes), previous=before).stages] == [
+        "a",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize("number", [10, 20])
+def test_of_many_nodes_those_that_are_reached_directly_are_neighbours(number: int) -> None:
+    """Where not every order is tried: half of the nodes stand by at another one each."""
+    half = number // 2
+    nodes = [far(f"n{index}", f"n{half + index}:7070") for index in range(half)]
+    nodes += [near(f"n{index}") for index in range(half, number)]
+    assert num_relayed(chain(nodes, all_equal(nodes)), nodes) == 0
+
+
+@pytest.mark.parametrize("number", [10, 20])
+def test_of_many_nodes_behind_nat_some_are_direct_neighbours_of_the_only_relay(number: int) -> None:
+    nodes = [far(f"n{index}", "z:7070") for index in range(1, number)] + [near("z")]
+    assert num_relayed(chain(nodes), nodes) == number - 3
+
+
+def test_a_link_through_a_relay_makes_a_batch_slower_until_it_is_measured() -> None:
+    spec = job(placement=PlacementSpec(min_nodes=2), schedule="1f1b")
+    direct, relayed = [near("a"), near("b")], [near("a"), far("b")]
+    stages = planned(spec, direct).stages
+    assert (predict(spec, stages, relayed) or 0.0) > (predict(spec, stages, direct) or 0.0) > 0.0
+    seconds = {predict(spec, stages, nodes, profiles=all_equal(nodes)) for nodes in (direct, relayed)}
+    assert len(seconds) == 1
+
+
+def test_other_relays_ask_for_a_plan_again_and_leave_the_old_one_usable() -> None:
+    """As with a measurement: the job goes on with the plan that it has until the new one is there."""
+    spec = job(placement=PlacementSpec(min_nodes=3))
+    nodes = [far("a", "c:7070"), far("b", "c:7070"), near("c"), near("d")]
+    before = ask(spec, nodes)
+    moved = ask(spec, [far("a", "d:7070"), *nodes[1:]])
+    plan = answer(before)
+    assert isinstance(plan, ClusterPlan)
+    assert before != moved
+    assert differs_in_measurements_alone(before, moved)
+    assert still_answers(plan, before, moved)
+    assert before == ask(spec, [far("a", "c:7070", "d:7070"), *nodes[1:]])
+
+
+def test_a_plan_and_its_links_name_the_relay() -> None:
+    """A relay has its name if it is a node, else its port."""
+    nodes = {each.name: each for each in (near("a"), far("b", "r:7070"), far("c"), near("r"))}
+    spec = job(placement=PlacementSpec(min_nodes=4))
+    plan = planned(spec, nodes.values())
+    order = [nodes[name] for name in ("a", "b", "c", "r")]
+    stages = tuple(
+        replace(stage, node=each.name, node_incarnation=each.incarnation)
+        for stage, each in zip(plan.stages, order, strict=True)
+    )
+    found = planned_links(spec, PlanRecord(generation=1, timeline=0, stages=stages), nodes)
+    assert [(link.lower, link.via) for link in found] == [("b", "r"), ("c", RELAY), ("r", "")]
+    told = " ".join(link_sentences(found))
+    assert "through the relay r." in told
+    assert f"through the relay {RELAY}." in told
+    alone = planned(job(placement=PlacementSpec(min_nodes=2)), [far("b"), far("c")])
+    assert f"assumed, through the relay {RELAY}." in " ".join(alone.explanation())

@@ -1,0 +1,102 @@
+"""A remembered prediction is that of the present records, whatever has changed."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.planning import predicted_time
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.plan_question import ask
+from headway.daemon.planning.planner import answer
+from headway.daemon.planning.predicted_time import predict
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord
+from headway.daemon.records.records import PlanRecord, SpecRecord
+from headway.daemon.situation import predictions
+from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, measured
+from headway.daemon.situation.predictions import predicted
+from headway.daemon.view.cluster_view import ClusterView
+from tests.unit.daemon.planning.clusters import node
+
+SPEC = JobSpec(job=JobSection(name="demo"))
+NAMES = ("a", "b", "c", "d", "e")
+
+
+class Scene:
+    """A job on three of five nodes."""
+
+    def __init__(self) -> None:
+        self.view = ClusterView()
+        self._revision = 0
+        for name in NAMES:
+            self.put(Keys.node(name), replace(node(name), address=f"{name}:7070"))
+        planned = answer(ask(SPEC, [self.view.nodes[name] for name in "abc"]))
+        assert isinstance(planned, ClusterPlan)
+        self.put(Keys.of("demo", "spec"), SpecRecord(spec=SPEC))
+        plan = PlanRecord(
+            generation=1, timeline=1, stages=planned.stages, predicted_batch_seconds=planned.predicted_batch_seconds
+        )
+        self.put(Keys.of("demo", "plan"), plan)
+
+    def put(self, key: str, record: object) -> None:
+        self._revision += 1
+        value = encode(record) if record is not None else None
+        self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision)
+
+    def predicted(self) -> tuple[float | None, float | None]:
+        """Return what is remembered, and what all nodes and measurements give anew."""
+        job, view = self.view.jobs["demo"], self.view
+        assert job.plan is not None
+        nodes, profiles = as_fast_as_their_like(view.nodes.values()), measured(job, view)
+        found = predicted("demo", SPEC, job.plan.stages, nodes=nodes, profiles=profiles, view=view)
+        return found, predict(SPEC, job.plan.stages, nodes.values(), profiles=profiles)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_remembered_prediction_is_the_present_one(seed: int) -> None:
+    """Ways, speeds, relays and layers' times change; nodes go and come."""
+    draw, scene, told = random.Random(seed), Scene(), set[float | None]()
+    for _ in range(400):
+        name = draw.choice(NAMES)
+        record = scene.view.nodes.get(name) or replace(node(name), address=f"{name}:7070")
+        match draw.randrange(5):
+            case 0:
+                way = LinkProbe(round_trip_s=draw.choice((0.001, 0.2)), bytes_per_s=draw.choice((1e5, 1e8)))
+                scene.put(
+                    Keys.probes(name),
+                    ProbeRecord(incarnation=record.incarnation, peers=dict.fromkeys(draw.sample(NAMES, 2), way)),
+                )
+            case 1:
+                devices = tuple(replace(device, speed=draw.choice((0.5, 2.0))) for device in record.devices)
+                scene.put(Keys.node(name), replace(record, devices=devices))
+            case 2:
+                relay = draw.choice(("", "relay:7070", *(f"{other}:7070" for other in NAMES if other != name)))
+                scene.put(Keys.node(name), replace(record, address=f"{relay}/{name}~" if relay else f"{name}:7070"))
+            case 3:
+                times = LayerTime(forward_s=draw.choice((0.1, 0.5)), backward_s=0.2)
+                profile = ProfileRecord(generation=1, layers={"block": times}, num_samples=LEAST_SAMPLES)
+                scene.put(Keys.profile("demo", name, 0), profile)
+            case 4:
+                scene.put(Keys.node(name), None if name in scene.view.nodes and draw.random() < 0.5 else record)
+        found, expected = scene.predicted()
+        assert found == expected
+        told.add(found)
+    assert len(told) > 4
+
+
+def test_a_way_between_other_nodes_computes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, computed = Scene(), list[int]()
+
+    def counted(*args: object, **options: object) -> float | None:
+        computed.append(1)
+        return predicted_time.predict(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(predictions, "predict", counted)
+    way = LinkProbe(round_trip_s=0.1, bytes_per_s=1e6)
+    for name, peer in (("a", "b"), ("d", "e"), ("e", "b"), ("b", "c")):
+        scene.put(Keys.probes(name), ProbeRecord(incarnation=scene.view.nodes[name].incarnation, peers={peer: way}))
+        scene.predicted()
+    assert len(computed) == 2, "the first one, and the one of two nodes of the plan"
