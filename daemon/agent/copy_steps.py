@@ -42,19 +42,30 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     coming = job.next if is_recovering and job.next is not None else plan
-    places = view.derived.of(
-        f"places for copies of {job.name}",
+    own = view.derived.of(
+        f"stages of {job.name} that {node.name} may copy",
         (spec, coming, view.num_node_changes),
-        lambda: copy_places(spec, coming, view.nodes, possible=_possible_holders(spec, view), blocked=view.blocked),
+        lambda: _stages_to_copy(spec, coming, view, node.name),
     )
-    for stage_index, (workers, names) in enumerate(zip(coming.replicas, places, strict=True)):
-        is_named = node.name in names
+    for stage_index, workers, is_named in own:
         if not is_named and not _has_worker(coming, workers, node):
-            continue  # as for most stages of a large cluster
+            continue
         step = _oldest_missing(view, job, coming, stage_index, workers, newer, node, is_named=is_named)
         if step is not None:
             yield step
     yield from _spacing(job, plan, newer, node)
+
+
+def _stages_to_copy(
+    spec: JobSpec, plan: PlanRecord, view: ClusterView, node: str
+) -> list[tuple[int, tuple[int, ...], bool]]:
+    """Return a node's stages and those of which it keeps copies: (stage, its workers, whether copies are meant)."""
+    places = copy_places(spec, plan, view.nodes, possible=_possible_holders(spec, view), blocked=view.blocked)
+    return [
+        (index, tuple(workers), node in names)
+        for index, (workers, names) in enumerate(zip(plan.replicas, places, strict=True))
+        if node in names or any(plan.stages[position].node == node for position in workers)
+    ]
 
 
 def _possible_holders(spec: JobSpec, view: ClusterView) -> Possible:
