@@ -87,6 +87,7 @@ async def test_a_job_through_one_port_a_node(tmp_path: Path) -> None:
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
 
 
+@pytest.mark.slow
 async def test_a_node_that_only_dials_out_takes_part(tmp_path: Path) -> None:
     """All that comes to the second node comes through the first one's port, whose process is killed in the middle."""
     spec = replace(small_job("relayed", batches=60), placement=SAME_CUT)

@@ -39,6 +39,7 @@ def job_of_two_sources(folder: Path) -> JobSpec:
     return resolve_job(spec, job_file=folder / "job.toml", devices=devices, cache_dir=default_cache_dir(), named=())
 
 
+@pytest.mark.slow
 async def test_two_sources_go_on_after_a_kill_and_a_pause(
     harness: FaultHarness, oracle: Oracle, tmp_path: Path
 ) -> None:
