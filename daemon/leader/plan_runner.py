@@ -27,8 +27,6 @@ PLAN_DEADLINE_S: Final = 60.0
 RETRY_S: Final = 60.0
 """Pause after a plan could not be computed; doubles with each further failure, up to LONGEST_RETRY_S."""
 LONGEST_RETRY_S: Final = 3600.0
-URGENT: Final = frozenset({Purpose.RECOVERY, Purpose.RECOVERY_WITH_SUSPECTS, Purpose.RECOVERY_WITH_DRAINING_NODES})
-"""Purposes of plans for which a job stands still."""
 
 _log = structlog.get_logger()
 
@@ -106,15 +104,13 @@ class PlanRunner:
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
     def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
-        """Start the first missing plan, if none is being computed; those of recoveries come before others.
+        """Start the first missing plan, if none is being computed. Return whether the plan is already available.
 
-        Return whether the plan is already available. until: the end of the wait for it, at most `AT_ONCE_S`, by the
-        clock.
+        until: the end of the wait for it, at most `AT_ONCE_S`, by the clock.
+
         """
         late = [work.request for work in self._work]
-        # A job that stands still waits for its plan; one that trains can wait for a better one.
-        in_order = sorted(wanted, key=lambda request: request.purpose not in URGENT)
-        request = next((request for request in in_order if request not in late), None)
+        request = next((request for request in wanted if request not in late), None)
         if request is None or any(not work.is_late for work in self._work):
             return False
         future: Future[Outcome] = Future()

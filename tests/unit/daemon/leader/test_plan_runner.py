@@ -215,19 +215,3 @@ async def test_a_job_that_is_gone_is_forgotten() -> None:
     cache.decided([], jobs=(), now=now)
     runner.collect()
     assert runner.wake_at is None
-
-
-async def test_the_plan_of_a_recovery_is_computed_before_better_plans_of_other_jobs() -> None:
-    """Three jobs want plans, and the last one stands still."""
-    asked: list[PlanRequest] = []
-
-    def compute(question: PlanQuestion) -> PlanRefused:
-        asked.append(next(each for each in wanted if each.question == question))
-        return PlanRefused(reason="enough")
-
-    wanted = [request(num_nodes, job=f"job-{num_nodes}") for num_nodes in (2, 3, 4)]
-    wanted[2] = replace(wanted[2], purpose=Purpose.RECOVERY)
-    runner = PlanRunner(PlanCache(), compute=compute)
-    runner.take_up(wanted, until=time.monotonic() + DEADLINE_S)
-    await asyncio.gather(*runner.under_way)
-    assert [each.job for each in asked] == ["job-4"]
