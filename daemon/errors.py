@@ -53,7 +53,7 @@ class ConflictError(StoreError):
 
 
 class CompactedError(StoreError):
-    """The revision from which to resume a watch was compacted: list again."""
+    """etcd does not have a revision: it was compacted, or is not reached in a history that went back. List again."""
 
 
 @dataclass

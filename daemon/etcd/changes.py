@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has changed below a prefix, without values."""
+    """What had changed below a prefix at one revision, without values."""
 
     revision: int
-    """Revision of the answer."""
+    """etcd's revision when it answered."""
     revisions: dict[str, int]
-    """Revisions of the keys that were set since, and still exist."""
+    """Revisions of the keys that were set since, and still existed."""
     num_keys: int
     """Number of all keys below the prefix."""
     cluster_id: int

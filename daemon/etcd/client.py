@@ -125,12 +125,16 @@ class EtcdClient:
                 return Snapshot(revision, tuple(entries), cluster_id, raft_term)
             start = reply.kvs[-1].key + b"\0"
 
-    async def changes_since(self, prefix: str, revision: int) -> Changes:
-        """Return which keys below a prefix were set after a revision, and how many keys there are. It costs far less
-        than a listing.
+    async def changes_since(self, prefix: str, revision: int, *, at: int) -> Changes:
+        """Return which keys below a prefix were set after a revision, and how many keys there are, as of another
+        revision. It costs far less than a listing.
+
+        Raises CompactedError when etcd does not have the later revision.
         """
         start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
-        request = etcd_pb2.RangeRequest(key=start, range_end=end, keys_only=True, min_mod_revision=revision + 1)
+        request = etcd_pb2.RangeRequest(
+            key=start, range_end=end, keys_only=True, min_mod_revision=revision + 1, revision=at
+        )
         reply = await self._range(request)
         return Changes(
             reply.header.revision,

@@ -196,7 +196,7 @@ class EtcdConnection:
             return StoreUnreachableError(self.target, f"no room: {details}; compact, defragment, disarm its alarm")
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
-        if "compacted" in details:
+        if "compacted" in details or "future revision" in details:
             return CompactedError(self.target, details)
         is_denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
         if is_denied or "authentication failed" in details or is_login_refused(error):

@@ -17,19 +17,22 @@ class Verified:
     """Revision of etcd at the last comparison. By the next one the watch must have shown all changes up to it."""
 
 
-def why_wrong(verified: Verified, seen: HistoryMark, found: Changes, *, held: Mapping[str, int]) -> str:
+def due(verified: Verified, seen: HistoryMark) -> int:
+    """Return the revision at which etcd and the view must be alike. seen: the view's progress."""
+    return max(seen.revision, verified.asked_at)
+
+
+def why_wrong(seen: HistoryMark, found: Changes, *, held: Mapping[str, int]) -> str:
     """Return why the view must be listed again; empty: it has every change that its watch had to show.
 
-    seen: the view's progress. found: the changes since `verified.revision`. held: the keys of the view, with the
-    revision of each.
+    seen: the view's progress. found: the changes since it was last verified, as of the revision that is due. held: the
+    keys of the view, with the revision of each.
     """
     if found.cluster_id != seen.cluster_id or found.revision < seen.revision or found.raft_term < seen.raft_term:
         return "its history is another one"
-    due = max(seen.revision, verified.asked_at)
-    wrong = sorted(key for key, revision in found.revisions.items() if revision <= due and held.get(key) != revision)
+    wrong = sorted(key for key, revision in found.revisions.items() if held.get(key) != revision)
     if wrong:
         return f"the watch has missed {len(wrong)} changes, such as that of {wrong[0]}"
-    num_coming = sum(revision > due and key not in held for key, revision in found.revisions.items())
-    if found.num_keys != len(held) + num_coming:
+    if found.num_keys != len(held):
         return f"it has {found.num_keys} keys, and the view {len(held)}"
     return ""

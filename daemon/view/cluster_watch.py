@@ -12,7 +12,7 @@ from headway.daemon.errors import CompactedError, InvariantLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.records.keys import PREFIX
-from headway.daemon.view.audit import Verified, why_wrong
+from headway.daemon.view.audit import Verified, due, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
 from headway.daemon.view.urgency import PER_NODE_S, may_wait
@@ -134,10 +134,10 @@ class ClusterWatch:
         """Return whether the view has every change that the watch had to show. Raises StoreError."""
         seen = self._mark
         try:
-            found = await self._client.changes_since(PREFIX, self._verified.revision)
-        except StoreUnreachableError:
-            return False  # the listing waits until etcd answers
-        if reason := why_wrong(self._verified, seen, found, held=self.view.revisions):
+            found = await self._client.changes_since(PREFIX, self._verified.revision, at=due(self._verified, seen))
+        except (StoreUnreachableError, CompactedError):
+            return False  # the listing waits until etcd answers, and finds out whether its history went back
+        if reason := why_wrong(seen, found, held=self.view.revisions):
             _log.warning("view_listed_again", etcd=self._client.target, reason=reason)
             return False
         self._verified = Verified(seen.revision, found.revision)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from headway.daemon.errors import CompactedError
 from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
@@ -115,7 +116,9 @@ async def test_an_audit_repairs_what_a_watch_has_lost(
 async def test_a_view_that_is_right_is_not_listed_again(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An audit asks what has changed, and how many keys there are. The watch goes on as if nothing had been."""
+    """An audit asks what had changed, and how many keys there were. The watch goes on as if nothing had been, and what
+    comes and goes while etcd is asked is no mistake of the view.
+    """
     listed, compared, list_all, compare = 0, asyncio.Semaphore(0), client.get_prefix, client.changes_since
 
     async def counted_list(prefix: str) -> Snapshot:
@@ -123,30 +126,40 @@ async def test_a_view_that_is_right_is_not_listed_again(
         listed += 1
         return await list_all(prefix)
 
-    async def counted_compare(prefix: str, revision: int) -> Changes:
+    async def compare_amid_changes(prefix: str, revision: int, *, at: int) -> Changes:
+        await client.delete(OTHER)
+        await client.put(KEY, encode(DesiredRecord(state=Desired.CANCELLED)))
+        found = await compare(prefix, revision, at=at)
         compared.release()
-        return await compare(prefix, revision)
+        return found
 
     monkeypatch.setattr(client, "get_prefix", counted_list)
-    monkeypatch.setattr(client, "changes_since", counted_compare)
-    await client.put(OTHER, encode(DesiredRecord()))
-    async with watching(client, audit_period_s=1.0) as cluster, asyncio.timeout(DEADLINE_S):
-        for wish in (Desired.PAUSED, Desired.RUNNING, Desired.CANCELLED):
+    monkeypatch.setattr(client, "changes_since", compare_amid_changes)
+    async with watching(client, audit_period_s=0.5) as cluster, asyncio.timeout(DEADLINE_S):
+        for wish in (Desired.PAUSED, Desired.RUNNING):
+            await client.put(OTHER, encode(DesiredRecord()))
             await client.put(KEY, encode(DesiredRecord(state=wish)))
-            await until_desired(cluster, wish)
             await compared.acquire()
-        await client.delete(OTHER)
+            await until_desired(cluster, Desired.CANCELLED)
         while cluster.view.revision_of(OTHER):
             await cluster.changed(cluster.version)
     assert listed == 1
 
 
-async def test_etcd_says_what_was_set_since_a_revision_and_how_many_keys_there_are(client: EtcdClient) -> None:
-    """The count has also the keys that were set before."""
+async def test_etcd_says_what_was_set_since_a_revision_and_how_many_keys_there_were(client: EtcdClient) -> None:
+    """The count has also the keys that were set before. What comes later is not counted."""
     await client.put("/headway/a", b"1")
+    await client.put("/headway/gone", b"1")
     revision = await client.put("/headway/b", b"1")
     await client.put("/other", b"1")
     later = await client.put("/headway/c", b"1")
-    found = await client.changes_since("/headway/", revision)
-    assert (found.revisions, found.num_keys, found.revision) == ({"/headway/c": later}, 3, later)
+    await client.delete("/headway/gone")
+    last = await client.put("/headway/d", b"1")
+    found = await client.changes_since("/headway/", revision, at=later)
+    assert (found.revisions, found.num_keys, found.revision) == ({"/headway/c": later}, 4, last)
     assert found.cluster_id == (await client.get_prefix("/headway/")).cluster_id
+    with pytest.raises(CompactedError, match="future revision"):
+        await client.changes_since("/headway/", revision, at=last + 1)
+    await client.compact(last)
+    with pytest.raises(CompactedError, match="compacted"):
+        await client.changes_since("/headway/", revision, at=later)
