@@ -28,6 +28,8 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.device.opening import open_device
+from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
 from headway.stages.links.coded_link import CodedLink
@@ -60,6 +62,8 @@ TROUBLES_S = 2.0
 """Time for the other processes to report after the first error."""
 GENERATION = Generation(1)
 LinkInbox = queue.SimpleQueue[Frame | LinkLost]
+StageItem = Frame | LinkLost | DeviceDone | BaseException
+StageInbox = queue.SimpleQueue[StageItem]
 PRELOADED = [
     "headway.daemon.rpc.certificates",
     "headway.optim.layer_optimizer",
@@ -152,7 +156,7 @@ class Host:
         job: str,
         stage: int,
         peer: int,
-        inbox: LinkInbox,
+        inbox: LinkInbox | StageInbox,
         contract: FrameContract,
         kind: str,
         *,
@@ -219,7 +223,7 @@ class StageRun:
         configure(self.train, torch.device(self.device))
         stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
-        inbox: LinkInbox = LinkInbox()
+        inbox: StageInbox = StageInbox()
         open_link = partial(self._open_link, host, context, inbox)
         links = StageLinks(
             upstream={0: open_link(stage - 1)} if stage else {},
@@ -233,9 +237,27 @@ class StageRun:
         journal = Journal() if stage == num_stages - 1 else None
         operations = self.observer()
         content = StageContent(layers=layers, tokens=self.tokens() if stage == 0 else None, journal=journal)
-        executor = Executor(context, content, links, observer=operations, make_graph=self.graph_maker(stage))
+        device = open_device(torch.device(self.device), on_failure=inbox.put)
+        executor = Executor(
+            context,
+            content,
+            links,
+            observer=operations,
+            make_graph=self.graph_maker(stage),
+            device=device,
+            inbox=inbox,
+        )
+
+        def take(item: StageItem) -> None:
+            if isinstance(item, BaseException):
+                raise item
+            executor.accept(item)
+
         choose = FixedOrder(self.orders[stage]) if self.orders else next_op
-        StageLoop(executor, inbox, executor.accept, choose=choose).run()
+        try:
+            StageLoop(executor, inbox, take, choose=choose).run()
+        finally:
+            device.close()
         losses = [] if journal is None else [row.loss for row in journal.rows]
         return StageReport(operations.all, losses, executor.layer_times.measured.peak_bytes)
 
@@ -264,7 +286,7 @@ class StageRun:
         depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
         return depths[stage]
 
-    def _open_link(self, host: Host, context: StageContext, inbox: LinkInbox, peer: int) -> Link:
+    def _open_link(self, host: Host, context: StageContext, inbox: StageInbox, peer: int) -> Link:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
         contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
         link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link, device=self.device)

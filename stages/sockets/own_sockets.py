@@ -52,7 +52,12 @@ def end_connections_from(hosts: Collection[IPv4Address | IPv6Address]) -> int:
 
 
 def address_of(one: socket.socket, *, is_peer: bool) -> Address | None:
-    """Return this end's address of a TCP socket, or its peer's; None if it has none."""
+    """Return this end's address of a TCP socket, or its peer's; None if it has none.
+
+    Libraries open sockets of other families, whose addresses have other forms: CUDA's of netlink has two numbers.
+    """
+    if one.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
     try:
         host, port = (one.getpeername() if is_peer else one.getsockname())[:2]
         return unmapped(host), port

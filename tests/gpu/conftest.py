@@ -20,9 +20,18 @@ def kind() -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-@pytest.fixture
-def card(kind: Literal["cpu", "cuda"]) -> Iterator[torch.device]:
-    """The first device of that kind. Determinism and threads are a process's: the test's own are undone."""
+@pytest.fixture(autouse=True)
+def own_arithmetic() -> Iterator[None]:
+    """Precision, determinism and threads are a process's: what a test sets is undone."""
+    precision, mode = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
     threads = torch.get_num_threads()
-    yield torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.set_deterministic_debug_mode(mode)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def card(kind: Literal["cpu", "cuda"]) -> torch.device:
+    """The first device of that kind."""
+    return torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")

@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from functools import partial
 
+import structlog
 import torch
 from torch._C._distributed_c10d import FileStore
 
@@ -69,6 +70,7 @@ def end_stuck(peer: str) -> None:
 
 def main(rank: int, card: int, path: str) -> None:
     """Run until the link is lost."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the parent reads the other
     outlive_peers(os.environ)
     device = torch.device("cuda", card)
     torch.cuda.set_device(device)

@@ -44,13 +44,22 @@ class Peer:
             env={**os.environ, "PYTHONPATH": path},
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def says(self, start: str, *, within_s: float) -> str:
         """Return its next line, which must begin so."""
         line = self._lines.get(timeout=within_s)
         assert line.startswith(start), line
         return line
+
+    def end(self) -> None:
+        """Kill it, and read to its end."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -67,8 +76,7 @@ def peers(store: Path, *cards: int) -> Iterator[tuple[Peer, Peer]]:
         yield both[0], both[1]
     finally:
         for peer in both:
-            peer.process.kill()
-            peer.process.wait()
+            peer.end()
 
 
 @needs_two_cards

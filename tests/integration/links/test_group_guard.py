@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -128,6 +129,23 @@ def test_nobody_connects_to_a_group_that_is_formed() -> None:
     forming.groups[ACCEPTOR].send_message(sent).wait(LIMIT)
     receiving.wait(LIMIT)
     assert torch.equal(sent, got)
+    for group in forming.groups.values():
+        group.abort()
+
+
+def test_a_group_forms_beside_sockets_of_other_families(tmp_path: Path) -> None:
+    """A library's sockets have addresses of other forms: netlink's are numbers, and CUDA opens such a one."""
+    with (
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as netlink,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        netlink.bind((0, 0))
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        abstract.bind("\0headway-test-of-families")
+        forming = form(HashStore())
+    assert not forming.errors
     for group in forming.groups.values():
         group.abort()
 
