@@ -30,6 +30,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.planner import make_plan
 from headway.optim.spec import GroupSpec, OptimSpec
+from headway.stages.attention_kernels import why_not
 from headway.stages.model.determinism import configure
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
 
@@ -224,9 +225,26 @@ def counted(case: Case) -> list[Row]:
     ]
 
 
+def fits_card(case: Case) -> bool:
+    """Return whether the card and the CPU, which has the other workers, both have the attention kernel of a case."""
+    model, train = case.spec.model, case.spec.train
+    kernel = train.attention_backend
+    return train.dtype == "bfloat16" and kernel != "auto" and not why_not(kernel, model, train, device_kind="cuda")
+
+
+def warm_card() -> None:
+    """Multiply once, so that the card has the libraries' work space before anything is counted."""
+    one = torch.ones((64, 64), device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    functional.linear(one, one).sum().backward()  # type: ignore[no-untyped-call]
+    torch.mm(one.detach().float(), one.detach().float())
+    torch.cuda.synchronize()
+
+
 def on_card(case: Case) -> list[Row]:
     """Return the first, a middle and the last worker of a case, each alone on the card."""
     spec, plan = case.spec, case.plan()
+    configure(spec.train, torch.device("cuda", 0))
+    warm_card()
     rows = []
     for position in sorted({0, len(plan.stages) // 2, len(plan.stages) - 1}):
         configure(spec.train, torch.device("cuda", 0))
@@ -238,6 +256,7 @@ def on_card(case: Case) -> list[Row]:
         pipeline.run()
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
+        pipeline.close()
         rows.append(
             Row(f"cuda: {case.name}", _worker(plan, position), plan.stages[position].device_bytes, peak, case.most)
         )
@@ -285,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.only in case.name:
             progress(case.name)
             rows += counted(case)
-            rows += on_card(case) if torch.cuda.is_available() else []
+            rows += on_card(case) if torch.cuda.is_available() and fits_card(case) else []
     if not options.json:
         for row in rows:
             print(

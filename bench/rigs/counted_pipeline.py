@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import torch
@@ -18,8 +19,13 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import Device, NodeRecord, PlanRecord
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.device.cpu import CpuDevice
+from headway.stages.device.device import StageDevice
+from headway.stages.device.opening import open_device
+from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.coded_link import CodedLink
+from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
 from headway.stages.schedule.schedule import WAIT, Update, next_op
 from headway.stages.spec import TrainSpec
@@ -34,8 +40,18 @@ As = Callable[[int], AbstractContextManager[None]]
 """Counts what is made inside for a worker."""
 
 
+OpenCard = Callable[..., StageDevice]
+"""Opens the card; `on_failure` hears of errors in its threads."""
+
+
+def open_first_card(*, on_failure: Callable[[BaseException], None]) -> StageDevice:
+    """Open the first card of this machine."""
+    return open_device(torch.device("cuda", 0), on_failure=on_failure)
+
+
 DOCUMENT: Final = 48
 """Tokens of a document."""
+CARD_TIMEOUT_S: Final = 60.0
 
 
 class RandomTokens:
@@ -97,7 +113,15 @@ class CopyLink:
 class CountedPipeline:
     """The workers of a plan."""
 
-    def __init__(self, spec: JobSpec, plan: ClusterPlan, *, as_worker: As, on_card: int = -1) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: ClusterPlan,
+        *,
+        as_worker: As,
+        on_card: int = -1,
+        open_card: OpenCard = open_first_card,
+    ) -> None:
         """as_worker: see `As`. on_card: position of the worker whose device is a card; -1: none."""
         self._spec = spec
         self._as = as_worker
@@ -105,6 +129,12 @@ class CountedPipeline:
         self._inboxes: list[deque[Frame]] = [deque() for _ in plan.stages]
         self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.stages]
         self._on_card = on_card
+        self._open_card = open_card
+        self._done: SimpleQueue[DeviceDone] = SimpleQueue()
+        """What the card has done."""
+        self._journal = Journal()
+        self._failures: SimpleQueue[BaseException] = SimpleQueue()
+        """Of the card's threads."""
         self._hears_at_once = False
         self._updates_wait = False
         self.executors = []
@@ -125,10 +155,33 @@ class CountedPipeline:
         self._updates_wait = updates_are_late
         for executor in self.executors:
             executor.begin()
+        is_settled = False
         while not all(executor.state.is_done for executor in self.executors):
             moved = [self._goes_on(position) for position in range(len(self.executors))[:: ahead or 1]]
-            if not any(moved) and not self._hear_siblings() and not self._update_one():
+            if any(moved):
+                is_settled = False
+            elif not is_settled:
+                is_settled = self._hears_card()
+            elif self._hear_siblings() or self._update_one():
+                is_settled = False
+            else:
                 raise RuntimeError("all workers wait for each other")
+
+    def _hears_card(self) -> bool:
+        """Let the worker on the card hear of the next thing that the card has done. Return whether that was the last,
+        and every frame has left.
+        """
+        if self._on_card < 0:
+            return True
+        executor, is_last = self.executors[self._on_card], False
+        if not executor.events.num_pending:
+            is_last = True
+            executor.events.when_copied((), lambda _: None)  # in line after the frames that leave
+        try:
+            executor.accept(self._done.get(timeout=CARD_TIMEOUT_S))
+        except Empty:
+            raise (RuntimeError("the card is late") if self._failures.empty() else self._failures.get()) from None
+        return is_last
 
     def _update_one(self) -> bool:
         """Let the first worker make an update of the oldest batch that is due. All others come later still."""
@@ -164,7 +217,8 @@ class CountedPipeline:
                 while late and self._hears_at_once:
                     executor.accept(_arrived(late.popleft()))
                     has_moved = True
-                op = WAIT if executor.state.is_done else next_op(executor.state)
+                is_held = executor.state.is_done or executor.ops.is_full
+                op = WAIT if is_held else next_op(executor.state)
                 if op is WAIT or (self._updates_wait and isinstance(op, Update)):
                     return has_moved
                 executor.execute(op)
@@ -175,7 +229,8 @@ class CountedPipeline:
         stage_index = plan.stage_index(position)
         replicas = plan.replicas[stage_index]
         stage, index = plan.stages[position], replicas.index(position)
-        device = torch.device("cuda", 0) if position == self._on_card else torch.device("cpu")
+        is_on_card = position == self._on_card
+        device = self._open_card(on_failure=self._failures.put) if is_on_card else CpuDevice()
         context = StageContext(
             model=spec.model,
             train=spec.train,
@@ -188,7 +243,7 @@ class CountedPipeline:
             layers=tuple(map(LayerName, stage.layers)),
             depth=stage.depth,
             boundary=Boundary(0),
-            device=device,
+            device=device.torch_device,
             replica_groups=tuple(plan.stages[each].groups for each in replicas) if len(replicas) > 1 else (),
             replica_index=index,
             update_shares=update_shares(spec, stage.layers, len(replicas)) if stage.shares_update else None,
@@ -197,17 +252,33 @@ class CountedPipeline:
             downstream_codec=plan.codec(stage_index + 1),
         )
         make = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
+        if context.is_last and context.is_lead:
+            self._journal = Journal()
         content = StageContent(
             layers=[
-                LayerState.initial(name, spec.model, spec.train, seed=1, device=device, optimizer_factory=make)
+                LayerState.initial(
+                    name, spec.model, spec.train, seed=1, device=device.torch_device, optimizer_factory=make
+                )
                 for name in context.layers
             ],
             tokens=RandomTokens(spec.model.vocab_size) if context.is_first else None,
-            journal=Journal() if context.is_last and context.is_lead else None,
+            journal=self._journal if context.is_last and context.is_lead else None,
         )
-        return Executor(context, content, self._links(position), observer=Unobserved())
+        links = self._links(position, device)
+        return Executor(context, content, links, observer=Unobserved(), device=device, inbox=self._done)
 
-    def _links(self, position: int) -> StageLinks:
+    @property
+    def losses(self) -> list[float]:
+        """Return the loss of each batch."""
+        return [row.loss for row in self._journal.rows]
+
+    def close(self) -> None:
+        """End the threads of the card."""
+        for executor in self.executors:
+            executor.close()
+            executor.device.close()
+
+    def _links(self, position: int, device: StageDevice) -> StageLinks:
         plan, here = self._plan, self._plan.stage_index(position)
         every = range(self._spec.train.reduction_groups)
 
@@ -216,7 +287,7 @@ class CountedPipeline:
                 return {}
             codec, links = plan.codec(max(stage, here)), dict[int, Link]()
             for other in plan.replicas[stage]:
-                link: Link = CopyLink(str(other), self._inboxes[other])
+                link = over_host(CopyLink(str(other), self._inboxes[other]), device)
                 link = CodedLink(link, codec, self._spec.train) if codec else link
                 links |= dict.fromkeys(plan.stages[other].groups or every, link)
             return {group: links[group] for group in plan.stages[position].groups or every}
@@ -225,7 +296,7 @@ class CountedPipeline:
         has_ties = self._spec.model.trains_tie and plan.num_stages > 1
         other_end = {0: plan.num_stages - 1, plan.num_stages - 1: 0}.get(here, -1) if has_ties else -1
         siblings = {
-            index: CopyLink(str(other), self._from_siblings[other])
+            index: over_host(CopyLink(str(other), self._from_siblings[other]), device)
             for index, other in enumerate(plan.replicas[here])
             if other != position
         }

@@ -28,12 +28,14 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.device.device import StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.device_links import over_device, over_host
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, Link, LinkLost
@@ -224,7 +226,10 @@ class StageRun:
         stage, num_stages = 0 if self.is_alone else host.rank, len(self.cuts)
         context = self._context(stage)
         inbox: StageInbox = StageInbox()
-        open_link = partial(self._open_link, host, context, inbox)
+        if self.device.startswith("cuda"):
+            torch.cuda.set_device(self.device)
+        device = open_device(torch.device(self.device), on_failure=inbox.put)
+        open_link = partial(self._open_link, host, context, inbox, device)
         links = StageLinks(
             upstream={0: open_link(stage - 1)} if stage else {},
             downstream={0: open_link(stage + 1)} if stage + 1 < num_stages else {},
@@ -237,7 +242,6 @@ class StageRun:
         journal = Journal() if stage == num_stages - 1 else None
         operations = self.observer()
         content = StageContent(layers=layers, tokens=self.tokens() if stage == 0 else None, journal=journal)
-        device = open_device(torch.device(self.device), on_failure=inbox.put)
         executor = Executor(
             context,
             content,
@@ -286,10 +290,11 @@ class StageRun:
         depths = depths_with_slack(train.schedule, needed, train.microbatches) if self.has_slack else needed
         return depths[stage]
 
-    def _open_link(self, host: Host, context: StageContext, inbox: StageInbox, peer: int) -> Link:
+    def _open_link(self, host: Host, context: StageContext, inbox: StageInbox, device: StageDevice, peer: int) -> Link:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
         contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
         link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link, device=self.device)
+        link = over_device(link, device) if self.link == "collective" else over_host(link, device)
         return CodedLink(link, codec, self.train) if codec else link
 
     def _context(self, stage: int) -> StageContext:
