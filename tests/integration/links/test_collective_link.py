@@ -330,7 +330,7 @@ def test_links_leave_nothing_behind(workers: Workers) -> None:
             accepted.close()
         else:
             accepted.close()
-        wait_until(lambda: link.is_ended and accepted.is_ended, within_s=3)
+        wait_until(lambda: link.is_ended and accepted.is_ended)
         link.close()
         accepted.close()
 
@@ -342,7 +342,7 @@ def test_links_leave_nothing_behind(workers: Workers) -> None:
     for number in range(1, 11):
         round_of(number)
     assert own_threads() == 0
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= num_files, within_s=3)  # noqa: PTH208
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= num_files)  # noqa: PTH208
 
 
 # --- Other processes --------------------------------------------------------------------------------------------------
