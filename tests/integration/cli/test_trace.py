@@ -5,6 +5,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from tests.integration.cli.conftest import Program
 
 BATCHES, MICROBATCHES = 100_000, 4
@@ -21,6 +23,7 @@ def events_of(document: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_running_job_shows_its_last_batches(standing: Program) -> None:
     """Two nodes train; a trace of five batches has all of them, in an order that is possible; a picture is drawn."""
     program = standing

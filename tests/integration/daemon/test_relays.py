@@ -51,6 +51,7 @@ def relay(port: int, certificates: Path, log: Path) -> Iterator[subprocess.Popen
             process.terminate()
 
 
+@pytest.mark.slow
 async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: Path) -> None:
     """The relay that carries their links dies with all that it passes on: links resume through the other one."""
     placement = PlacementSpec(min_nodes=2, max_nodes=2, recut=False)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SOON_S = 5.0
 
 
+@pytest.mark.slow
 async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: Path, oracle: "Oracle") -> None:
     """Three nodes train, one is revoked: its daemon ends with a line, two go on, losses and weights are the loop's."""
     spec = small_job("three", batches=200)

@@ -33,6 +33,7 @@ LAYER_S = 0.005
 """Pace of the layers until the last change has happened: half a second a batch, so that no change comes too late."""
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
     cluster: LocalCluster, set_pace: Callable[[float], None], tmp_path: Path, oracle: Oracle

@@ -74,7 +74,8 @@ async def test_a_job_ends_where_the_plain_loop_does(
         assert_told(job_of(await session.view(), spec.job.name), len(plain.losses), result.eval_losses)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", pytest.param("1f1b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
 async def test_a_kill_between_the_decision_and_the_end_changes_nothing(
     harness: FaultHarness, oracle: Oracle, tmp_path: Path, schedule: str
 ) -> None:

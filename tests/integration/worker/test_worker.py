@@ -61,6 +61,7 @@ def test_one_stage_runs_a_job_to_its_end(workers: list[Worker], make_case: CaseM
     assert '"stage_started"' in (case.directory / "one-stage.log").read_text()
 
 
+@pytest.mark.slow
 def test_two_stages_stop_and_are_cut_anew(workers: list[Worker], make_case: CaseMaker) -> None:
     """A stop in the middle moves block.1 to the other worker; nothing is lost, repeated or changed by a bit."""
     case = make_case("recut", batches=150)

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from functools import partial
 
+import pytest
 import torch
 from memory import CASES, Case
 from rigs.counted_pipeline import CountedPipeline
@@ -23,6 +24,7 @@ def losses(case: Case, *, on_card: int) -> list[float]:
     return pipeline.losses
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_late_device_changes_no_loss() -> None:
     """One replica of the first stage is alone on the device."""
     case = next(case for case in CASES if case.name == "replicas")
