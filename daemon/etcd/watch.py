@@ -19,6 +19,7 @@ QUIET_S = 2.0
 """Seconds without an event after which the server is asked whether it is still alive."""
 SILENT_S = 3.0
 """Seconds without an answer to that question after which the server counts as gone."""
+LISTEN_STEP_S = 0.05
 
 
 FORBIDDEN = "permission denied"
@@ -126,6 +127,7 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
     metadata = (("hasleader", "true"), *connection.metadata)
     target, timeout_s = f"etcd at {connection.endpoint}", connection.access.timeout_s
     call = etcd_pb2_grpc.WatchStub(connection.channel).Watch(metadata=metadata)
+    silence = _Silence(call)
     try:
         async with asyncio.timeout(timeout_s):
             await call.write(etcd_pb2.WatchRequest(create_request=create))
@@ -137,32 +139,63 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
                 kind = _ForbiddenError if FORBIDDEN in reply.cancel_reason else StoreUnreachableError
                 raise kind(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
             yield reply
-            reply = await _next(call, target)
+            reply = await silence.read()
     except TimeoutError as error:
         raise StoreUnreachableError(target, f"no watch was made within {timeout_s:g} s") from error
+    except asyncio.CancelledError:
+        if silence.has_ended_call:
+            raise StoreUnreachableError(target, f"said nothing for {QUIET_S + SILENT_S:g} s") from None
+        raise
     finally:
         call.cancel()
+        await silence.end()
 
 
-async def _next(call: WatchCall, target: str) -> object:
-    """Return the next reply, or EOF. A quiet server is asked for its progress; a living one answers at once.
+class _Silence:
+    """Reads a call. Asks a quiet server for its progress, which a living one tells at once, and ends the call of one
+    that says nothing.
 
-    A question under way is never cancelled while the watch continues: grpc would cancel the whole call.
+    One task beside the reads, because a timeout around a read would cancel the whole call, and a task for each read
+    would cost more than the read.
     """
-    reading = asyncio.create_task(call.read())
-    tasks: list[asyncio.Task[Any]] = [reading]
-    try:
-        done, _ = await asyncio.wait({reading}, timeout=QUIET_S)
-        if not done:
-            tasks.append(asyncio.create_task(_ask_for_progress(call)))
-            done, _ = await asyncio.wait(tasks, timeout=SILENT_S, return_when=asyncio.ALL_COMPLETED)
-        if len(done) < len(tasks):
-            raise StoreUnreachableError(target, f"said nothing for {QUIET_S + SILENT_S:g} s")
-        return reading.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __init__(self, call: WatchCall) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._waits_since: float | None = None
+        """Since when the present read waits; None: nobody reads."""
+        self._listening = asyncio.create_task(self._listen(), name="etcd watch's silence")
+        self.has_ended_call = False
+
+    async def read(self) -> object:
+        """Return the next reply, or EOF."""
+        self._waits_since = self._loop.time()
+        try:
+            return await self._call.read()
+        finally:
+            self._waits_since = None
+
+    async def end(self) -> None:
+        """End the task beside the reads."""
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        while True:
+            since, now = self._waits_since, self._loop.time()
+            if since is None or now < since + QUIET_S:
+                await asyncio.sleep(QUIET_S if since is None else since + QUIET_S - now)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S):
+                    await _ask_for_progress(self._call)
+                    while self._waits_since == since:
+                        await asyncio.sleep(LISTEN_STEP_S)
+            await asyncio.sleep(LISTEN_STEP_S)  # what came while this process stood still is read first
+            if self._waits_since == since:
+                self.has_ended_call = True
+                self._call.cancel()
+                return
 
 
 async def _ask_for_progress(call: WatchCall) -> None:

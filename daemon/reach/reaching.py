@@ -46,7 +46,7 @@ DATED_EVERY_S: Final = 600.0
 """Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
 """Least pause between two rounds, so that facts found together are written together."""
-REST_PER_NODE_S: Final = 0.002
+REST_PER_NODE_S: Final = 0.01
 """In a large cluster the pause is longer: a round looks at every node, and more of them come and go."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0

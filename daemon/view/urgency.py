@@ -4,9 +4,10 @@ from typing import Final
 
 from headway.daemon.records.keys import Keys
 
-PER_NODE_S: Final = 1e-4
-"""Seconds per node of the cluster for which such a change may wait: 1 ms for 10 nodes, 0.1 s for 1,000."""
-_OF_NODES: Final = (Keys.NODES, Keys.PROBES, Keys.REACH)
+PER_NODE_S: Final = 1e-3
+"""Seconds per node of the cluster for which such a change may wait: 10 ms for 10 nodes, 1 s for 1,000."""
+_MEASURED: Final = (Keys.PROBES, Keys.REACH)
+_OF_NODES: Final = (Keys.NODES, *_MEASURED)
 _PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
 """Records of a job that no step of a plan waits for."""
 
@@ -14,7 +15,7 @@ _PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
 def may_wait(key: str, *, is_deleted: bool) -> bool:
     """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end."""
     if is_deleted:
-        return False
+        return key.startswith(_MEASURED)  # they go with their node, whose own end may not wait
     if key.startswith(Keys.JOBS):
         _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
         return leaf.partition("/")[0] in _PATIENT
