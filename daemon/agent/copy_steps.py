@@ -70,7 +70,7 @@ def _stages_to_copy(
 
 def _possible_holders(spec: JobSpec, view: ClusterView) -> Possible:
     """Return the nodes that may hold copies, found once for all jobs with the same sites."""
-    name = f"possible holders at {', '.join(spec.placement.sites)}"
+    name = f"possible holders at {spec.placement.sites!r}"
     return view.derived.of(name, (view.num_node_changes,), lambda: possible_holders(spec, view.nodes))
 
 

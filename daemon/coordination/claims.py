@@ -127,7 +127,10 @@ def still_worth(claims: Claims, situations: Mapping[str, JobSituation]) -> bool:
     for name, gain in claims.gains.items():
         situation = situations[name]
         if gain.progress is not situation.job.progress or situation.now >= gain.until:
-            claims.gains[name] = Gain.of(situation, gain.plan)
+            try:
+                claims.gains[name] = Gain.of(situation, gain.plan)
+            except Exception:  # that job's own: it is settled anew, where its error stays with it
+                return False
             if claims.gains[name].is_worth_it != gain.is_worth_it:
                 return False
     return True

@@ -82,8 +82,11 @@ class Links:
         return not self._blocked or all(self.all_talk([slot], run[index + 1 :]) for index, slot in enumerate(run))
 
     def is_measured(self, one: DeviceSlot, other: DeviceSlot) -> bool:
-        """Return whether the link between two devices' nodes has been measured."""
-        return self._measured(one.node, other.node) is not None
+        """Return whether the link between two devices' nodes has been measured, or each leg of it.
+
+        one: the earlier one in the plan.
+        """
+        return self._speed(one.node, other.node) is not None
 
     def via(self, one: DeviceSlot, other: DeviceSlot) -> str:
         """Return the relay between two devices; empty: their link is direct. one: the earlier one in the plan."""

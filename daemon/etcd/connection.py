@@ -25,6 +25,9 @@ OTHER_NAME = "Hostname Verification Check failed"
 FIRST_ATTEMPT_S = 1.5
 """Time for one endpoint of several before the next is tried; it doubles, for answers that need longer."""
 
+CLOSE_GRACE_S = 10.0
+"""Time for the calls on a channel that is no longer used."""
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -82,6 +85,7 @@ class EtcdConnection:
         self.access = access
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._expected: dict[str, str] = {}
         """Certificate name to expect at an endpoint whose host is not in its certificate."""
         self._opened_as: dict[str, TlsIdentity] = {}
@@ -118,7 +122,7 @@ class EtcdConnection:
 
     async def close(self) -> None:
         """Close every channel; calls in flight end at once."""
-        channels, self._channels = list(self._channels.values()), {}
+        channels, self._channels = [*self._channels.values(), *self._closing.values()], {}
         for channel in channels:
             await channel.close()
 
@@ -241,7 +245,7 @@ class EtcdConnection:
         if self.access.server_name or endpoint in self._expected:
             return False
         self._expected[endpoint] = OLD_NAME
-        await self._channels.pop(endpoint).close()
+        self._close_aside(self._channels.pop(endpoint))
         return True
 
     async def _close_old(self, endpoint: str) -> None:
@@ -250,7 +254,13 @@ class EtcdConnection:
         if identity is not None and self._opened_as.get(endpoint) is not identity.now():
             channel = self._channels.pop(endpoint, None)
             if channel is not None:
-                await channel.close()
+                self._close_aside(channel)
+
+    def _close_aside(self, channel: grpc.aio.Channel) -> None:
+        """Close a channel once the calls on it have ended: grpc would cancel those of other tasks."""
+        closing = asyncio.create_task(channel.close(CLOSE_GRACE_S), name="close of an etcd channel")
+        self._closing[closing] = channel
+        closing.add_done_callback(self._closing.pop)
 
     async def _authenticated(
         self,

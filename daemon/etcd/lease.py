@@ -91,7 +91,12 @@ class Lease:
         try:
             while True:
                 await asyncio.sleep(max(self._deadline - self._clock() - self._rest_s, 0.0))
-                await self._renew_once()
+                try:
+                    await self._renew_once()
+                except asyncio.CancelledError:
+                    # grpc says so too when somebody closes the channel, and then nobody wants this to end
+                    if (ours := asyncio.current_task()) is not None and ours.cancelling():
+                        raise
         except LeaseLostError as error:
             self._lose(error.reason)
         except Exception as error:  # a bug of ours: nothing renews this lease any more

@@ -71,6 +71,8 @@ class Renewals:
     async def run(self) -> None:
         """Renew again and again, until cancelled."""
         pause_s = FIRST_PAUSE_S
+        while not self._cluster.revision:  # nothing tells yet whether the certificate came by an invitation
+            await self._cluster.changed(self._cluster.version)
         while True:
             certificate = x509.load_pem_x509_certificate(self._identity.now().certificate)
             wait_s = due_at(certificate, spread=self._spread) - self._clock()

@@ -8,7 +8,7 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -49,6 +49,7 @@ from headway.daemon.rpc.certificates import (
     certificate_pem,
     general_name,
     names_in,
+    own_names,
 )
 from headway.stages.sockets.roles import ROLE_URI, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE
@@ -176,8 +177,8 @@ class Signer:
         shown: its present one in PEM, whose key it has proven in TLS. request: PEM of PKCS #10, with another key.
         """
         now = datetime.fromtimestamp(self._clock(), UTC)
-        serial, name = self._shown(shown)
         key, names = read_signing_request(request)
+        serial, name = self._shown(shown, names)
         issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
         issued = issued if issued is not None and is_true(issued, self._seal_key) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
@@ -204,14 +205,20 @@ class Signer:
         log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)
         return certificate_pem(certificate).decode()
 
-    def _shown(self, pem: bytes) -> tuple[str, str]:
-        """Return the serial number of a caller's certificate, and its holder's name. Raises RefusedError."""
+    def _shown(self, pem: bytes, asked: Iterable[str]) -> tuple[str, str]:
+        """Return the serial number of a caller's certificate, and that of its names for which another is asked.
+
+        Raises RefusedError.
+        """
         try:
             certificate = x509.load_pem_x509_certificate(pem)
             certificate.verify_directly_issued_by(self._authority.certificate)
-            name = next(iter(without_roles(names_in(certificate))), "")
+            borne = own_names(names_in(certificate))
         except (ValueError, TypeError, InvalidSignature) as error:
             raise RefusedError("the certificate is not of this authority") from error
+        # Which of its names is the holder's, and which are its hosts', it does not tell.
+        wanted = {name.casefold() for name in without_roles(asked)}
+        name = next((name for name in borne if name.casefold() in wanted), next(iter(borne), ""))
         if not is_node_name(name):
             raise RefusedError("the certificate bears no name")
         return f"{certificate.serial_number:X}", name

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -12,6 +13,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.view.cluster_view import ClusterView, JobView
 from headway.daemon.view.retirement import jobs_to_retire, names_to_forget, retired_record
 
@@ -55,25 +57,39 @@ class JobRetirement:
         if not self._is_leading() or view.steady_since is None:
             return
         try:
-            for job in jobs_to_retire(view, now=now, most=self._most, kept_days=self._kept_days)[:AT_ONCE]:
-                await self._retire(job, now=now)
-            for name in names_to_forget(view)[:AT_ONCE]:
-                key = Keys.retired(name)
-                await self._etcd.transaction([Compare.unchanged(key, view.revision_of(key))], [Delete(key)])
+            jobs = jobs_to_retire(view, now=now, most=self._most, kept_days=self._kept_days)[:AT_ONCE]
+            forgotten = [Keys.retired(name) for name in names_to_forget(view)[:AT_ONCE]]
+            # With the list come the revisions that it rests on: a job may be resumed while others are retired.
+            retirements = [_Retirement.of(job, view, now=now) for job in jobs]
+            known = [Compare.unchanged(key, view.revision_of(key)) for key in forgotten]
+            for each in retirements:
+                await self._etcd.transaction(each.compare, each.changes)
+                log.info("job_retired", job=each.job, phase=each.record.phase, checkpoint=each.record.checkpoint)
+            for key, unchanged in zip(forgotten, known, strict=True):
+                await self._etcd.transaction([unchanged], [Delete(key)])
         except ConflictError as error:
             log.info("retirement_overtaken", keys=error.target)
         except StoreError as error:
             log.warning("job_not_retired", reason=str(error))
 
-    async def _retire(self, job: JobView, *, now: float) -> None:
-        """Replace a job's records by one, unless anything about it has changed, or another daemon leads."""
-        view = self._view
+
+@dataclass(frozen=True, slots=True)
+class _Retirement:
+    """One record in place of all of a job's, unless anything about it has changed, or another daemon leads."""
+
+    job: str
+    record: RetiredRecord
+    compare: tuple[Compare, ...]
+    changes: tuple[Put | Delete, ...]
+
+    @classmethod
+    def of(cls, job: JobView, view: ClusterView, *, now: float) -> "_Retirement":
+        """Return the retirement of a job as it is in the view."""
         told = [Keys.of(job.name, leaf) for leaf in ("spec", "desired", "phase", "plan", "next", "checkpoint")]
-        compare = [Compare.unchanged(key, view.revision_of(key)) for key in (*told, Keys.LEADER)]
         record = retired_record(view, job, now=now)
-        changes: list[Put | Delete] = [
-            Put(Keys.retired(job.name), encode(record)),
-            Delete(Keys.job(job.name), is_prefix=True),
-        ]
-        await self._etcd.transaction(compare, changes)
-        log.info("job_retired", job=job.name, phase=record.phase, checkpoint=record.checkpoint)
+        return cls(
+            job.name,
+            record,
+            tuple(Compare.unchanged(key, view.revision_of(key)) for key in (*told, Keys.LEADER)),
+            (Put(Keys.retired(job.name), encode(record)), Delete(Keys.job(job.name), is_prefix=True)),
+        )

@@ -42,7 +42,9 @@ from headway.daemon.node.relays import read_relays
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.certificates import names_in, own_names
 from headway.daemon.rpc.job_signature import signature_check
+from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
@@ -183,7 +185,7 @@ class Daemon:
         stack.push_async_callback(_cancel, noting)
         revocations = Revocations(
             cluster,
-            node=config.name,
+            names=own_names(names_in(read_certificate(identity.now().certificate, CERTIFICATE_FILE))),
             where=str(config.certificates / CERTIFICATE_FILE),
             revoke=stream_limits.revoke,
             on_own=self._on_own_revocation,

@@ -1,7 +1,7 @@
 """Follows which certificates are revoked: their holders' calls end, and a daemon whose own one is revoked ends too."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -18,14 +18,16 @@ class Revocations:
         self,
         cluster: ClusterWatch,
         *,
-        node: str,
+        names: Iterable[str],
         where: str,
         revoke: Callable[[Collection[str]], None],
         on_own: Callable[[ConfigError], None],
     ) -> None:
-        """where: this node's certificate. revoke: refuses names, in small letters. on_own: ends this daemon."""
+        """names: in this node's own certificate. where: that one. revoke: refuses names, in small letters. on_own: ends
+        this daemon.
+        """
         self._cluster = cluster
-        self._node = node
+        self._names = tuple(names)
         self._where = where
         self._revoke = revoke
         self._on_own = on_own
@@ -42,12 +44,13 @@ class Revocations:
                 log.info("certificates_revoked", names=sorted(now - known), restored=sorted(known - now))
                 known = now
                 self._revoke(now)
-                if view.is_revoked(self._node):
-                    self._on_own(self._own_end())
+                own = next(filter(view.is_revoked, self._names), None)
+                if own is not None:
+                    self._on_own(self._own_end(own))
             if self._cluster.revision:
                 self.known.set()
 
-    def _own_end(self) -> ConfigError:
-        by = self._cluster.view.revoked[self._node.casefold()].revoked_by or "somebody"
-        what = f"{by} has revoked it: `headway certs restore {self._node}` undoes that, or join under another name"
+    def _own_end(self, name: str) -> ConfigError:
+        by = self._cluster.view.revoked[name.casefold()].revoked_by or "somebody"
+        what = f"{by} has revoked {name}: `headway certs restore {name}` undoes that, or join under another name"
         return ConfigError(what, self._where)

@@ -46,7 +46,7 @@ DATED_EVERY_S: Final = 600.0
 """Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
 """Least pause between two rounds, so that facts found together are written together."""
-REST_PER_NODE_S: Final = 0.01
+REST_PER_NODE_S: Final = 0.002
 """In a large cluster the pause is longer: a round looks at every node, and more of them come and go."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
@@ -242,6 +242,7 @@ class Reaching:
             async with asyncio.TaskGroup() as group:
                 while True:
                     seen = self._cluster.version
+                    self._is_urgent.clear()  # what is urgent from now on ends the rest after this round
                     wait_s = self._dial_what_is_due(group)
                     if not await self._write():
                         wait_s = min(wait_s, RETRY_WRITE_S)
@@ -329,7 +330,6 @@ class Reaching:
     async def _rest(self) -> None:
         """Pause between two rounds."""
         await asyncio.sleep(REST_S)
-        self._is_urgent.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(REST_PER_NODE_S * len(self._cluster.view.nodes) - REST_S, 0.0)):
                 await self._is_urgent.wait()

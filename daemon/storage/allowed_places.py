@@ -9,7 +9,8 @@ import os
 import re
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv6Address, ip_address
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -23,10 +24,11 @@ OF_THE_SYSTEM: Final = ("/boot", "/etc", "/proc", "/run/secrets", "/sys")
 """Folders that are not opened there."""
 METADATA_NAMES: Final = ("metadata", "metadata.google.internal", "instance-data")
 """Names of the clouds' metadata servers, which are not asked there. Their addresses are link-local ones, but for:"""
-METADATA_V6: Final = IPv6Address("fd00:ec2::254")
+METADATA_ADDRESSES: Final = (IPv6Address("fd00:ec2::254"), IPv4Address("100.100.100.200"))
 _LOCAL: Final = ("file", "local")
 _ENDS_OF_A_FOLDER: Final = re.compile(r"[/\\?#;]")
 """Characters at which one client or server or another ends a folder's name, so `..` before one may lead upwards."""
+_ENDS_OF_A_HOST: Final = re.compile(r"[/\\?#]")
 
 
 class AllowedPlaces:
@@ -67,21 +69,19 @@ def _is_below(place: tuple[str, ...], folder: tuple[str, ...]) -> bool:
 
 def _is_metadata_server(host: str) -> bool:
     """Return whether a cloud tells a machine its own credentials there, however the address is written."""
-    host = host.rpartition("@")[2].casefold()
+    host = _ENDS_OF_A_HOST.split(host)[0].rpartition("@")[2].casefold()
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     host = host.removesuffix(".")
     if host in METADATA_NAMES:
         return True
-    try:
-        return ip_address(socket.inet_ntoa(socket.inet_aton(host))).is_link_local  # 0xa9fea9fe is an address too
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        host = socket.inet_ntoa(socket.inet_aton(host))  # 0xa9fea9fe is an address too
     try:
         found = ip_address(host)
     except ValueError:
         return False
     told = found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
-    return told.is_link_local or told == METADATA_V6
+    return told.is_link_local or told in METADATA_ADDRESSES
 
 
 def _parts(place: str) -> tuple[str, ...]:

@@ -188,6 +188,8 @@ class GoodputReports:
         self._node = node
         self._lease_id = lease_id
         self._written: dict[str, GoodputRecord] = {}
+        self._written_under = 0
+        """The lease of those."""
         self._due_at: dict[str, float] = {}
         """Key to the time from which its seconds alone are a reason to write it."""
 
@@ -223,11 +225,13 @@ class GoodputReports:
     async def _write(self, job: JobView) -> Set[str]:
         """Write the records; return the keys of the job's records of this node, written or not."""
         records, now = self.book.changes(job, self._node), time.monotonic()
+        if self._lease_id() != self._written_under:  # what was written is gone with its lease
+            self._written, self._written_under = {}, self._lease_id()
         new = {
             key: record
             for key, record in records.items()
             if is_news(self._written.get(key), record)
-            or (now >= self._due_at.get(key, 0.0) and self._written[key] != record)
+            or (now >= self._due_at.get(key, 0.0) and self._written.get(key) != record)
         }
         if not new:
             return records.keys()

@@ -19,6 +19,7 @@ from headway.daemon.etcd.transaction import Put
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.joining.invitation import RefusedError, sealed
+from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signer import SEAL_PURPOSE
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.cluster import LocalCluster
@@ -28,7 +29,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, names_in
 from headway.stages.sockets.roles import Role
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.join_place import JoinPlace, join_place
+from tests.integration.daemon.join_place import JoinPlace, invitation, join_place
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, until_batch
 
 VALID_S = 10.0
@@ -66,6 +67,16 @@ async def test_a_certificate_is_renewed_once_for_its_own_name_and_role(place: Jo
     assert await place.signer.renew(certificate_pem(second), request("ann"))
     with pytest.raises(RefusedError, match="ann has a newer certificate than this one"):
         await place.signer.renew(first, request("ann"))
+
+
+@pytest.mark.parametrize("name", ["10.0.0.7", "Node-B"])
+async def test_a_node_is_renewed_whatever_other_names_it_bears(place: JoinPlace, name: str) -> None:
+    """Its certificate has the names of hosts before its own, if that is an address."""
+    secret = await place.signer.invite(replace(invitation(name), hosts=("a.example", "10.0.0.8")), lasts_s=60.0)
+    token = JoinToken(name, (place.address,), place.signer.ca_sha256, secret)
+    first = (await place.join(token)).answer.certificate.encode()
+    second = (await place.signer.renew(first, request(name))).encode()
+    assert names_in(x509.load_pem_x509_certificate(second)) == names_in(x509.load_pem_x509_certificate(first))
 
 
 async def test_a_lost_answer_is_asked_for_again_with_the_same_key(place: JoinPlace) -> None:

@@ -142,7 +142,7 @@ async def test_who_is_revoked_is_known_before_anybody_is_answered(etcd: Etcd, cl
     cluster, told = ClusterWatch(client), list[frozenset[str]]()
     revocations = Revocations(
         cluster,
-        node="n",
+        names=["n"],
         where="cert.pem",
         revoke=lambda names: told.append(frozenset(names)),
         on_own=lambda error: pytest.fail(str(error)),

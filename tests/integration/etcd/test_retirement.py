@@ -102,6 +102,32 @@ async def test_a_job_that_is_resumed_meanwhile_is_not_retired(client: EtcdClient
     assert (await view_of(client)).jobs.keys() == {"j"}
 
 
+async def test_a_job_that_is_resumed_while_another_is_retired_stays(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view shows the request and the leader's answer before the job's own turn comes."""
+    await led(client)
+    await submitted(client, "first", Phase.FINISHED, since=0.0)
+    revision = await submitted(client, "second", Phase.FAILED, since=1.0)
+    transaction = client.transaction
+    async with following(client) as cluster:
+        assert await cluster.caught_up(revision, timeout_s=10.0)
+
+        async def slow(compare: Any, changes: Any) -> int:
+            written = await transaction(compare, changes)
+            monkeypatch.undo()
+            await client.put(Keys.of("second", "desired"), encode(DesiredRecord(state=Desired.RUNNING, request=1)))
+            resumed = PhaseRecord(phase=Phase.QUEUED, generation=5, request=1, since=time.time())
+            assert await cluster.caught_up(
+                await client.put(Keys.of("second", "phase"), encode(resumed)), timeout_s=10.0
+            )
+            return written
+
+        monkeypatch.setattr(client, "transaction", slow)
+        await retirement(cluster, client, most=0).look()
+    assert (await view_of(client)).jobs.keys() == {"second"}
+
+
 async def test_a_deposed_leader_retires_nothing(client: EtcdClient) -> None:
     await led(client)
     revision = await submitted(client, "j", Phase.FINISHED, since=0.0)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.agent.copy_steps import copy_steps
+from headway.daemon.agent.copy_steps import _possible_holders, copy_steps
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
     NodeRecord,
     Phase,
@@ -23,6 +25,8 @@ from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
+from tests.fakes.simulated_cluster import small_spec
+from tests.unit.daemon.costs.test_blocked_ways import node as registered
 
 FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
 G3 = JobGeneration("j", 3)
@@ -147,3 +151,18 @@ def test_copies_are_made_for_the_next_plan_during_a_recovery() -> None:
     (step,) = copy_steps(replace(job_view, jobs={"j": job}, nodes=nodes), node((40, "embed"), (40, "block.0")))
     assert isinstance(step, FetchCopies)
     assert [file.layer for file in step.files] == ["head", JOURNAL]
+
+
+def test_sites_are_told_apart_whatever_is_in_their_names() -> None:
+    """One site is named as two others with a comma between them."""
+    found = ClusterView()
+    for number, site in enumerate(("a", "b", "a, b")):
+        record = replace(registered(f"n{number}"), site=site)
+        found.apply(Keys.node(record.name), encode(record), mod_revision=number + 1, create_revision=number + 1)
+
+    def holders(*sites: str) -> list[str]:
+        spec = small_spec("j")
+        spec = replace(spec, placement=replace(spec.placement, sites=sites))
+        return [each.name for each in _possible_holders(spec, found).row]
+
+    assert (holders("a", "b"), holders("a, b")) == (["n0", "n1"], ["n2"])

@@ -100,7 +100,7 @@ def test_measured_ways_to_the_relay_and_on_make_the_relayed_one() -> None:
     assert found.round_trip_s(*ends(NEAR, FAR)) == pytest.approx(0.05)
     assert found.bytes_per_s(*ends(NEAR, FAR)) == 3e6
     assert found.loss(*ends(NEAR, FAR)) == 0.01
-    assert not found.is_measured(*ends(NEAR, FAR))
+    assert found.is_measured(*ends(NEAR, FAR))
     assert links({("near", "host"): probe(0.02, 3e6)}).bytes_per_s(*ends(NEAR, FAR)) == links().bytes_per_s(
         *ends(NEAR, FAR)
     )

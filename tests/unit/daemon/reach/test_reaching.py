@@ -18,6 +18,7 @@ from headway.daemon.reach.reaching import (
     LINK_STANDS_S,
     LONGEST_RETRY_S,
     MAX_PROVEN,
+    REST_S,
     ReachBook,
     Reaching,
     is_current,
@@ -282,6 +283,36 @@ def test_a_dial_from_before_a_link_failure_does_not_prove_the_link() -> None:
     book.link_failed(WORKER, "nobody answers the hello", now=3.0, at=3.0)
     book.found(WORKER, "", now=3.0 + LINK_STANDS_S, at=70.0)
     assert [fact.reason for fact in book.facts] == [""]
+
+
+async def test_in_a_large_cluster_a_port_that_does_not_answer_is_written_at_once() -> None:
+    """The loop waits for a change when the finding comes, and rests for long between two rounds."""
+    written = asyncio.Event()
+
+    class Etcd:
+        async def transaction(self, *_: object) -> int:
+            written.set()
+            return 1
+
+    async def caught_up(_: int, **__: float) -> bool:
+        return True
+
+    view = view_of(*(node(f"n{index}") for index in range(5000)))
+    watch = SimpleNamespace(
+        view=view, version=1, is_reachable=True, changed=lambda _: asyncio.Event().wait(), caught_up=caught_up
+    )
+
+    async def answers(_: Target) -> str:
+        return ""
+
+    around: dict[str, Any] = {"etcd": Etcd(), "cluster": watch, "lease_id": lambda: 1}
+    reaching = Reaching(node="none", incarnation="none-1", dial=answers, **around)
+    running = asyncio.create_task(reaching.run())
+    await asyncio.sleep(REST_S / 2)  # it waits
+    reaching.link_failed(replace(B, node="n1", incarnation="n1-1"), "refused")
+    await asyncio.wait_for(written.wait(), 5.0)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_dials_end_with_run() -> None:

@@ -99,6 +99,7 @@ def test_without_places_what_training_needs_is_opened(place: str) -> None:
                     "[0:0:0:0:0:ffff:a9fe:a9fe]",
                 ),
                 *("metadata.google.internal", "Metadata.Google.Internal.", "169%2e254.169.254"),
+                *("169.254.169.254?x", "169.254.169.254#x", "metadata.google.internal?x", "100.100.100.200"),
             )
         ),
     ],

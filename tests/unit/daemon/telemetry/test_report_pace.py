@@ -59,6 +59,22 @@ def test_all_nodes_together_keep_the_rate() -> None:
     assert interval_s(5.0, 10) == 5.0, "a small cluster reports as often as ever"
 
 
+async def test_what_is_gone_with_a_lease_is_written_again() -> None:
+    """Another lease, as after an outage: a worker that stands still is not told of in the next interval only."""
+    etcd, lease = Etcd(), 1
+    around: Any = etcd
+    reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: lease)
+    beat = control_pb2.Heartbeat(job="j", generation=1, operations=7, seconds={"useful": 1.0})
+    reports.book.add(0, beat, now=0.0)
+    await reports._write_all()
+    await reports._write_all()
+    assert etcd.num_records == 1
+    lease = 2
+    await reports._write_all()
+    await reports._write_all()
+    assert etcd.num_records == 2
+
+
 async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stands still is news at once, and so is its end."""
     now, etcd = 1000.0, Etcd()
