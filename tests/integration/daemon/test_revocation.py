@@ -164,6 +164,25 @@ async def test_who_is_revoked_is_known_before_anybody_is_answered(etcd: Etcd, cl
         await asyncio.wait([following])
 
 
+async def test_a_daemon_ends_whichever_of_its_names_is_revoked(etcd: Etcd, client: EtcdClient) -> None:
+    """Every other daemon refuses the certificate then: half a member would be planned with."""
+    cluster, ended = ClusterWatch(client), asyncio.get_running_loop().create_future()
+    revocations = Revocations(
+        cluster, names=["n", "A.example"], where="cert.pem", revoke=lambda _: None, on_own=ended.set_result
+    )
+    tasks = [asyncio.create_task(each.run()) for each in (cluster, revocations)]
+    try:
+        await client.put(Keys.revoked("other"), encode(RevokedRecord(name="other", revoked_at=1.0)))
+        await client.put(Keys.revoked("a.example"), encode(RevokedRecord(name="a.example", revoked_at=1.0)))
+        async with asyncio.timeout(SOON_S):
+            error = await ended
+        assert "has revoked A.example: `headway certs restore A.example` undoes that" in str(error)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:
     """The last operator would be locked out, in whatever letters the name is written; nothing is revoked then."""
     me = etcd.authority.issue("me", role=Role.OPERATOR, hosts=["laptop.example"])

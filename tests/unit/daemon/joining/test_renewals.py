@@ -1,13 +1,17 @@
 """The folder of renewed certificates: the pair changes in one step, whatever ends the process in between."""
 
+import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining import renewals
-from headway.daemon.joining.renewals import keep_renewed
+from headway.daemon.joining.renewals import Renewals, keep_renewed
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.identity import read_identity
@@ -102,3 +106,30 @@ def test_a_renewed_certificate_counts_when_the_named_one_has_expired(place: Plac
         read_identity(place.config)
     pair = place.renewed("A")
     assert read_identity(place.config)[0].now().key == pair.key
+
+
+async def test_nothing_is_decided_before_etcd_has_told_what_was_issued(place: Place) -> None:
+    """A certificate that is due when the daemon starts: nobody is told to make another one by hand."""
+    listed, told = asyncio.Event(), list[str]()
+    view: Any = SimpleNamespace(issued={}, nodes={})
+
+    async def changed(_: int) -> int:
+        await listed.wait()
+        return 1
+
+    cluster: Any = SimpleNamespace(view=view, revision=0, version=0, changed=changed)
+    identity = RenewableIdentity(place.named, place.folder)
+    in_time = time.time() + 3590.0
+    renewing = Renewals(cluster, identity, name="n", folder=place.folder, tell=told.append, clock=lambda: in_time)
+    running = asyncio.create_task(renewing.run())
+    await asyncio.sleep(0.05)
+    assert told == []
+    cluster.revision, view.issued = 7, {"n": object()}
+    listed.set()
+    async with asyncio.timeout(10.0):
+        while not told:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait({running})
+    assert "make another one" not in told[0]
+    assert "cannot be renewed now" in told[0], "it asks, and finds no daemon with the authority"
