@@ -148,6 +148,7 @@ class Membership:
             delete_checkpoint=self._delete_checkpoint,
             wrote_late=self._checkpoint_sweep.wrote_late,
         )
+        house.cluster.leads = lambda: self._leadership.is_leading
 
     @property
     def incarnation(self) -> str:

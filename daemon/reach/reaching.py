@@ -193,8 +193,10 @@ class ReachBook:
 
 
 def is_news(shown: ReachRecord, record: ReachRecord) -> bool:
-    """Return whether a record differs from that in etcd by more than a fresh date."""
-    if not may_wait(shown, record) or len(shown.facts) != len(record.facts) or shown.num_peers != record.num_peers:
+    """Return whether a record differs from that in etcd by more than a fresh date, or by peers that have gone:
+    everybody sees those, and all nodes would write it.
+    """
+    if not may_wait(shown, record) or len(shown.facts) != len(record.facts) or shown.num_peers < record.num_peers:
         return True
     pairs = zip(shown.facts, record.facts, strict=True)
     return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in pairs)

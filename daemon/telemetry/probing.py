@@ -92,8 +92,8 @@ def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: 
 
 
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
-    """Return whether the probes have news."""
-    if before.keys() != after.keys():
+    """Return whether the probes have news. That a peer has gone is none: everybody sees that, and all would write it."""
+    if after.keys() - before.keys():
         return True
     return any(
         _differs(before[peer].round_trip_s, probe.round_trip_s)

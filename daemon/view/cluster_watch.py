@@ -52,6 +52,8 @@ class ClusterWatch:
         self.reachable_since = clock()
         """Time at which `is_reachable` took its present value."""
         self.unreachable_reason = "not asked yet"
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether whoever waits on `changed` decides for the cluster, and has to know of lost nodes at once."""
         self._client = client
         self._clock = clock
         self._audit_period_s = audit_period_s
@@ -199,7 +201,8 @@ class ClusterWatch:
         self.revision = batch.revision
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
-        if not all(may_wait(event.key, is_deleted=event.value is None) for event in batch.events):
+        leads = self.leads()
+        if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
             self._bump()
         elif self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(PER_NODE_S * len(self.view.nodes), self._bump)

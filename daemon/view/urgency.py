@@ -12,10 +12,13 @@ _PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
 """Records of a job that no step of a plan waits for."""
 
 
-def may_wait(key: str, *, is_deleted: bool) -> bool:
-    """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end."""
+def may_wait(key: str, *, is_deleted: bool, leads: bool) -> bool:
+    """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end.
+
+    leads: whether the daemon that asks is the leader's. The others learn from plans what a node's end means for them.
+    """
     if is_deleted:
-        return key.startswith(_MEASURED)  # they go with their node, whose own end may not wait
+        return key.startswith(_MEASURED if leads else _OF_NODES)
     if key.startswith(Keys.JOBS):
         _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
         return leaf.partition("/")[0] in _PATIENT

@@ -209,6 +209,7 @@ def test_a_fresh_date_alone_is_seldom_written(changed: dict[str, object], expect
     assert is_news(record(fact), record(replace(fact, **changed))) is expected  # type: ignore[arg-type]
     assert is_news(record(), record(fact))
     assert is_news(record(num_peers=1), record(num_peers=2))
+    assert not is_news(record(num_peers=2), record(num_peers=1)), "everybody sees who has gone"
 
 
 def test_a_record_names_the_ports_that_do_not_answer_and_counts_the_peers() -> None:

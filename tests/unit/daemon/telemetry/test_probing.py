@@ -67,7 +67,7 @@ def test_every_link_of_a_long_pipeline_is_measured() -> None:
 def test_noise_is_not_told() -> None:
     probe = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     assert has_moved({}, {"b": probe})
-    assert has_moved({"b": probe}, {})
+    assert not has_moved({"b": probe}, {}), "everybody sees who has gone"
     assert not has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.012, bytes_per_s=0.9e8)})
     assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.02, bytes_per_s=1e8)})
     assert has_moved({"b": probe}, {"b": LinkProbe(round_trip_s=0.01, bytes_per_s=5e7)})

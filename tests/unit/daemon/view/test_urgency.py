@@ -23,6 +23,7 @@ PATIENT = [
     Keys.of("j", "progress"),
     Keys.event("j", 1),
 ]
+BOTH = (False, True)
 URGENT = [
     *(Keys.of("j", leaf) for leaf in ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")),
     Keys.worker("j", 1, 0),
@@ -40,13 +41,16 @@ URGENT = [
 
 @pytest.mark.parametrize("key", PATIENT)
 def test_a_measurement_may_wait_but_not_its_end(key: str) -> None:
-    assert may_wait(key, is_deleted=False)
-    assert may_wait(key, is_deleted=True) == key.startswith((Keys.PROBES, Keys.REACH)), "a node's own end is urgent"
+    of_nodes, measured = (Keys.NODES, Keys.PROBES, Keys.REACH), (Keys.PROBES, Keys.REACH)
+    for leads in (True, False):
+        assert may_wait(key, is_deleted=False, leads=leads)
+    assert may_wait(key, is_deleted=True, leads=True) == key.startswith(measured), "a leader plans without the node"
+    assert may_wait(key, is_deleted=True, leads=False) == key.startswith(of_nodes)
 
 
 @pytest.mark.parametrize("key", URGENT)
 def test_what_a_plan_waits_for_may_not(key: str) -> None:
-    assert not may_wait(key, is_deleted=False)
+    assert not any(may_wait(key, is_deleted=is_deleted, leads=leads) for is_deleted in BOTH for leads in BOTH)
 
 
 async def test_many_measurements_are_one_change_and_a_wish_is_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
