@@ -92,7 +92,7 @@ def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: 
 
 
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
-    """Return whether the probes have news. That a peer has gone is none: everybody sees that, and all would write it."""
+    """Return whether the probes have news. That a peer has gone is none: everybody sees it, and all would write it."""
     if after.keys() - before.keys():
         return True
     return any(
