@@ -5,7 +5,6 @@ before leaves the old pair, and the new key: the next attempt asks with the same
 """
 
 import asyncio
-import os
 import random
 import shutil
 import time
@@ -30,6 +29,7 @@ from headway.daemon.rpc.certificates import key_pem, make_private_directory, nam
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.stages.durable import make_durable
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.renewable_identity import NEWEST
@@ -155,7 +155,7 @@ def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> 
     write_private(place / CERTIFICATE_FILE, certificate)
     write_private(place / KEY_FILE, key)
     for written in (place / CERTIFICATE_FILE, place / KEY_FILE, place):
-        _make_durable(written)  # a link to files that a power cut empties would leave the node without a certificate
+        make_durable(written)  # a link to files that a power cut empties would leave the node without a certificate
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     fault_point("renewal.before_link", folder=str(folder))
@@ -164,14 +164,6 @@ def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> 
     for old in folder.iterdir():  # the pair before stays, because somebody may be reading it
         if old.is_dir() and not old.is_symlink() and old.name not in (name, before):
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def forget_renewed(folder: Path) -> None:

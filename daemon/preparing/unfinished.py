@@ -20,6 +20,7 @@ import numpy as np
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.row_packer import Piece
+from headway.stages.durable import make_durable
 from headway.stages.errors import DataError
 
 FORMAT: Final = 1
@@ -69,8 +70,8 @@ class Unfinished:
             file.flush()
             os.fsync(file.fileno())
         growing.replace(self._journal)
-        _sync_folder(self.data)
-        _sync_folder(self._journal.parent)
+        make_durable(self.data)
+        make_durable(self._journal.parent)
 
     def start_afresh(self) -> bool:
         """Empty the folder. Returns whether there was anything in it."""
@@ -162,11 +163,3 @@ def _unpacked(lengths: list[int], raw: bytes) -> list[Piece]:
         found.append((tokens, flags))
         start += tokens.nbytes + flags.nbytes
     return found
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -25,6 +25,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from headway.stages.device.cpu import CpuDevice
+from headway.stages.durable import make_durable
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.file_digest import FileDigest
@@ -163,7 +164,7 @@ def write_state(
             temporary.unlink()
         raise
     if durable:
-        _sync_folder(path.parent)
+        make_durable(path.parent)
     return WrittenFile(path=path, size_bytes=len(start.head) + start.data_bytes, checksum=content.hexdigest())
 
 
@@ -378,11 +379,3 @@ def tensor_of(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
 def raw_bytes(tensor: Tensor, dtype: str) -> memoryview:
     """Return a CPU tensor's bytes in a dtype, as safetensors names it."""
     return _bytes_of(tensor.to(_DTYPES[dtype]))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
