@@ -6,6 +6,7 @@ and its files stay.
 """
 
 import asyncio
+import random
 import time
 from dataclasses import replace
 from typing import Any, Final
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 
 NAME_POLL_S: Final = 0.2
 RETRY_PAUSE_S: Final = 0.5
+JOIN_PATIENCE_S: Final = 30.0
+"""Time for a busy etcd, as when many daemons start at once: each that gave up would begin anew, and make it busier."""
 
 
 class Registration:
@@ -72,12 +75,25 @@ class Registration:
         self._due.set()
 
     async def join(self) -> None:
-        """Register for the first time.
+        """Register for the first time. etcd has answered before this, so it is asked again for a while if it does not.
 
         Raises StoreUnreachableError, and InvariantLostError when another daemon has the name and keeps its lease alive.
         """
-        await self._take_lease()
-        await self._write()
+        until = time.monotonic() + JOIN_PATIENCE_S
+        while True:
+            try:
+                if self._lease is None:
+                    await self._take_lease()
+                await self._write()
+                break
+            except LeaseLostError as error:
+                log.warning("lease_lost", reason=error.reason)
+                await self._drop_lease()
+            except StoreUnreachableError as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("node_not_registered", reason=error.reason)
+            await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
         log.info("node_registered", incarnation=self._record.incarnation, address=self._record.address)
 
     async def run(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.lease import Lease
 from headway.daemon.node.peer_liveness import is_refused
 from headway.daemon.node.registration import Registration
 from headway.daemon.records.cluster_records import LeaderRecord
@@ -98,6 +99,31 @@ async def test_the_record_is_what_it_should_be_whatever_happens_to_it(client: Et
         assert registration.lease_id != before
         await client.delete(Keys.node("a"))
         await until(client, lambda record: record.incarnation == "new")
+
+
+async def test_a_busy_etcd_is_asked_again(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write is executed and its answer lost, the second is not: the node joins, once, under one lease."""
+    transaction, grant, outcomes, num_leases = client.transaction, client.grant_lease, ["lost", "refused"], 0
+
+    async def busy(compare: Any, changes: Any) -> int:
+        outcome = outcomes.pop(0) if outcomes else ""
+        if outcome != "refused":
+            revision = await transaction(compare, changes)
+        if outcome:
+            raise StoreUnreachableError("etcd", "no answer within 5 s")
+        return revision
+
+    async def counted(ttl_s: int, **options: Any) -> Lease:
+        nonlocal num_leases
+        num_leases += 1
+        return await grant(ttl_s, **options)
+
+    monkeypatch.setattr(client, "transaction", busy)
+    monkeypatch.setattr(client, "grant_lease", counted)
+    async with joined(client) as (registration, _):
+        found = await client.get(Keys.node("a"))
+        assert found is not None
+        assert (found.lease_id, num_leases, outcomes) == (registration.lease_id, 1, [])
 
 
 async def test_a_name_that_another_daemon_took_is_left_to_it(client: EtcdClient) -> None:
