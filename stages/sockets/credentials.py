@@ -1,5 +1,6 @@
 """gRPC's credentials of an identity, which may be renewed meanwhile: for each dial, and for each handshake."""
 
+import threading
 from typing import Protocol
 
 import grpc
@@ -24,15 +25,24 @@ def dialling(identity: Identity) -> grpc.ChannelCredentials:
 def serving(identity: Identity) -> grpc.ServerCredentials:
     """Return what a server needs, which asks for a certificate of each client, and shows its newest one."""
     shown = identity.now()
-    configuration = _configuration(shown)
+    changing = threading.Lock()
 
-    def newest() -> grpc.ServerCertificateConfiguration:
-        nonlocal shown, configuration
-        if (now := identity.now()) is not shown:
-            shown, configuration = now, _configuration(now)
-        return configuration
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        """Return another configuration once, after a renewal. For any other answer than None gRPC frees the present one
+        at once, also under the handshakes that use it in its other threads.
+        """
+        nonlocal shown
+        with changing:
+            if (now := identity.now()) is shown:
+                return None
+            shown = now
+            return _configuration(now)
 
-    return grpc.dynamic_ssl_server_credentials(configuration, newest, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown),
+        newest,  # type: ignore[arg-type]  # the stubs do not know of None
+        require_client_authentication=True,
+    )
 
 
 def _configuration(own: TlsIdentity) -> grpc.ServerCertificateConfiguration:
