@@ -37,7 +37,7 @@ async def serve(folder: Path) -> None:
     _, service, method = METHOD.split("/")
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(count)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-    own = listen_at_first_free(server, credentials, HOST, (0,))
+    own = listen_at_first_free(server, lambda: credentials, HOST, (0,))
     listen_behind_shared_port(server, credentials, folder, INCARNATION)
     await server.start()
     front = FrontProcess(HOST, 0, daemon_port=own, folder=folder)

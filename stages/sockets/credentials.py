@@ -23,7 +23,7 @@ def dialling(identity: Identity) -> grpc.ChannelCredentials:
 
 
 def serving(identity: Identity) -> grpc.ServerCredentials:
-    """Return what a server needs, which asks for a certificate of each client, and shows its newest one."""
+    """Return what one port of a server needs, which asks for a certificate of each client, and shows its newest one."""
     shown = identity.now()
     changing = threading.Lock()
 

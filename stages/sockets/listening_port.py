@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -12,16 +12,17 @@ from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 
 
 def listen_at_first_free(
-    server: grpc.aio.Server, credentials: grpc.ServerCredentials, host: str, ports: Sequence[int]
+    server: grpc.aio.Server, credentials: Callable[[], grpc.ServerCredentials], host: str, ports: Sequence[int]
 ) -> int:
-    """Listen at the first free port, and return it. host: an IPv6 address has brackets.
+    """Listen at the first free port, and return it. host: an IPv6 address has brackets. credentials: makes those of one
+    port; gRPC takes them for no second one.
 
     Raises PortsTakenError when others listen at all of them, NotListeningError when this machine cannot listen there.
     """
     unexplained: NotListeningError | None = None
     for port in ports:
         try:
-            return server.add_secure_port(f"{host}:{port}", credentials)
+            return server.add_secure_port(f"{host}:{port}", credentials())
         except RuntimeError as error:
             problem = _problem(host.strip("[]"), port)
             if problem is None:  # the process that had the port may have released it

@@ -202,9 +202,9 @@ class LinkEndpoint:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         methods = {METHOD: handler, **self._methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        credentials = serving(self._identity)
+        credentials = partial(serving, self._identity)
         if self._is_behind_shared_port and self._local is not None:
-            listen_behind_shared_port(server, credentials, self._local.folder, self._incarnation)
+            listen_behind_shared_port(server, credentials(), self._local.folder, self._incarnation)
         else:
             self._port = listen_at_first_free(server, credentials, self._host, self._ports)
         await server.start()
