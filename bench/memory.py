@@ -247,7 +247,6 @@ def on_card(case: Case) -> list[Row]:
     warm_card()
     rows = []
     for position in sorted({0, len(plan.stages) // 2, len(plan.stages) - 1}):
-        configure(spec.train, torch.device("cuda", 0))
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()

@@ -252,8 +252,6 @@ class CountedPipeline:
             downstream_codec=plan.codec(stage_index + 1),
         )
         make = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
-        if context.is_last and context.is_lead:
-            self._journal = Journal()
         content = StageContent(
             layers=[
                 LayerState.initial(

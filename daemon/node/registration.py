@@ -86,13 +86,12 @@ class Registration:
                     await self._take_lease()
                 await self._write()
                 break
-            except LeaseLostError as error:
-                log.warning("lease_lost", reason=error.reason)
-                await self._drop_lease()
-            except StoreUnreachableError as error:
+            except (LeaseLostError, StoreUnreachableError) as error:
                 if time.monotonic() > until:
                     raise
                 log.warning("node_not_registered", reason=error.reason)
+                if isinstance(error, LeaseLostError):
+                    await self._drop_lease()
             await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
         log.info("node_registered", incarnation=self._record.incarnation, address=self._record.address)
 

@@ -225,8 +225,9 @@ class GoodputReports:
     async def _write(self, job: JobView) -> Set[str]:
         """Write the records; return the keys of the job's records of this node, written or not."""
         records, now = self.book.changes(job, self._node), time.monotonic()
-        if self._lease_id() != self._written_under:  # what was written is gone with its lease
-            self._written, self._written_under = {}, self._lease_id()
+        lease_id = self._lease_id()
+        if lease_id and lease_id != self._written_under:  # what was written is gone with its lease
+            self._written, self._written_under = {}, lease_id
         new = {
             key: record
             for key, record in records.items()
