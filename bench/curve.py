@@ -34,7 +34,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Device, Phase, PlanRecord, WorkerRecord
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -41,7 +41,8 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.boundaries import restorable
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NAME = "recovery"

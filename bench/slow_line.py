@@ -42,7 +42,8 @@ from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.state_file import StateHeader, write_state

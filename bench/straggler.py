@@ -34,7 +34,7 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.loop import BatchResult, reference
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
 

@@ -32,7 +32,8 @@ from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, Pl
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.records import Phase
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec

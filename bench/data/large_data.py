@@ -30,7 +30,8 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.telemetry.reading_reports import PERIOD_S
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import Shard, ShardIndex, combined_sha256, write_index
 
 SHARD_BYTES = 1 << 30

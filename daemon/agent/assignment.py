@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from headway.daemon.agent.copy_steps import parts_of_worker
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.records.records import PlanRecord, StagePlan
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
 
 

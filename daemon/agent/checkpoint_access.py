@@ -17,7 +17,8 @@ from headway.daemon.jobs.checkpoint_place import is_store
 from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
 from headway.daemon.storage.file_system import file_system_of
 from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 log = structlog.get_logger()
 

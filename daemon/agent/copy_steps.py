@@ -10,7 +10,8 @@ from headway.daemon.planning.copy_places import Possible, copy_places, possible_
 from headway.daemon.records.records import Phase, PlanRecord, StagePlan
 from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView, Place
 from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration
 

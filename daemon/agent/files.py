@@ -31,7 +31,8 @@ from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError
 from headway.stages.state.file_digest import FileDigest

@@ -10,7 +10,8 @@ from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.storage.state_key import BASE_PREFIX, CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import Source, SourceKind
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from headway.daemon.records.records import PlanRecord, StagePlan, seen_key
 from headway.daemon.storage.state_key import StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView, Place
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 
 

@@ -30,7 +30,8 @@ from headway.daemon.situation.boundaries import (
     those_without_access,
 )
 from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView, Place
 from headway.daemon.workers.status import JobGeneration
 
 KEPT_AFTER_RESTORE_S: Final = 3600.0

@@ -19,7 +19,8 @@ from headway.daemon.planning.plan_devices import is_moving, place
 from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import pinned
 from headway.daemon.storage.state_key import JOURNAL, StateKey
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import (
     OrderChooseStop,
     OrderPrepare,

@@ -23,7 +23,8 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.node_drain import drain
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.records.keys import Keys
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 SLOW_STOPPED_S: Final = 0.08
 SLOW_RUNNING_S: Final = 0.02

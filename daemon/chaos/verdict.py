@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 @dataclass(slots=True, kw_only=True)

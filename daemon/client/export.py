@@ -23,7 +23,8 @@ from headway.daemon.rpc.transfer import in_time
 from headway.daemon.shards.data_source import tokenizer_at
 from headway.daemon.situation.boundaries import holders, newest_complete
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.model.adapters import merged
 from headway.stages.model.initial_weights import initial_parameters

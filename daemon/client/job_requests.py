@@ -26,7 +26,8 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.reports.retired_jobs import sentence_on
 from headway.daemon.view.admission import why_refused
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.view.retirement import retired_record
 
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}

@@ -13,7 +13,8 @@ from headway.daemon.records.records import PlanRecord
 from headway.daemon.results.measured_pipeline import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.outlook import as_fast_as_their_like, measured
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.schedule.schedule import Backward, Forward, Op, Orthogonalize, Update

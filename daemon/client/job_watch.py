@@ -8,7 +8,8 @@ from headway.daemon.client.job_requests import job_of
 from headway.daemon.errors import JobFailedError
 from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase
 from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 OnView = Callable[[ClusterView, JobView], Awaitable[None]]
 

@@ -11,7 +11,8 @@ from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.boundaries import lineage_of, restorable
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.errors import PeerError, UnavailableError
 
 WHOLE_TIMEOUT_S: Final = 30.0

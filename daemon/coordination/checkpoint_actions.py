@@ -13,7 +13,7 @@ from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_o
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.checkpoint_names import boundary_url, file_name, part_name, parts_url
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import Place
+from headway.daemon.view.job_view import Place
 
 MANIFEST_FORMAT: Final = 1
 

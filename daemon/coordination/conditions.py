@@ -14,7 +14,7 @@ from headway.daemon.situation.boundaries import due_checkpoint, parts_of
 from headway.daemon.situation.failure_budget import was_killed
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.situation.standstill import standing_pairs
-from headway.daemon.view.cluster_view import Place
+from headway.daemon.view.job_view import Place
 
 TELL_AFTER_S: Final = 1.0
 """A job that waits longer than this for a plan says so."""

@@ -14,7 +14,7 @@ from headway.daemon.coordination.commands import Command
 from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.plan_cache import PlanRequest
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 REPEATED_S: Final = 10.0
 """A judgement is repeated after this time in any case, because numbers in its sentences age."""

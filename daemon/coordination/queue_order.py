@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from headway.daemon.coordination.fair_share import EQUAL_WITHIN
 from headway.daemon.records.records import Desired, Phase
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.view.usage import per_share
 
 

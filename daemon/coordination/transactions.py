@@ -13,7 +13,7 @@ from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.origin import Origin
 from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_S
 
 READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")

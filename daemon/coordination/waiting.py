@@ -6,7 +6,7 @@ from headway.daemon.coordination.claims import left_alone_s
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 def waits_for(situation: JobSituation) -> str:

@@ -19,7 +19,8 @@ from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries
 from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.journal_parts import delete_part, list_parts
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 SWEEP_PERIOD_S: Final = 120.0
 TIMEOUT_S: Final = 60.0

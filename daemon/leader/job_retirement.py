@@ -14,7 +14,8 @@ from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.retired_record import RetiredRecord
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.view.retirement import jobs_to_retire, names_to_forget, retired_record
 
 PERIOD_S: Final = 60.0

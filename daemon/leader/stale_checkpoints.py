@@ -12,7 +12,8 @@ from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.situation.boundaries import age, lineage_of
 from headway.daemon.storage.checkpoint_names import PartFile, folder_name
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView, Place
 
 OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})
 """Final phases: no row leads out of them."""

@@ -17,7 +17,8 @@ from headway.daemon.records.records import PlanRecord
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.loss_curve import draw_curve
 from headway.daemon.reports.watch_view import open_display
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 NUM_NODES = 3
 PROMPT = "def main():\n"

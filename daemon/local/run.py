@@ -27,7 +27,8 @@ from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import check_place
 from headway.daemon.shards.data_source import index_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.errors import PeerError
 
 METRICS_NAME = "metrics.jsonl"

@@ -8,7 +8,7 @@ from typing import Final
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 USEFUL: Final = "useful"
 WAITING: Final = "waiting:"

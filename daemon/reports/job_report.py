@@ -14,7 +14,8 @@ from headway.daemon.reports.arithmetic_settings import arithmetic_settings
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
 from headway.daemon.reports.link_waits import link_waits
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"

@@ -4,7 +4,8 @@ from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.planning.plan_links import linked_pairs, neighbours
 from headway.daemon.records.records import Phase, PlanRecord, WorkerState
 from headway.daemon.situation.standstill import awaited_pair
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 AT_WORK = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
 

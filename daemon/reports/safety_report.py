@@ -8,7 +8,7 @@ from headway.daemon.planning.copy_places import num_copies
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import TERMINAL_PHASES, NodeRecord
 from headway.daemon.situation import boundaries
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

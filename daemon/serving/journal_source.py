@@ -24,7 +24,8 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.journal_parts import fetch_part
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView, Place
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView, Place
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
 from headway.stages.ids import Boundary, Timeline

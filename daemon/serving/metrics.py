@@ -21,7 +21,8 @@ from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.serving.metrics_server import MetricsServer
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 Metric = CounterMetricFamily | GaugeMetricFamily
 

@@ -39,7 +39,8 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity, serving

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import Phase
 from headway.daemon.reports.job_report import reports_in
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 
 _IN_BETWEEN = {

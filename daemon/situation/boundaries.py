@@ -20,7 +20,7 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import JobView, Place
+from headway.daemon.view.job_view import JobView, Place
 
 NUM_KEPT: Final = 2
 """Number of restorable boundaries that are kept."""

@@ -7,7 +7,8 @@ from headway.daemon.records.records import Device, StagePlan
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 
 def lessons(job: JobView, shortages: Iterable[DeviceShortage]) -> MemoryLessons:

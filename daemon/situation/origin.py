@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.situation.boundaries import lineage_of, newest_complete
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from headway.daemon.planning.rebalance import (
 from headway.daemon.records.identity import Same
 from headway.daemon.records.measurements import DeviceSpeed, ProbeRecord, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, StagePlan
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 LEAST_SAMPLES: Final = 8
 """Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`.

@@ -7,7 +7,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, PlanRecord, StagePlan, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import fewest_holders
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 
 def is_leaving(node: NodeRecord) -> bool:

@@ -20,7 +20,8 @@ from headway.daemon.situation.plan_health import PlanHealth
 from headway.daemon.situation.plan_lookup import PlanLookup
 from headway.daemon.situation.standing import Standing
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
 
 PATIENCE_SNAPSHOTS: Final = 2

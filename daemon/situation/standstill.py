@@ -2,7 +2,7 @@
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 def standing(job: JobView, plan: PlanRecord) -> dict[int, int]:

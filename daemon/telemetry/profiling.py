@@ -17,7 +17,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LayerTime, ProfileRecord
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.situation.outlook import LEAST_SAMPLES
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

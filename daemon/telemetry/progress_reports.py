@@ -13,7 +13,8 @@ from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProgressRecord
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 
 log = structlog.get_logger()

@@ -16,7 +16,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import Phase
 from headway.daemon.shards.library import DataLibrary
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 PERIOD_S: Final = 2.0
 

@@ -10,181 +10,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.promises import Promises
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
-    GoodputRecord,
     ProbeRecord,
-    ProfileRecord,
-    ProgressRecord,
     ReachRecord,
-    ReadingRecord,
 )
 from headway.daemon.records.records import (
-    CheckpointRecord,
-    DesiredRecord,
-    DeviceKey,
-    EventRecord,
     NodeRecord,
-    Phase,
-    PhaseRecord,
-    PlanRecord,
     SpecRecord,
-    StateFile,
-    StateRecord,
-    StopRecord,
-    WorkerRecord,
-    WorkerState,
 )
 from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.records.signature import Signature
-from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.derived import Derived
 from headway.daemon.view.generations_seen import GenerationsSeen
-from headway.daemon.view.nested_records import fold_nested, set_inner_record, set_record
+from headway.daemon.view.job_view import MAX_REMEMBERED, JobView
+from headway.daemon.view.nested_records import set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
 from headway.daemon.view.settling import Unrest
-from headway.daemon.view.start_progress import ReadingSoFar, note_reading, note_storage
+from headway.daemon.view.start_progress import note_storage
 from headway.daemon.view.usage import UsageMeter
 
-WorkerKey = tuple[int, int]
-"""(generation, position among the plan's workers)"""
-
-Place = tuple[int, int]
-"""(timeline, boundary)"""
-
-IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
-"""Phases in which a plan is in force."""
-
-MAX_REMEMBERED: Final = 64
-"""Maximum number of moments remembered of one kind."""
 ABSENT_FOR_S: Final = 86400.0
 """A node that has been absent this long is forgotten: if it returns, it counts as new."""
 MAX_ABSENT: Final = 1000
 """Maximum number of absent nodes remembered, the latest first."""
-NOT_REPORTED: Final = GoodputRecord(node="", incarnation="")
-"""Stands for the report of a worker that has made none."""
 UNREADABLE: Final = -1
 """A revision that no key has."""
-
-
-@dataclass(slots=True, kw_only=True)
-class JobView:
-    """One job: every record below `jobs/<name>/`. Times are of the view's own clock, see `ClusterView.apply`."""
-
-    name: str
-    submission: SpecRecord | None = None
-    """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
-    refusal: str = ""
-    """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
-    signers: frozenset[str] = frozenset()
-    """Names in the certificate of the operator who signed it, in small letters."""
-    withheld: SpecRecord | None = field(default=None, compare=False, repr=False)
-    """The submission of a revoked operator, for the case that the name is restored."""
-    spec_revision: int = 0
-    """Create revision of the spec: the job's place in the queue."""
-    desired: DesiredRecord = field(default_factory=DesiredRecord)
-    phase: PhaseRecord = field(default_factory=PhaseRecord)
-    plan: PlanRecord | None = None
-    next: PlanRecord | None = None
-    stop: StopRecord | None = None
-    checkpoint: CheckpointRecord | None = None
-    progress: ProgressRecord | None = None
-    workers: dict[WorkerKey, WorkerRecord] = field(default_factory=dict)
-    state: dict[Place, dict[str, StateRecord]] = field(default_factory=dict)
-    """Holders of the parts of a boundary of a timeline: node to record."""
-    events: dict[int, EventRecord] = field(default_factory=dict)
-    goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
-    profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
-    changed_at: tuple[float, ...] = field(default=(), compare=False)
-    """Times at which the plan in force was seen to change, the last `MAX_REMEMBERED`."""
-    promises: Promises = field(default_factory=Promises, compare=False)
-    """Promised gains of planned changes, and their results."""
-    left: PlanRecord | None = field(default=None, compare=False)
-    """The plan before the one in force, if it was seen."""
-    readings: dict[str, ReadingRecord] = field(default_factory=dict)
-    """Nodes that are reading the job's data."""
-    readings_so_far: dict[str, ReadingSoFar] = field(default_factory=dict, compare=False)
-    """Progress of each such node in the present phase."""
-    read_at: float = field(default=0.0, compare=False)
-    """Time at which a reader was last seen to progress, or storage to answer again."""
-    entered_at: float = 0.0
-    """Time at which the job was seen to enter its present phase."""
-    started_at: float = field(default=0.0, compare=False)
-    """Time at which the job was seen to start training, after it had waited."""
-    devices_changed_at: float = field(default=0.0, compare=False)
-    """Time at which the devices of the plan in force were seen to change."""
-    starting_s: float = field(default=0.0, compare=False)
-    """Seconds that its workers took to be ready then."""
-    stop_changed_at: float = 0.0
-    """Time at which `stop` was last seen to change; a stop's deadline counts from it."""
-    workers_changed_at: float = 0.0
-    """Time at which a worker's record was last seen to change."""
-    state_changed_at: float = 0.0
-    """Time at which a record of files was last seen to change, while the job stops."""
-    failed_at: dict[int, float] = field(default_factory=dict, compare=False)
-    """Time at which the first worker of a generation was seen to have failed."""
-    num_changes: int = field(default=0, compare=False)
-    """Number of changes of its records, beside `progress` and what decisions do not read of `goodput`."""
-
-    def refuse(self, why: str) -> None:
-        """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
-        if why and not self.refusal and self.submission is not None:
-            self.submission, self.refusal = harmless(self.submission, self.name), why
-
-    def signed_so(self, signature: Signature) -> None:
-        """Take over what the submission's signature is worth."""
-        self.signers = signature.names
-        self.refuse(signature.fault)
-
-    @property
-    def spec(self) -> JobSpec | None:
-        """Return the submitted spec, or None while it is unknown."""
-        return self.submission.spec if self.submission is not None else None
-
-    @property
-    def trains_tie(self) -> bool:
-        """Return whether the first and the last stage train one matrix."""
-        return self.spec is not None and self.spec.model.trains_tie
-
-    @property
-    def user(self) -> str:
-        """Return the user who submitted the job."""
-        return self.submission.user if self.submission is not None else ""
-
-    @property
-    def priority(self) -> int:
-        """Return the job's priority in the queue."""
-        return self.submission.spec.queue.priority if self.submission is not None else 0
-
-    @property
-    def uid(self) -> str:
-        """Return the submission's id; empty while the spec is unknown."""
-        return self.submission.uid if self.submission is not None else ""
-
-    @property
-    def devices(self) -> frozenset[DeviceKey]:
-        """Return the devices in its plans: no other job may use them."""
-        return devices(self.plan) | devices(self.next)
-
-    def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
-        """Return, by position, the workers that have reported on a plan from the node that the plan names."""
-        found = {}
-        for position, stage in enumerate(plan.stages):
-            worker = self.workers.get((plan.generation, position))
-            if worker is not None and worker.node == stage.node:
-                found[position] = worker
-        return found
-
-    def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateFile]:
-        """Return the nodes that hold a layer (or `journal`) at a boundary, with their files."""
-        records = self.state.get((timeline, boundary), {})
-        return {node: record.files[layer] for node, record in records.items() if layer in record.files}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -298,7 +152,7 @@ class ClusterView:
             if signature is not None:
                 self.jobs[place.name].signed_so(signature)
             if isinstance(record, SpecRecord):
-                self._judge_signer(self.jobs[place.name])
+                self._judge_signers(self.jobs[place.name])
         except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
                 self._set_aside(key, error, now=now)
@@ -478,21 +332,10 @@ class ClusterView:
                 self._fold_node(node, record, create_revision=create_revision, now=now)
         for job in self.jobs.values():
             if name in job.signers:
-                self._judge_signer(job)
+                self._judge_signers(job)
 
-    def _judge_signer(self, job: JobView) -> None:
-        """Refuse a job whose signer had been revoked when it came to etcd; earlier ones go on.
-
-        Revisions decide: a submission's time is by the clock of the operator, who may have turned it back.
-        """
-        came_in = self.revisions.get(Keys.of(job.name, "spec"), 0)
-        found = next((name for name in sorted(job.signers) if self.revoked_in.get(name, came_in) < came_in), "")
-        if found and not job.refusal and job.submission is not None:
-            job.withheld, signed_by = job.submission, job.submission.signed_by
-            who = signed_by if signed_by.casefold() == found else found
-            job.refuse(f"{who} had been revoked when it was submitted")
-        elif not found and job.withheld is not None:
-            job.submission, job.refusal, job.withheld = job.withheld, "", None
+    def _judge_signers(self, job: JobView) -> None:
+        job.judge_signers(self.revoked_in, came_in=self.revisions.get(Keys.of(job.name, "spec"), 0))
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
         """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.
@@ -554,43 +397,7 @@ class ClusterView:
         if not known and record is None:
             return
         job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
-        phase_before, stop_before, plan_before = job.phase, job.stop, job.plan
-        if _is_read(job, place, record):
-            job.num_changes += 1
-        if place.leaf in _SINGLE:
-            name_of_field, absent = _SINGLE[place.leaf]
-            setattr(job, name_of_field, record if record is not None else absent())
-        else:
-            fold_nested(job, place, record)
-        if place.leaf == "workers":
-            job.workers_changed_at = now
-            _note_failures(job, now)
-        elif place.leaf == "reading" and record is not None:
-            note_reading(job, place.node, record, now=now)
-        elif place.leaf == "spec":
-            job.spec_revision = create_revision if record is not None else 0
-            job.refusal, job.withheld = "", None
-            job.signers = frozenset({record.signed_by.casefold()}) if record is not None else frozenset()
-            job.refuse(why_refused(record, name) if record is not None else "")
-        elif place.leaf == "state" and job.stop is not None:
-            job.state_changed_at = now
-        elif place.leaf == "progress" and job.progress is not None:
-            job.promises = job.promises.progressed(job.progress.generation, job.progress.tokens_per_second)
-        if job.phase.phase is not phase_before.phase or job.phase.generation != phase_before.generation:
-            # A recovery is not a start: the time slice counts from the first batch since the job waited.
-            if phase_before.phase not in IN_FORCE and job.phase.phase in IN_FORCE:
-                job.started_at, job.starting_s = now, now - job.entered_at if known else 0.0
-            job.entered_at = now
-            job.readings_so_far.clear()
-        if job.stop != stop_before:
-            job.stop_changed_at = now
-        if job.plan is not None and (plan_before is None or job.plan.generation != plan_before.generation):
-            job.promises = job.promises.plan_changed(job.plan.generation, factor=job.plan.promised, now=now)
-        if plan_before is not None and job.plan is not None and job.plan.generation != plan_before.generation:
-            job.left = plan_before
-            job.changed_at = (*job.changed_at, now)[-MAX_REMEMBERED:]
-        if devices(plan_before) != devices(job.plan):
-            job.devices_changed_at = now
+        job.fold(place, record, create_revision=create_revision, is_new=not known, now=now)
         if place.leaf in ("spec", "plan", "next"):
             # Only these keys change the job's devices or its user, by which use is counted.
             self.num_changes += 1
@@ -603,15 +410,6 @@ class ClusterView:
             del self.jobs[name]
             self.num_changes += 1
             self.derived = Derived()  # a name that never comes again would be remembered for ever
-
-
-def _is_read(job: JobView, place: RecordPlace, record: Any) -> bool:
-    """Return whether decisions about other jobs, or more than this job's outlook, may rest on a record."""
-    if place.leaf != "goodput":
-        return place.leaf != "progress"
-    generation, position = place.numbers
-    before = job.goodput.get((generation, position), NOT_REPORTED)
-    return bool(before.awaited_worker != (record or NOT_REPORTED).awaited_worker)
 
 
 def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
@@ -647,21 +445,3 @@ def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
     """Return whether plans may now use something of a node that they could not use before."""
     is_released = before.is_draining and not after.is_draining
     return is_released or not set(before.down_devices) <= set(after.down_devices)
-
-
-def _note_failures(job: JobView, now: float) -> None:
-    failed = {generation for (generation, _), worker in job.workers.items() if worker.state is WorkerState.FAILED}
-    job.failed_at = {generation: job.failed_at.get(generation, now) for generation in failed}
-
-
-_SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
-    # leaf: (JobView's field, what an absent key means)
-    "spec": ("submission", lambda: None),
-    "desired": ("desired", DesiredRecord),
-    "phase": ("phase", PhaseRecord),
-    "plan": ("plan", lambda: None),
-    "next": ("next", lambda: None),
-    "stop": ("stop", lambda: None),
-    "checkpoint": ("checkpoint", lambda: None),
-    "progress": ("progress", lambda: None),
-}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from headway.daemon.view.record_places import RecordPlace
 
 if TYPE_CHECKING:
-    from headway.daemon.view.cluster_view import JobView
+    from headway.daemon.view.job_view import JobView
 
 
 def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Final
 
 from headway.daemon.records.records import TERMINAL_PHASES
 from headway.daemon.records.retired_record import RetiredRecord
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 DAY_S: Final = 86400.0
 MAX_RETIRED: Final = 1000

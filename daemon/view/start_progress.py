@@ -8,7 +8,7 @@ from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import NodeRecord
 
 if TYPE_CHECKING:
-    from headway.daemon.view.cluster_view import JobView
+    from headway.daemon.view.job_view import JobView
 
 
 MOST_READINGS: Final = 3

@@ -17,7 +17,8 @@ from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from tests.chaos.processes import stand_ins
 
 NO_SESSION = cast(ClusterSession, None)

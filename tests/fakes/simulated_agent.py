@@ -25,7 +25,8 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.situation.boundaries import kept, lineage_of, newest_complete
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_node import HeldKey, Node, Worker
 

@@ -34,8 +34,9 @@ from headway.daemon.records.records import (
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.plan_cache import Plans
 from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.derived import Derived
+from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.simulated_etcd import Store
 from tests.fakes.simulated_invariants import SimulatedInvariants

@@ -8,7 +8,7 @@ from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PlanRecord
 from headway.daemon.situation.boundaries import parts_of
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.simulated_agent import SimulatedAgents
 
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)

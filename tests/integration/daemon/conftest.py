@@ -21,7 +21,8 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
 from headway.daemon.rpc.job_signature import signed
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.sockets.roles import Role

@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.records.records import Phase
 from headway.daemon.reports.goodput_report import report_goodput
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.metadata_server import Metadata
 
 

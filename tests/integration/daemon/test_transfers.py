@@ -19,7 +19,7 @@ from headway.daemon.rpc.transfer import fetch_from_nodes, fetch_stored
 from headway.daemon.storage.checkpoint import copy_to_checkpoint, fetch_from_checkpoint
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.stages.errors import UnavailableError
 from headway.stages.state.file_digest import FileDigest
 from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Network

@@ -24,7 +24,7 @@ from headway.daemon.origin.origin_model import initial_weights_of, with_parts
 from headway.daemon.records.records import Phase, WorkerRecord
 from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model.adapters import merged
 from headway.stages.spec import AdapterSpec

@@ -14,7 +14,7 @@ from headway.daemon.jobs.job import DataSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
 from headway.daemon.reports.job_report import report_job
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.early_stop import EvaluationTally, StopRule

@@ -15,7 +15,8 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.journal_part import MIN_ROWS
 from headway.daemon.records.records import Phase
 from headway.daemon.storage.checkpoint_names import part_name
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.state.state_file import read_state
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job, until
 

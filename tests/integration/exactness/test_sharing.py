@@ -14,7 +14,7 @@ from headway.daemon.client.user_shares import report_shares, set_times
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,

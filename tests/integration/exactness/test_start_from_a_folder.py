@@ -18,7 +18,8 @@ from headway.daemon.origin.origin_model import initial_weights_of, with_parts
 from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import AdapterSpec
 from tests.fakes.file_server import serving

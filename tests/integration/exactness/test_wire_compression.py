@@ -11,7 +11,7 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase, PlanRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     TIMEOUT_S,
     Oracle,

@@ -21,7 +21,8 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.token_mixture import open_tokens

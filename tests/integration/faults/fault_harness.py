@@ -25,7 +25,8 @@ from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     Oracle,
     Result,

@@ -21,7 +21,7 @@ from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Phase
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import FaultHarness, fault_harness, faulty_job

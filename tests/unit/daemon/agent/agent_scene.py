@@ -23,7 +23,8 @@ from headway.daemon.records.records import (
     StateRecord,
 )
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.spec import ModelSpec

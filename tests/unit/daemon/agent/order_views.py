@@ -18,7 +18,8 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.storage.state_key import StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
 from headway.stages.spec import ModelSpec
 

@@ -10,7 +10,8 @@ from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.moody_file_system import Mood, moody
 
 STAGE = StagePlan(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)

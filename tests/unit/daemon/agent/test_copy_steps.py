@@ -20,7 +20,8 @@ from headway.daemon.records.records import (
     StateRecord,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec

@@ -7,7 +7,7 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import OriginPart, OriginSpec
 from headway.daemon.records.records import WorkerState
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import OrderPrepare, OrderStart, SourceKind
 from headway.daemon.workers.status import Failure, JobGeneration
 from headway.stages.spec import AdapterSpec

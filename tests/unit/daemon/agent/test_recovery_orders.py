@@ -7,7 +7,7 @@ from headway.daemon.agent.steps import FetchState, GiveUp, RegisterState
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import OrderPrepare, OrderStart, SourceKind
 from headway.daemon.workers.status import JobGeneration
 from tests.unit.daemon.agent.order_views import (

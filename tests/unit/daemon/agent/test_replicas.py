@@ -36,7 +36,8 @@ from headway.daemon.records.records import (
 from headway.daemon.situation.boundaries import copier, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.worker.session import OrderRefusedError
 from headway.daemon.worker.start_order import for_stage, start_context
 from headway.daemon.workers.launched_work import LaunchedWork

@@ -14,7 +14,8 @@ from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device, NodeRecord, seen_key
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import OrderPrepare
 from tests.fakes.simulated_cluster import small_spec
 from tests.unit.daemon.agent.order_views import SPLIT, job, node, view_of, worker

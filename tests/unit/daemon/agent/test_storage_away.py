@@ -19,7 +19,8 @@ from headway.daemon.runtime.activities import Activities
 from headway.daemon.shards.library import Reading
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import Failure, JobGeneration, WorkerStatus
 from headway.stages.state.file_digest import FileDigest
 from tests.unit.daemon.agent.agent_scene import PLAN, EtcdOfOneView

@@ -5,7 +5,7 @@ from dataclasses import replace
 from headway.daemon.chaos.verdict import Blow, Watcher, judge, table
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 
 def job(*, generation: int, batch: int, phase: Phase = Phase.RUNNING, boundary: int = 0, furthest: int = 0) -> JobView:

@@ -10,7 +10,8 @@ import pytest
 from headway.daemon.cleanup.compiled_code import KEPT_S, keep_small, needed_since, prune
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import Phase, PhaseRecord, SpecRecord
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.spec import TrainSpec
 
 DAY_S = 86400.0

@@ -7,7 +7,8 @@ import pytest
 
 from headway.daemon.cleanup.job_logs import pruning, unfinished
 from headway.daemon.records.records import Phase, PhaseRecord
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 DAY_S = 86400.0
 NOW = 1e9

@@ -11,7 +11,8 @@ from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.reports.goodput_report import goodput_line, report_goodput
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.telemetry.goodput import GoodputBook, superseded
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration
 from headway.proto import control_pb2
 from tests.unit.daemon.cli.fake_cluster import cluster_view

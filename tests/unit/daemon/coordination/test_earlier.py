@@ -9,7 +9,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.earlier import REPEATED_S, Earlier, Judged
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Phase, PhaseRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 RUNNING = JobView(name="j", phase=PhaseRecord(phase=Phase.RUNNING))
 QUEUED = JobView(name="j")

@@ -27,7 +27,7 @@ from headway.daemon.records.measurements import (
     ReadingRecord,
 )
 from headway.daemon.records.records import Desired, Phase, PlanRecord
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]

@@ -9,7 +9,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
 from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

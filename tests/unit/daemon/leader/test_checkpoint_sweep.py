@@ -12,7 +12,8 @@ from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkp
 from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
 from headway.daemon.storage.checkpoint_names import PartFile, boundary_url, part_name, partial_name
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
 """Timeline 3 grew out of 1 at boundary 20, timeline 5 out of 3 at 60."""

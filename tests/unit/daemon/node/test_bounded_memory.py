@@ -20,8 +20,9 @@ from headway.daemon.shards import library
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.telemetry.goodput import GoodputReports
-from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView, JobView
+from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards

@@ -16,7 +16,8 @@ from headway.daemon.storage.checkpoint_names import file_name, part_name
 from headway.daemon.storage.journal_parts import copy_part, delete_part, fetch_part, list_parts
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView, JobView
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 from headway.stages.ids import Batch, Boundary, Generation, Timeline
 from headway.stages.spec import TrainSpec

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from headway.daemon.records.records import Phase, PhaseRecord
 from headway.daemon.serving.metrics import MOST_JOBS, told_of
 from headway.daemon.serving.metrics_server import MOST_REQUESTS, MetricsServer
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 
 LIMIT_S = 0.3
 DEADLINE_S = 20.0

@@ -30,7 +30,7 @@ from headway.daemon.situation.boundaries import (
 )
 from headway.daemon.situation.origin import find_origin
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import JobView
+from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")

@@ -1,0 +1,237 @@
+"""Folds the records below `jobs/<name>/` into one value. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.plan_devices import devices
+from headway.daemon.planning.promises import Promises
+from headway.daemon.records.measurements import GoodputRecord, ProfileRecord, ProgressRecord, ReadingRecord
+from headway.daemon.records.records import (
+    CheckpointRecord,
+    DesiredRecord,
+    DeviceKey,
+    EventRecord,
+    Phase,
+    PhaseRecord,
+    PlanRecord,
+    SpecRecord,
+    StateFile,
+    StateRecord,
+    StopRecord,
+    WorkerRecord,
+    WorkerState,
+)
+from headway.daemon.records.signature import Signature
+from headway.daemon.view.admission import harmless, why_refused
+from headway.daemon.view.nested_records import fold_nested
+from headway.daemon.view.record_places import RecordPlace
+from headway.daemon.view.start_progress import ReadingSoFar, note_reading
+
+WorkerKey = tuple[int, int]
+"""(generation, position among the plan's workers)"""
+
+Place = tuple[int, int]
+"""(timeline, boundary)"""
+
+IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
+"""Phases in which a plan is in force."""
+
+MAX_REMEMBERED: Final = 64
+"""Maximum number of moments remembered of one kind."""
+NOT_REPORTED: Final = GoodputRecord(node="", incarnation="")
+"""Stands for the report of a worker that has made none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobView:
+    """One job: every record below `jobs/<name>/`. Times are of the view's own clock, see `ClusterView.apply`."""
+
+    name: str
+    submission: SpecRecord | None = None
+    """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
+    refusal: str = ""
+    """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
+    signers: frozenset[str] = frozenset()
+    """Names in the certificate of the operator who signed it, in small letters."""
+    withheld: SpecRecord | None = field(default=None, compare=False, repr=False)
+    """The submission of a revoked operator, for the case that the name is restored."""
+    spec_revision: int = 0
+    """Create revision of the spec: the job's place in the queue."""
+    desired: DesiredRecord = field(default_factory=DesiredRecord)
+    phase: PhaseRecord = field(default_factory=PhaseRecord)
+    plan: PlanRecord | None = None
+    next: PlanRecord | None = None
+    stop: StopRecord | None = None
+    checkpoint: CheckpointRecord | None = None
+    progress: ProgressRecord | None = None
+    workers: dict[WorkerKey, WorkerRecord] = field(default_factory=dict)
+    state: dict[Place, dict[str, StateRecord]] = field(default_factory=dict)
+    """Holders of the parts of a boundary of a timeline: node to record."""
+    events: dict[int, EventRecord] = field(default_factory=dict)
+    goodput: dict[WorkerKey, GoodputRecord] = field(default_factory=dict)
+    profiles: dict[DeviceKey, ProfileRecord] = field(default_factory=dict)
+    changed_at: tuple[float, ...] = field(default=(), compare=False)
+    """Times at which the plan in force was seen to change, the last `MAX_REMEMBERED`."""
+    promises: Promises = field(default_factory=Promises, compare=False)
+    """Promised gains of planned changes, and their results."""
+    left: PlanRecord | None = field(default=None, compare=False)
+    """The plan before the one in force, if it was seen."""
+    readings: dict[str, ReadingRecord] = field(default_factory=dict)
+    """Nodes that are reading the job's data."""
+    readings_so_far: dict[str, ReadingSoFar] = field(default_factory=dict, compare=False)
+    """Progress of each such node in the present phase."""
+    read_at: float = field(default=0.0, compare=False)
+    """Time at which a reader was last seen to progress, or storage to answer again."""
+    entered_at: float = 0.0
+    """Time at which the job was seen to enter its present phase."""
+    started_at: float = field(default=0.0, compare=False)
+    """Time at which the job was seen to start training, after it had waited."""
+    devices_changed_at: float = field(default=0.0, compare=False)
+    """Time at which the devices of the plan in force were seen to change."""
+    starting_s: float = field(default=0.0, compare=False)
+    """Seconds that its workers took to be ready then."""
+    stop_changed_at: float = 0.0
+    """Time at which `stop` was last seen to change; a stop's deadline counts from it."""
+    workers_changed_at: float = 0.0
+    """Time at which a worker's record was last seen to change."""
+    state_changed_at: float = 0.0
+    """Time at which a record of files was last seen to change, while the job stops."""
+    failed_at: dict[int, float] = field(default_factory=dict, compare=False)
+    """Time at which the first worker of a generation was seen to have failed."""
+    num_changes: int = field(default=0, compare=False)
+    """Number of changes of its records, beside `progress` and what decisions do not read of `goodput`."""
+
+    def refuse(self, why: str) -> None:
+        """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
+        if why and not self.refusal and self.submission is not None:
+            self.submission, self.refusal = harmless(self.submission, self.name), why
+
+    def signed_so(self, signature: Signature) -> None:
+        """Take over what the submission's signature is worth."""
+        self.signers = signature.names
+        self.refuse(signature.fault)
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """Return the submitted spec, or None while it is unknown."""
+        return self.submission.spec if self.submission is not None else None
+
+    @property
+    def trains_tie(self) -> bool:
+        """Return whether the first and the last stage train one matrix."""
+        return self.spec is not None and self.spec.model.trains_tie
+
+    @property
+    def user(self) -> str:
+        """Return the user who submitted the job."""
+        return self.submission.user if self.submission is not None else ""
+
+    @property
+    def priority(self) -> int:
+        """Return the job's priority in the queue."""
+        return self.submission.spec.queue.priority if self.submission is not None else 0
+
+    @property
+    def uid(self) -> str:
+        """Return the submission's id; empty while the spec is unknown."""
+        return self.submission.uid if self.submission is not None else ""
+
+    @property
+    def devices(self) -> frozenset[DeviceKey]:
+        """Return the devices in its plans: no other job may use them."""
+        return devices(self.plan) | devices(self.next)
+
+    def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
+        """Return, by position, the workers that have reported on a plan from the node that the plan names."""
+        found = {}
+        for position, stage in enumerate(plan.stages):
+            worker = self.workers.get((plan.generation, position))
+            if worker is not None and worker.node == stage.node:
+                found[position] = worker
+        return found
+
+    def holders(self, timeline: int, boundary: int, layer: str) -> dict[str, StateFile]:
+        """Return the nodes that hold a layer (or `journal`) at a boundary, with their files."""
+        records = self.state.get((timeline, boundary), {})
+        return {node: record.files[layer] for node, record in records.items() if layer in record.files}
+
+    def fold(self, place: RecordPlace, record: Any, *, create_revision: int, is_new: bool, now: float) -> None:
+        """Fold in one record of the job; None: its key is gone. is_new: no record of the job was known before."""
+        phase_before, stop_before, plan_before = self.phase, self.stop, self.plan
+        if _is_read(self, place, record):
+            self.num_changes += 1
+        if place.leaf in _SINGLE:
+            name_of_field, absent = _SINGLE[place.leaf]
+            setattr(self, name_of_field, record if record is not None else absent())
+        else:
+            fold_nested(self, place, record)
+        if place.leaf == "workers":
+            self.workers_changed_at = now
+            self._note_failures(now)
+        elif place.leaf == "reading" and record is not None:
+            note_reading(self, place.node, record, now=now)
+        elif place.leaf == "spec":
+            self.spec_revision = create_revision if record is not None else 0
+            self.refusal, self.withheld = "", None
+            self.signers = frozenset({record.signed_by.casefold()}) if record is not None else frozenset()
+            self.refuse(why_refused(record, self.name) if record is not None else "")
+        elif place.leaf == "state" and self.stop is not None:
+            self.state_changed_at = now
+        elif place.leaf == "progress" and self.progress is not None:
+            self.promises = self.promises.progressed(self.progress.generation, self.progress.tokens_per_second)
+        if self.phase.phase is not phase_before.phase or self.phase.generation != phase_before.generation:
+            # A recovery is not a start: the time slice counts from the first batch since the job waited.
+            if phase_before.phase not in IN_FORCE and self.phase.phase in IN_FORCE:
+                self.started_at, self.starting_s = now, now - self.entered_at if not is_new else 0.0
+            self.entered_at = now
+            self.readings_so_far.clear()
+        if self.stop != stop_before:
+            self.stop_changed_at = now
+        if self.plan is not None and (plan_before is None or self.plan.generation != plan_before.generation):
+            self.promises = self.promises.plan_changed(self.plan.generation, factor=self.plan.promised, now=now)
+        if plan_before is not None and self.plan is not None and self.plan.generation != plan_before.generation:
+            self.left = plan_before
+            self.changed_at = (*self.changed_at, now)[-MAX_REMEMBERED:]
+        if devices(plan_before) != devices(self.plan):
+            self.devices_changed_at = now
+
+    def judge_signers(self, revoked_in: Mapping[str, int], *, came_in: int) -> None:
+        """Refuse the job if a signer had been revoked when it came to etcd, in revision `came_in`; earlier ones go on.
+
+        Revisions decide: a submission's time is by the clock of the operator, who may have turned it back.
+        """
+        found = next((name for name in sorted(self.signers) if revoked_in.get(name, came_in) < came_in), "")
+        if found and not self.refusal and self.submission is not None:
+            self.withheld, signed_by = self.submission, self.submission.signed_by
+            who = signed_by if signed_by.casefold() == found else found
+            self.refuse(f"{who} had been revoked when it was submitted")
+        elif not found and self.withheld is not None:
+            self.submission, self.refusal, self.withheld = self.withheld, "", None
+
+    def _note_failures(self, now: float) -> None:
+        failed = {generation for (generation, _), worker in self.workers.items() if worker.state is WorkerState.FAILED}
+        self.failed_at = {generation: self.failed_at.get(generation, now) for generation in failed}
+
+
+def _is_read(job: JobView, place: RecordPlace, record: Any) -> bool:
+    """Return whether decisions about other jobs, or more than this job's outlook, may rest on a record."""
+    if place.leaf != "goodput":
+        return place.leaf != "progress"
+    generation, position = place.numbers
+    before = job.goodput.get((generation, position), NOT_REPORTED)
+    return bool(before.awaited_worker != (record or NOT_REPORTED).awaited_worker)
+
+
+_SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
+    # leaf: (JobView's field, what an absent key means)
+    "spec": ("submission", lambda: None),
+    "desired": ("desired", DesiredRecord),
+    "phase": ("phase", PhaseRecord),
+    "plan": ("plan", lambda: None),
+    "next": ("next", lambda: None),
+    "stop": ("stop", lambda: None),
+    "checkpoint": ("checkpoint", lambda: None),
+    "progress": ("progress", lambda: None),
+}
