@@ -6,7 +6,8 @@ process for itself, and leads. joined_N_s: from the start of N - 1 daemons, in p
 modules, until the leader sees all N nodes;
 settled_N_s: until every daemon sees them all. running_N_s: from the submission of the jobs until all are running.
 lost_N_s: from the death of a process with a tenth of the daemons until every job that it hit runs under a plan without
-them. watched_plan_N_kb: what each daemon receives for one plan. watched_idle_N_bytes_s: what each daemon receives per
+them. join_cpu_N_s, join_etcd_cpu_N_s: seconds of a core that all daemons, and etcd, use until the joining has become
+quiet. watched_plan_N_kb: what each daemon receives for one plan. watched_idle_N_bytes_s: what each daemon receives per
 second while all jobs run and nothing happens. blocked_N_ms: the longest callback of the leader's event loop since the
 nodes began to join; blocked_cpu_N_ms: the longest by that thread's own work, because the machine has two cores.
 """
@@ -135,6 +136,11 @@ class Cluster:
         """Return the sum of a figure over the processes that were not killed."""
         return float(sum(each.told.get(name, 0) for each in self.processes if not each.is_dead))
 
+    def cpu_s(self) -> tuple[float, float]:
+        """Return the seconds of a core that the daemons have used, and those of etcd."""
+        fields = Path(f"/proc/{self.etcd.pid}/stat").read_text().rpartition(")")[2].split()
+        return self.total("cpu_s"), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kinds(self) -> dict[str, tuple[int, int]]:
         """Return the events by kind of key: (number, bytes)."""
         found: dict[str, tuple[int, int]] = {}
@@ -237,7 +243,7 @@ async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, fou
 
         await until("the processes", are_up, cluster)
         leading.blocked_ms = leading.blocked_cpu_ms = 0.0
-        began = time.monotonic()
+        began, (cpu_s, etcd_cpu_s) = time.monotonic(), cluster.cpu_s()
         for each in cluster.processes[1:]:
             await each.go()
 
@@ -254,6 +260,9 @@ async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, fou
         found[f"settled_{size}_s"] = time.monotonic() - began
         await _quiet(cluster)
         found[f"quiet_{size}_s"] = time.monotonic() - began
+        spent_s, etcd_spent_s = cluster.cpu_s()
+        found[f"join_cpu_{size}_s"], found[f"join_etcd_cpu_{size}_s"] = spent_s - cpu_s, etcd_spent_s - etcd_cpu_s
+        found[f"join_replies_per_node_{size}"] = cluster.total("num_batches") / size
         found[f"false_starts_{size}"] = cluster.total("false_starts")
         found[f"join_events_per_node_{size}"] = cluster.total("num_events") / size
         found[f"join_watched_per_node_{size}_kb"] = cluster.total("watched_bytes") / size / 1e3

@@ -105,9 +105,9 @@ class CountedClient(EtcdClient):
         self._counts.listed_bytes += sum(len(entry.key) + len(entry.value) for entry in found.entries)
         return found
 
-    async def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
+    async def watch(self, prefix: str, **options: Any) -> AsyncIterator[WatchBatch]:
         """Watch, and count."""
-        async for batch in super().watch(prefix, from_revision=from_revision):
+        async for batch in super().watch(prefix, **options):
             self._counts.saw(batch)
             yield batch
 

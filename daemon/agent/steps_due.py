@@ -20,7 +20,7 @@ from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerStat
 from headway.daemon.situation.boundaries import pinned
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.view.job_view import IN_FORCE, JobView
 from headway.daemon.workers.orders import (
     OrderChooseStop,
     OrderPrepare,
@@ -105,6 +105,16 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
         for plan in (job.plan, job.next)
         if plan is not None
         for stage in plan.stages
+    )
+
+
+def has_steps_ahead(view: ClusterView, node: str) -> bool:
+    """Return whether others wait for steps of this node: a job in which it has a part starts, changes or stops."""
+    return any(
+        name == node
+        for job in view.jobs.values()
+        if job.next is not None or (job.phase.phase in IN_FORCE and job.phase.phase is not Phase.RUNNING)
+        for name, _ in job.devices
     )
 
 

@@ -5,7 +5,7 @@ Headway has its own client because no published one survives the death of an etc
 docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,7 +28,7 @@ from headway.daemon.etcd.transaction import (
     to_text,
     transaction_request,
 )
-from headway.daemon.etcd.watch import WatchBatch, watch
+from headway.daemon.etcd.watch import WatchBatch, never, watch
 from headway.proto import etcd_pb2
 from headway.proto.etcd_pb2_grpc import KVStub, LeaseStub, MaintenanceStub
 
@@ -226,9 +226,11 @@ class EtcdClient:
 
     # --- watches and health ------------------------------------------------------------------------------------------
 
-    def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(
+        self, prefix: str, *, from_revision: int, rest_s: Callable[[], float] = never
+    ) -> AsyncIterator[WatchBatch]:
         """Yield changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
-        return watch(self._connection, prefix, from_revision=from_revision)
+        return watch(self._connection, prefix, from_revision=from_revision, rest_s=rest_s)
 
     async def status(self) -> EtcdStatus:
         """Return the member's report; also the cheapest way to find out whether any member answers."""

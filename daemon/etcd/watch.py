@@ -1,7 +1,7 @@
 """A watch: yields changes as they happen, until its one connection to one server ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +54,18 @@ class WatchBatch:
         return self.events[-1].mod_revision
 
 
-async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) -> AsyncIterator[WatchBatch]:
+def never() -> float:
+    """Return that a watch does not rest."""
+    return 0.0
+
+
+async def watch(
+    connection: EtcdConnection, prefix: str, *, from_revision: int, rest_s: Callable[[], float] = never
+) -> AsyncIterator[WatchBatch]:
     """Yield every change of keys that begin with a prefix, from a revision on, until the connection breaks.
+
+    rest_s: is asked after each batch for how many seconds changes shall gather in etcd, which then tells them in few
+    replies; 0: none. The stream stays meanwhile, so that the server behind it is still the same one.
 
     The watch does not resume. An etcd that is back may be another one, or an older state of the old one, and would
     leave a watch for a future revision silent. So the caller lists again.
@@ -68,7 +78,7 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
     """
     endpoint = connection.endpoint
     try:
-        async for reply in _stream_with_login(connection, prefix, from_revision):
+        async for reply in _stream_with_login(connection, prefix, from_revision, rest_s):
             if reply.created and reply.header.revision < from_revision - 1:
                 raise StoreUnreachableError(
                     f"etcd at {endpoint}", f"is at revision {reply.header.revision}, before {from_revision - 1}"
@@ -94,7 +104,7 @@ async def watch(connection: EtcdConnection, prefix: str, *, from_revision: int) 
 
 
 async def _stream_with_login(
-    connection: EtcdConnection, prefix: str, from_revision: int
+    connection: EtcdConnection, prefix: str, from_revision: int, rest_s: Callable[[], float]
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Do `_stream`, with a new login if the present one has been forgotten.
 
@@ -103,7 +113,7 @@ async def _stream_with_login(
     """
     has_begun = False
     try:
-        async for reply in _stream(connection, prefix, from_revision):
+        async for reply in _stream(connection, prefix, from_revision, rest_s):
             has_begun = True
             yield reply
         return
@@ -114,31 +124,41 @@ async def _stream_with_login(
         if not connection.access.user or has_begun:
             raise
     await connection.log_in()
-    async for reply in _stream(connection, prefix, from_revision):
+    async for reply in _stream(connection, prefix, from_revision, rest_s):
         yield reply
 
 
-async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -> AsyncIterator[etcd_pb2.WatchResponse]:
+async def _stream(
+    connection: EtcdConnection, prefix: str, from_revision: int, rest_s: Callable[[], float]
+) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Yield one stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError
     for silence.
     """
-    start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
-    create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
     metadata = (("hasleader", "true"), *connection.metadata)
     target, timeout_s = f"etcd at {connection.endpoint}", connection.access.timeout_s
     call = etcd_pb2_grpc.WatchStub(connection.channel).Watch(metadata=metadata)
-    silence = _Silence(call)
+    silence, gather_s = _Silence(call), 0.0
     try:
         async with asyncio.timeout(timeout_s):
-            await call.write(etcd_pb2.WatchRequest(create_request=create))
+            await call.write(_creation(prefix, from_revision))
             reply = await call.read()
         while isinstance(reply, etcd_pb2.WatchResponse):
             if reply.compact_revision:
                 raise CompactedError(target, f"revision {from_revision} was compacted away")
-            if reply.canceled:
+            if reply.canceled and gather_s:
+                await asyncio.sleep(gather_s)
+                gather_s = 0.0
+                await _tell(call, _creation(prefix, from_revision))
+            elif reply.canceled:
                 kind = _ForbiddenError if FORBIDDEN in reply.cancel_reason else StoreUnreachableError
                 raise kind(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
-            yield reply
+            else:
+                yield reply
+                if reply.events:
+                    from_revision = reply.events[-1].kv.mod_revision + 1
+                    if not gather_s and (gather_s := rest_s()):
+                        close = etcd_pb2.WatchCancelRequest(watch_id=reply.watch_id)
+                        await _tell(call, etcd_pb2.WatchRequest(cancel_request=close))
             reply = await silence.read()
     except TimeoutError as error:
         raise StoreUnreachableError(target, f"no watch was made within {timeout_s:g} s") from error
@@ -149,6 +169,12 @@ async def _stream(connection: EtcdConnection, prefix: str, from_revision: int) -
     finally:
         call.cancel()
         await silence.end()
+
+
+def _creation(prefix: str, from_revision: int) -> etcd_pb2.WatchRequest:
+    start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
+    create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
+    return etcd_pb2.WatchRequest(create_request=create)
 
 
 class _Silence:
@@ -188,7 +214,7 @@ class _Silence:
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENT_S):
-                    await _ask_for_progress(self._call)
+                    await _tell(self._call, etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest()))
                     while self._waits_since == since:
                         await asyncio.sleep(LISTEN_STEP_S)
             await asyncio.sleep(LISTEN_STEP_S)  # what came while this process stood still is read first
@@ -198,9 +224,9 @@ class _Silence:
                 return
 
 
-async def _ask_for_progress(call: WatchCall) -> None:
+async def _tell(call: WatchCall, request: etcd_pb2.WatchRequest) -> None:
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `read` reports the error
-        await call.write(etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest()))
+        await call.write(request)
 
 
 def _key_event(message: etcd_pb2.Event) -> KeyEvent:

@@ -14,7 +14,7 @@ import structlog
 from headway.daemon.addresses import join_address, split_address
 from headway.daemon.agent.agent import Agent
 from headway.daemon.agent.local_state import generations_ahead, generations_seen
-from headway.daemon.agent.steps_due import is_awaited, is_named
+from headway.daemon.agent.steps_due import has_steps_ahead, is_awaited, is_named
 from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.cleanup.compiled_code import keep_small
 from headway.daemon.cleanup.data_cache import sweep_data
@@ -149,6 +149,7 @@ class Membership:
             wrote_late=self._checkpoint_sweep.wrote_late,
         )
         house.cluster.leads = lambda: self._leadership.is_leading
+        house.cluster.may_rest = self._may_rest
 
     @property
     def incarnation(self) -> str:
@@ -291,6 +292,9 @@ class Membership:
     async def leave(self) -> None:
         """Revoke the lease: every record under it is gone at once."""
         await self._registration.leave()
+
+    def _may_rest(self) -> bool:
+        return not (self._leadership.is_leading or has_steps_ahead(self._house.cluster.view, self._house.config.name))
 
     def _is_needed(self, view: ClusterView) -> bool:
         name = self._house.config.name

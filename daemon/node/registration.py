@@ -121,8 +121,9 @@ class Registration:
             await self._take_lease()
         if self._cluster.view.epoch != self._epoch:
             self._epoch, self._written_at = self._cluster.view.epoch, 0  # etcd has lost our write
-        if self._cluster.revision < self._written_at:
-            return  # our own write is on its way to the view
+        if not await self._cluster.caught_up(self._written_at, timeout_s=RETRY_PAUSE_S):
+            self._due.set()  # our own write is on its way to the view
+            return
         shown = self._cluster.view.nodes.get(self._record.name)
         if shown is not None and shown.incarnation == self._record.incarnation:
             self._record = replace(self._record, is_draining=self._leaves or shown.is_draining)

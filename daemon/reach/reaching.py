@@ -7,6 +7,7 @@ repeated with back-off, so that a healed pair is used again. Discoveries of link
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ MAX_PROVEN: Final = 64
 the rest.
 """
 AT_ONCE: Final = 8
+"""Maximum number of dials at a time."""
 EVERY_S: Final = 120.0
 """Interval of proofs of a port that answers."""
 FIRST_RETRY_S: Final = 2.0
@@ -46,7 +48,7 @@ DATED_EVERY_S: Final = 600.0
 """Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
 """Least pause between two rounds, so that facts found together are written together."""
-REST_PER_NODE_S: Final = 0.002
+REST_PER_NODE_S: Final = 0.01
 """In a large cluster the pause is longer: a round looks at every node, and more of them come and go."""
 RETRY_WRITE_S: Final = 1.0
 UNHURRIED_S: Final = 1.0
@@ -232,6 +234,11 @@ class Reaching:
         self._lease_id = lease_id
         self._book = ReachBook()
         self._dialling: dict[Key, asyncio.Task[None]] = {}
+        self._targets: list[Target] = []
+        self._waiting: deque[Target] = deque()
+        """Targets that are due, and wait for a running dial to end."""
+        self._looked_at: tuple[int, int] | None = None
+        """The changes of nodes and of plans from which `_targets` follow."""
         self._dials: SharedWork[Target, str] = SharedWork(kept_s=0.0)
         self._news_since: float | None = None
         self._changed = asyncio.Event()
@@ -279,27 +286,34 @@ class Reaching:
         self._changed.set()
 
     def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
-        """Start the dials that are due, up to the limit; return the seconds until more are due."""
+        """Start the dials that are due; return the seconds until more are due."""
         view, now = self._cluster.view, time.monotonic()
-        targets = targets_of(view, self._node)
-        if self._cluster.is_reachable:
+        changes = (view.num_record_changes, view.num_plan_changes)
+        if changes != self._looked_at:
+            self._looked_at, self._targets = changes, targets_of(view, self._node)
             self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
-        idle = [target for target in targets if key_of(target) not in self._dialling]
+        idle = [target for target in self._targets if key_of(target) not in self._dialling]
         due = self._book.due(idle, now=now)
-        for target in due[: AT_ONCE - len(self._dialling)]:
-            name = f"reach {target.node} {target.port}"
-            self._dialling[key_of(target)] = group.create_task(self._prove_one(target), name=name)
+        self._waiting = deque(due)
+        self._dial_next(group)
         if due:
             return EVERY_S  # the end of a running dial wakes the loop
         return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
 
-    async def _prove_one(self, target: Target) -> None:
+    def _dial_next(self, group: asyncio.TaskGroup) -> None:
+        while self._waiting and len(self._dialling) < AT_ONCE:
+            target = self._waiting.popleft()
+            name = f"reach {target.node} {target.port}"
+            self._dialling[key_of(target)] = group.create_task(self._prove_one(target, group), name=name)
+
+    async def _prove_one(self, target: Target, group: asyncio.TaskGroup) -> None:
         try:
             reason = await self._answer_of(target)
         finally:
             self._dialling.pop(key_of(target), None)
         if not reason or is_current(self._cluster.view, target):
             self._found(target, reason)
+        self._dial_next(group)
         self._changed.set()
 
     async def _answer_of(self, target: Target) -> str:

@@ -175,7 +175,7 @@ class Probing:
         self._due_at: dict[tuple[str, str], float] = {}
         self._rests_until = 0.0
         """Time before which no news is written."""
-        self._waits_until = 0.0
+        self._waits_until: float | None = None
         """Time before which news is written only if every peer is measured: it is then one record."""
 
     async def run(self) -> None:
@@ -204,11 +204,12 @@ class Probing:
         probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
         seen = self._cluster.view.probes.get(self._node)
         known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
-        now = time.monotonic()
+        now, num_nodes = time.monotonic(), len(self._cluster.view.nodes)
+        if self._waits_until is None:  # in a large cluster many nodes may have come at once
+            self._waits_until = now + interval_s(0.0, num_nodes)
         is_too_early = now < (self._rests_until if is_complete else self._waits_until)
         if is_too_early or not has_moved(known, probes) or not self._cluster.is_reachable:
             return
-        num_nodes = len(self._cluster.view.nodes)
         self._rests_until = now + interval_s(PAUSE_S, num_nodes)
         self._waits_until = now + interval_s(INCOMPLETE_S, num_nodes)
         record = ProbeRecord(incarnation=self._incarnation, peers=probes)

@@ -7,6 +7,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
@@ -18,6 +19,7 @@ from headway.daemon.records.measurements import (
     ReachRecord,
 )
 from headway.daemon.records.records import (
+    Device,
     NodeRecord,
     SpecRecord,
 )
@@ -39,6 +41,17 @@ MAX_ABSENT: Final = 1000
 """Maximum number of absent nodes remembered, the latest first."""
 UNREADABLE: Final = -1
 """A revision that no key has."""
+_MEMBERSHIP = attrgetter(
+    "incarnation",
+    "is_draining",
+    "stays_out",
+    "down_devices",
+    "site",
+    "site_is_private",
+    "arithmetic_class",
+    "protocol",
+)
+_WHEREABOUTS = attrgetter("incarnation", "protocol", "host", "site", "is_draining")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +120,8 @@ class ClusterView:
     """Number of changes of what nodes say of themselves, beside the generations that they have seen."""
     num_probe_changes: int = field(default=0, compare=False)
     """Number of changes of measured ways."""
+    num_plan_changes: int = field(default=0, compare=False)
+    """Number of changes of jobs' specs and plans."""
     generations: GenerationsSeen = field(default_factory=GenerationsSeen, compare=False, repr=False)
     """What the present nodes have seen."""
     derived: Derived = field(default_factory=Derived, compare=False, repr=False)
@@ -208,6 +223,16 @@ class ClusterView:
         self.num_node_changes += 1
         self.num_record_changes += 1
         self.num_probe_changes += 1
+        self.num_plan_changes += 1
+
+    @property
+    def acted_on(self) -> tuple[int, ...]:
+        """Return numbers that differ after every change on which a daemon may act that does not lead.
+
+        What is measured is for the leader: ways between nodes, the rate of a job, how its seconds were spent.
+        """
+        num_in_jobs = sum(job.num_changes for job in self.jobs.values())
+        return self.num_changes - self.num_probe_changes, self.num_node_changes, self.num_record_changes, num_in_jobs
 
     def last_revision_of(self, key: str) -> int:
         """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
@@ -278,10 +303,8 @@ class ClusterView:
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
-        if place.folder not in ("jobs", "nodes"):
+        if place.folder not in ("jobs", "nodes", "reach"):
             self.num_changes += 1
-        if place.folder == "reach":
-            self.num_node_changes += 1
         match place.folder:
             case "leader":
                 self.leader = record
@@ -309,6 +332,9 @@ class ClusterView:
                 self.num_probe_changes += 1
                 set_record(self.probes, place.name, record)
             case "reach":
+                is_news = _tells(self.reach.get(place.name)) != _tells(record)
+                self.num_changes += is_news
+                self.num_node_changes += is_news
                 set_record(self.reach, place.name, record)
             case "failures":
                 was_left_out = self._is_left_out(place.name)
@@ -380,11 +406,11 @@ class ClusterView:
         if after is not None:
             self._restored.discard(name)
             note_storage(self.jobs.values(), before, after, now=now)
-        if _membership(before) != _membership(after):
+        if _is_another_member(before, after):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
-        says_more = _without_generations(before) != _without_generations(after)
+        says_more = _says_more(before, after)
         self.num_record_changes += says_more
         self.num_changes += has_seen_more or says_more
         if _whereabouts(before) != _whereabouts(after):
@@ -401,6 +427,7 @@ class ClusterView:
         if place.leaf in ("spec", "plan", "next"):
             # Only these keys change the job's devices or its user, by which use is counted.
             self.num_changes += 1
+            self.num_plan_changes += 1
             num_devices = len(job.devices) if job.submission is not None else 0
             self.usage.hold(name, job.user, num_devices, now=now)
         if not known:
@@ -412,33 +439,36 @@ class ClusterView:
             self.derived = Derived()  # a name that never comes again would be remembered for ever
 
 
-def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
-    """Return the fields of a node's record that matter for plans: any other change is only a heartbeat."""
-    if node is None:
-        return None
-    return (
-        node.incarnation,
-        node.is_draining,
-        node.stays_out,
-        node.down_devices,
-        tuple(replace(device, speed=1.0) for device in node.devices),
-        node.site,
-        node.site_is_private,
-        node.arithmetic_class,
-        node.protocol,
-    )
+def _is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether what matters for plans has changed: any other change is only a heartbeat."""
+    if before is None or after is None:
+        return before is not after
+    if _MEMBERSHIP(before) != _MEMBERSHIP(after):
+        return True
+    return before.devices != after.devices and _without_speeds(before) != _without_speeds(after)
 
 
-def _without_generations(node: NodeRecord | None) -> NodeRecord | None:
-    """Return a node's record without what it has seen: every plan of any job makes every node say more of that."""
-    return replace(node, generations={}) if node is not None else None
+def _without_speeds(node: NodeRecord) -> list[Device]:
+    return [replace(device, speed=1.0) for device in node.devices]
 
 
-def _whereabouts(node: NodeRecord | None) -> tuple[Any, ...] | None:
+def _says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether more has changed than what a node has seen: of that, all tell more with every plan of any job."""
+    if before is None or after is None or before.generations == after.generations:
+        return before != after
+    return replace(before, generations=after.generations) != after
+
+
+def _tells(reach: ReachRecord | None) -> tuple[Any, ...]:
+    """Return the blocked ways of which a node tells, without their dates: decisions rest on nothing else."""
+    if reach is None or not reach.facts:
+        return ()
+    return reach.incarnation, *(replace(fact, measured_at=0.0) for fact in reach.facts)
+
+
+def _whereabouts(node: NodeRecord | None) -> Any:
     """Return the fields that decide where copies of a job's state are, and whether they count."""
-    if node is None:
-        return None
-    return node.incarnation, node.protocol, node.host, node.site, node.is_draining
+    return _WHEREABOUTS(node) if node is not None else None
 
 
 def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:

@@ -16,6 +16,7 @@ from headway.daemon.view.audit import Verified, due, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
 from headway.daemon.view.urgency import PER_NODE_S, may_wait
+from headway.daemon.view.watch_pace import WatchPace
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -54,8 +55,11 @@ class ClusterWatch:
         self.unreachable_reason = "not asked yet"
         self.leads: Callable[[], bool] = lambda: True
         """Whether whoever waits on `changed` decides for the cluster, and has to know of lost nodes at once."""
+        self.may_rest: Callable[[], bool] = lambda: False
+        """Whether changes may gather for a moment (watch_pace.py), because nobody waits for this daemon."""
         self._client = client
         self._clock = clock
+        self._pace = WatchPace()
         self._audit_period_s = audit_period_s
         self._refused_for_s = refused_for_s
         self._refused_since: float | None = None
@@ -90,7 +94,8 @@ class ClusterWatch:
             try:
                 # etcd's watches have lost events in some releases: compare now and then
                 async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)):
-                    async for batch in self._client.watch(PREFIX, from_revision=self.revision + 1):
+                    watching = self._client.watch(PREFIX, from_revision=self.revision + 1, rest_s=self._rest_s)
+                    async for batch in watching:
                         self._take_batch(batch)
             except TimeoutError:
                 is_audit, is_right = True, await self._is_right()
@@ -128,6 +133,10 @@ class ClusterWatch:
         except TimeoutError:
             return False
         return True
+
+    def _rest_s(self) -> float:
+        rest_s = self._pace.rest_s(len(self.view.nodes))
+        return rest_s if rest_s and self.may_rest() else 0.0
 
     def _audit_in_s(self) -> float:
         return max(self._audit_period_s, AUDIT_PER_NODE_S * len(self.view.nodes))
@@ -192,7 +201,8 @@ class ClusterWatch:
         self._bump()
 
     def _take_batch(self, batch: WatchBatch) -> None:
-        now = self._clock()
+        now, before = self._clock(), self.view.acted_on
+        self._pace.heard(now=now)
         for event in batch.events:
             self.view.apply(
                 event.key, event.value, mod_revision=event.mod_revision, create_revision=event.create_revision, now=now
@@ -202,6 +212,8 @@ class ClusterWatch:
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
         leads = self.leads()
+        if not leads and self.view.acted_on == before:
+            return
         if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
             self._bump()
         elif self._waking is None:

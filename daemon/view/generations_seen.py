@@ -22,6 +22,8 @@ class GenerationsSeen:
 
     def replace(self, before: NodeRecord | None, after: NodeRecord | None) -> bool:
         """Take over a node's new record; None: there is none. Return whether an answer may be another one now."""
+        if before is not None and after is not None and before.generations == after.generations:
+            return False
         gone, come = frozenset(_told(before)), frozenset(_told(after))
         answers = {key: self._highest(key) for key, _ in gone ^ come}
         for key, generation in come - gone:

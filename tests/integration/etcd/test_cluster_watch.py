@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from headway.daemon.errors import CompactedError
 from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.client import EtcdClient, Snapshot
+from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -17,6 +20,7 @@ from headway.daemon.records.records import Desired, DesiredRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 from tests.integration.etcd.test_server import free_port
+from tests.unit.daemon.costs.test_blocked_ways import node
 
 DEADLINE_S = 30.0
 KEY = Keys.of("j", "desired")
@@ -55,6 +59,36 @@ async def test_the_view_has_what_was_there_and_what_comes(etcd: Etcd, client: Et
         assert await cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
         assert cluster.view.revision_of(KEY) == 0
         assert not await cluster.caught_up(revision + 1000, timeout_s=0.01)
+
+
+async def test_a_view_rests_in_a_storm_and_is_right_after_it(etcd: Etcd, client: EtcdClient) -> None:
+    """400 nodes come and go in a large cluster: the view has each change, from a few dozen replies of etcd.
+
+    A daemon that somebody waits for hears each change at once.
+    """
+    for may_rest in (True, False):
+        async with watching(client) as cluster:
+            cluster.may_rest = partial(bool, may_rest)
+            cluster.view.nodes |= {f"n{index}": node(f"n{index}") for index in range(100)}
+            batches, take = 0, cluster._take_batch
+
+            def counted(batch: WatchBatch, take: Any = take) -> None:
+                nonlocal batches
+                batches += 1
+                take(batch)
+
+            setattr(cluster, "_take_batch", counted)  # noqa: B010 - mypy: a method
+            await cluster.changed(0)
+            for index in range(400):
+                revision = await client.put(Keys.node(f"a{index}"), encode(node(f"a{index}")))
+                if index % 2:
+                    await client.delete(Keys.node(f"a{index}"))
+            assert await cluster.caught_up(revision, timeout_s=DEADLINE_S)
+            assert {name for name in cluster.view.nodes if name[0] == "a"} == {
+                f"a{index}" for index in range(0, 400, 2)
+            }
+            assert (batches < 300) is may_rest
+        await client.delete_prefix(Keys.NODES)
 
 
 async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_config: EtcdServerConfig) -> None:

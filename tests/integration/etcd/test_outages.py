@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -181,14 +182,14 @@ async def test_a_compaction_beyond_a_watcher_makes_it_list_again(
         await client.put(LATER, RUNNING)
         watch, has_compacted = client.watch, False
 
-        async def delayed(prefix: str, *, from_revision: int) -> AsyncIterator[object]:
+        async def delayed(prefix: str, *, from_revision: int, **options: Any) -> AsyncIterator[object]:
             nonlocal has_compacted
             if not has_compacted:
                 await other.delete(LATER)
                 revision = await other.put(KEY, PAUSED)
                 await other.compact(revision)
                 has_compacted = True
-            async for batch in watch(prefix, from_revision=from_revision):
+            async for batch in watch(prefix, from_revision=from_revision, **options):
                 yield batch
 
         monkeypatch.setattr(client, "watch", delayed)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError, StoreError, StoreUnreachableError
+from headway.daemon.errors import CompactedError, ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.etcd.watch import KeyEvent, WatchBatch
@@ -234,6 +234,61 @@ async def test_a_full_etcd_refuses_writes_and_keeps_leases(own_server_config: Et
         assert is_one_line(full.value)
         assert await client.get("/big") is not None
         assert await client.renew_lease(lease.id) > 0
+
+
+async def test_changes_that_gather_come_in_few_replies(etcd: Etcd, client: EtcdClient) -> None:
+    """A watch rests after each reply, while a hundred keys are set and half of them deleted: each comes, in order."""
+    revision, num_rests = await client.put("/w/first", b""), 0
+
+    def rest_s() -> float:
+        nonlocal num_rests
+        num_rests += 1
+        return 0.3
+
+    async def write() -> None:
+        for index in range(100):
+            await client.put(f"/w/{index}", b"")
+            if index % 2:
+                await client.delete(f"/w/{index}")
+
+    writing, batches = asyncio.create_task(write()), 0
+    seen: list[KeyEvent] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for batch in client.watch("/w/", from_revision=revision, rest_s=rest_s):
+            batches += 1
+            seen += batch.events
+            if len(seen) == 151:
+                break
+    await writing
+    expected = ["/w/first"]
+    for index in range(100):
+        expected += [f"/w/{index}"] * (1 + index % 2)
+    assert [event.key for event in seen] == expected
+    assert [event.mod_revision for event in seen] == list(range(revision, revision + 151))
+    assert num_rests >= 1
+    assert batches < 50, "each came in a reply of its own"
+
+
+async def test_a_watch_that_rests_ends_when_its_server_does(own_server_config: EtcdServerConfig) -> None:
+    """And when what it has not seen yet was compacted away meanwhile."""
+    async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
+        revision = await client.put("/w/0", b"")
+        changes = client.watch("/w/", from_revision=revision, rest_s=lambda: 0.5)
+        await first_events(changes, 1)
+        waiting = asyncio.create_task(first_events(changes, 1))
+        await asyncio.sleep(0.2)
+        await client.put("/w/1", b"")
+        newest = await client.put("/w/2", b"")
+        await client.compact(newest)
+        with pytest.raises(CompactedError):
+            await asyncio.wait_for(waiting, 10.0)
+        changes = client.watch("/w/", from_revision=newest, rest_s=lambda: 0.5)
+        await first_events(changes, 1)
+        waiting = asyncio.create_task(first_events(changes, 1))
+        await asyncio.sleep(0.2)
+        await server.kill()
+        with pytest.raises(StoreUnreachableError, match=server.endpoint):
+            await asyncio.wait_for(waiting, 10.0)
 
 
 async def test_a_watch_ends_when_its_server_does(own_server_config: EtcdServerConfig) -> None:

@@ -12,6 +12,7 @@ from headway.daemon.etcd.transaction import Put
 from headway.daemon.reach import reach_dial
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.reach.reaching import (
+    AT_ONCE,
     DATED_EVERY_S,
     EVERY_S,
     FRESH_S,
@@ -312,6 +313,33 @@ async def test_in_a_large_cluster_a_port_that_does_not_answer_is_written_at_once
     await asyncio.sleep(REST_S / 2)  # it waits
     reaching.link_failed(replace(B, node="n1", incarnation="n1-1"), "refused")
     await asyncio.wait_for(written.wait(), 5.0)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_dial_begins_when_another_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large cluster a round waits long for the next: it dials all that is due, a few at a time."""
+    monkeypatch.setattr("headway.daemon.reach.reaching.REST_S", 3600.0)
+    dialled, most, running_now = list[str](), 0, 0
+    are_all = asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        nonlocal most, running_now
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0)
+        running_now -= 1
+        dialled.append(target.node)
+        if len(set(dialled)) == 30:
+            are_all.set()
+        return ""
+
+    view = view_of(*(node(f"n{index}") for index in range(31)))
+    watch = SimpleNamespace(view=view, version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    running = asyncio.create_task(Reaching(node="n0", incarnation="n0-1", dial=dial, **around).run())
+    await asyncio.wait_for(are_all.wait(), 10.0)
+    assert most == AT_ONCE
     running.cancel()
     await asyncio.wait({running})
 

@@ -14,7 +14,7 @@ from headway.daemon.records.measurements import GoodputRecord, LinkProbe
 from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
 from headway.daemon.telemetry import goodput, probing
 from headway.daemon.telemetry.goodput import GoodputReports
-from headway.daemon.telemetry.probing import Probing
+from headway.daemon.telemetry.probing import INCOMPLETE_S, Probing
 from headway.daemon.telemetry.report_pace import CLUSTER_PER_S, interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
@@ -124,7 +124,7 @@ def test_every_field_but_seconds_is_news() -> None:
 
 
 async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers are measured one by one: the first is told at once, the others when all are measured, or after a while."""
+    """Peers are measured one by one: they are told when all are measured, or after a while."""
     now, etcd = 1000.0, Etcd()
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
     around: dict[str, Any] = {
@@ -138,13 +138,31 @@ async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPat
         found._found[f"n{index}"] = f"n{index}-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
         now += PAUSE_S / 10
+    assert etcd.num_records == 0
+    await found._write(is_complete=True)
     assert etcd.num_records == 1
+    found._found["n9"] = "n9-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     await found._write(is_complete=True)
     assert etcd.num_records == 1, "so many nodes may not write as often as a few"
-    now += PAUSE_S
+    now += interval_s(PAUSE_S, NUM_NODES)
     await found._write(is_complete=True)
     assert etcd.num_records == 2
-    now += PAUSE_S
-    found._found["n9"] = "n9-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+    now += interval_s(INCOMPLETE_S, NUM_NODES)
+    found._found["n10"] = "n10-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     await found._write(is_complete=False)
     assert etcd.num_records == 3, "some peers are silent for long"
+
+
+async def test_in_a_small_cluster_the_first_way_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other peers may be silent: the planner has this one."""
+    now, etcd, view = 1000.0, Etcd(), ClusterView()
+    view.nodes = {name: node(name) for name in ("n0", "n1", "n2")}
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster = SimpleNamespace(view=view, is_reachable=True)
+    around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "client": None, "lease_id": lambda: 1}
+    found = Probing(node="n0", incarnation="n0-1", **around)
+    for index in range(2):
+        found._found["n1"] = "n1-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+        await found._write(is_complete=False)
+        assert etcd.num_records == index
+        now += PAUSE_S / 2

@@ -1,6 +1,7 @@
 """Measurements wake nobody at once; what a plan waits for, and every end, does."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from headway.daemon.etcd.watch import KeyEvent, WatchBatch
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.records.measurements import LinkProbe, Port, ProbeRecord, ProgressRecord, ReachFact, ReachRecord
 from headway.daemon.records.records import DesiredRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.urgency import PER_NODE_S, may_wait
@@ -84,6 +85,44 @@ async def test_many_measurements_are_one_change_and_a_wish_is_one_at_once(monkey
     assert len(timers) == 2
     _Timer.newest()
     assert cluster.version == before + 2
+
+
+async def test_a_measurement_wakes_the_leaders_daemon_alone() -> None:
+    """And a change that others act on wakes them all: a node that comes, a way that is blocked, a plan's records."""
+    client: Any = None
+    cluster, revision = ClusterWatch(client), 0
+    probes = encode(ProbeRecord(incarnation="a-1", peers={"b": LinkProbe(round_trip_s=0.1, bytes_per_s=1e9)}))
+    progress = encode(ProgressRecord(generation=1, batch=1, loss=1.0, tokens_per_second=1.0))
+    reaches = encode(ReachRecord(incarnation="a-1", num_peers=3))
+    fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason="refused", measured_at=1.0)
+    blocked = [replace(fact, measured_at=at) for at in (1.0, 700.0)]
+
+    def wakes(key: str, value: bytes | None) -> bool:
+        """Return whether it wakes a daemon of a cluster without nodes, where nothing waits for long."""
+        nonlocal revision
+        revision += 1
+        before, waking = cluster.version, cluster._waking
+        event = KeyEvent(key=key, value=value, mod_revision=revision, create_revision=1)
+        cluster._take_batch(WatchBatch((event,)))
+        return cluster.version > before or cluster._waking is not waking
+
+    cluster.leads = lambda: False
+    assert wakes(Keys.node("a"), encode(node("a")))
+    cluster._bump()
+    assert not wakes(Keys.probes("a"), probes)
+    assert not wakes(Keys.reach("a"), reaches)
+    assert wakes(Keys.reach("a"), encode(ReachRecord(incarnation="a-1", facts=(blocked[0],))))
+    cluster._bump()
+    assert not wakes(Keys.reach("a"), encode(ReachRecord(incarnation="a-1", facts=(blocked[1],)))), "a date alone"
+    assert wakes(Keys.reach("a"), None)
+    cluster._bump()
+    assert wakes(Keys.of("j", "desired"), encode(DesiredRecord()))
+    assert not wakes(Keys.of("j", "progress"), progress)
+    assert not wakes(Keys.probes("a"), None)
+    cluster.leads = lambda: True
+    assert wakes(Keys.probes("a"), probes)
+    cluster._bump()
+    assert wakes(Keys.of("j", "progress"), progress)
 
 
 class _Timer:
