@@ -73,7 +73,7 @@ async def test_a_server_that_answers_nothing_loses_the_call() -> None:
     call = Call(answers=False)
     silence = watch._Silence(cast(Any, call))
     with pytest.raises(asyncio.CancelledError):
-        await silence.read()
+        await asyncio.wait_for(silence.read(), 5.0)
     assert (silence.has_ended_call, call.num_questions) == (True, 1)
     await silence.end()
 
