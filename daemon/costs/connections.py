@@ -1,6 +1,8 @@
 """The links between workers, as a plan sees them: measured links, and assumptions for the rest. Pure."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -55,9 +57,23 @@ class Links:
         self._has_relays = bool(relayed)
         self._blocked = blocked
         self._assumptions = assumptions
-        self._profiles = profiles
-        self._is_assumed = not profiles.links
-        self._has_loss = any(speed.loss for _, speed in profiles.links)
+        self._lines = _rates_through_relays(profiles)
+        self._num_through: Mapping[str, int] = {}
+        # After a change of relays, a measurement tells nothing of the way that links take now.
+        self._profiles = profiles.over(relayed.between) if self._has_relays or self._lines else profiles
+        self._is_assumed = not self._profiles.links
+        self._has_loss = any(speed.loss for _, speed in self._profiles.links)
+
+    def shared_by(self, pairs: Iterable[tuple[str, str]]) -> "Links":
+        """Return the links where all of these are there at once: those through one relay share its line.
+
+        pairs: the nodes of each link, the earlier one in the plan first.
+        """
+        if not self._has_relays:
+            return self
+        found = copy(self)
+        found._num_through = Counter(relay for pair in pairs if (relay := self._relayed.between(*pair)))
+        return found
 
     @property
     def differ_inside_sites(self) -> bool:
@@ -116,12 +132,18 @@ class Links:
         return LEGS * max(assumed_s, self._assumptions.far_round_trip_s) if self.via(one, other) else assumed_s
 
     def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
-        """Return the bandwidth between two devices, each way. one: the earlier one in the plan."""
+        """Return the bandwidth between two devices, each way. one: the earlier one in the plan.
+
+        A relay's line is as fast as the fastest way that was measured through it: n links have 1/n of that each.
+        """
         speed = self._speed(one.node, other.node)
-        if speed is not None:
-            return speed.bytes_per_s
-        assumed = self._assumptions.bytes_per_s(one, other)
-        return min(assumed, self._assumptions.far_bytes_per_s) / LEGS if self.via(one, other) else assumed
+        own = speed.bytes_per_s if speed is not None else self._assumptions.bytes_per_s(one, other)
+        relay = self._relayed.between(one.node, other.node) if self._has_relays else ""
+        if not relay:
+            return own
+        if speed is None:
+            own = min(own, self._assumptions.far_bytes_per_s) / LEGS
+        return min(own, max(own, self._lines.get(relay, 0.0)) / max(1, self._num_through.get(relay, 0)))
 
     def loss(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the share of packets that are lost between two devices; 0 until it is measured."""
@@ -181,6 +203,15 @@ class Links:
         return min(
             self.bytes_per_s(one, other) for index, one in enumerate(replicas) for other in replicas[index + 1 :]
         )
+
+
+def _rates_through_relays(profiles: Profiles) -> dict[str, float]:
+    """Return the most bytes a second that were measured through each relay."""
+    found: dict[str, float] = {}
+    for _, speed in profiles.links:
+        if speed.via:
+            found[speed.via] = max(found.get(speed.via, 0.0), speed.bytes_per_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,9 @@ def near(name: str) -> NodeRecord:
 
 def all_equal(nodes: list[NodeRecord]) -> Profiles:
     """Measurements in which each link is as fast as any other, whatever way it goes."""
-    return Profiles.of(links=dict.fromkeys(permutations([each.name for each in nodes], 2), QUICK))
+    ways = RelayedWays.of(nodes, nodes)
+    pairs = permutations([each.name for each in nodes], 2)
+    return Profiles.of(links={pair: replace(QUICK, via=ways.between(*pair)) for pair in pairs})
 
 
 def chain(nodes: list[NodeRecord], profiles: Profiles | None = None) -> list[str]:

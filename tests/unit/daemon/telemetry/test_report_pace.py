@@ -135,7 +135,7 @@ async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPat
     }
     found = Probing(node="n0", incarnation="n0-1", **around)
     for index in range(1, 9):
-        found._found[f"n{index}"] = f"n{index}-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+        found._found[probing.PeerWay(f"n{index}", f"n{index}-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
         now += PAUSE_S / 10
     assert etcd.num_records == 1
@@ -145,6 +145,6 @@ async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPat
     await found._write(is_complete=True)
     assert etcd.num_records == 2
     now += PAUSE_S
-    found._found["n9"] = "n9-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+    found._found[probing.PeerWay("n9", "n9-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     await found._write(is_complete=False)
     assert etcd.num_records == 3, "some peers are silent for long"
