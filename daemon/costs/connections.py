@@ -59,6 +59,8 @@ class Links:
         self._assumptions = assumptions
         self._lines = _rates_through_relays(profiles)
         self._num_through: Mapping[str, int] = {}
+        self._speeds: dict[tuple[str, str], LinkProbe | None] = {}
+        """Speed of each way that was asked for, where some need a relay: a search asks for each of them often."""
         # After a change of relays, a measurement tells nothing of the way that links take now.
         self._profiles = profiles.over(relayed.between) if self._has_relays or self._lines else profiles
         self._is_assumed = not self._profiles.links
@@ -103,6 +105,11 @@ class Links:
         one: the earlier one in the plan.
         """
         return self._speed(one.node, other.node) is not None
+
+    @property
+    def has_relays(self) -> bool:
+        """Return whether some links lead through relays."""
+        return self._has_relays
 
     def via(self, one: DeviceSlot, other: DeviceSlot) -> str:
         """Return the relay between two devices; empty: their link is direct. one: the earlier one in the plan."""
@@ -151,12 +158,18 @@ class Links:
         return 0.0 if speed is None else speed.loss
 
     def _speed(self, dialling: str, dialled: str) -> LinkProbe | None:
-        """Return the speed of the way that a link goes: as measured, or as its two ways to the relay and from there
-        were; None: it has to be assumed.
+        """Return the speed of the way that a link goes: as measured, or as its legs were; None: it has to be
+        assumed.
         """
-        found = self._measured(dialling, dialled)
-        if found is not None or self._is_assumed or not self._has_relays:
-            return found
+        if self._is_assumed or not self._has_relays:
+            return self._measured(dialling, dialled)
+        way = dialling, dialled
+        if way not in self._speeds:
+            self._speeds[way] = self._measured(*way) or self._over_legs(*way)
+        return self._speeds[way]
+
+    def _over_legs(self, dialling: str, dialled: str) -> LinkProbe | None:
+        """Return the speed of a relayed way by its two ways to the relay and from there; None: one is not measured."""
         legs = [self._measured(*leg) for leg in self._relayed.legs(dialling, dialled)]
         speeds = [leg for leg in legs if leg is not None]
         if not speeds or len(speeds) < len(legs):
