@@ -107,6 +107,22 @@ def test_a_relay_has_the_line_that_others_have_measured() -> None:
     assert after == expected == pytest.approx(before / 2)
 
 
+def test_the_ways_to_a_relay_and_from_there_count() -> None:
+    """The relay's node is no part of the plan."""
+    scene = Scene()
+    for name in "abc":
+        scene.put(Keys.node(name), replace(scene.view.nodes[name], address=f"d:7070/{name}~"))
+    told = set()
+    for rate in (1e4, 1e5):
+        way = LinkProbe(round_trip_s=0.01, bytes_per_s=rate)
+        record = ProbeRecord(incarnation=scene.view.nodes["d"].incarnation, peers=dict.fromkeys("abc", way))
+        scene.put(Keys.probes("d"), record)
+        found, expected = scene.predicted()
+        assert found == expected
+        told.add(found)
+    assert len(told) == 2
+
+
 def test_a_way_between_other_nodes_computes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, computed = Scene(), list[int]()
 
