@@ -210,6 +210,20 @@ def test_other_relays_ask_for_a_plan_again_and_leave_the_old_one_usable() -> Non
     assert before == ask(spec, [far("a", "c:7070", "d:7070"), *nodes[1:]])
 
 
+@pytest.mark.parametrize("wanted", ["auto", "collective", "grpc"])
+def test_two_nodes_behind_nat_of_one_private_site_meet_at_the_relay_too(wanted: str) -> None:
+    """Their links dial no other address, and a process group would need more ports than the one that they have."""
+    nodes = [
+        replace(far(name), host=name, site="home", site_is_private=True, worker_ports="7070") for name in ("a", "b")
+    ]
+    spec = job(placement=PlacementSpec(min_nodes=2), link=wanted)
+    plan = planned(spec, nodes)
+    record = PlanRecord(generation=1, timeline=0, stages=plan.stages)
+    [link] = planned_links(spec, record, {each.name: each for each in nodes})
+    assert (link.kind, link.via) == ("grpc", RELAY)
+    assert [connection.via for connection in plan.connections] == [RELAY]
+
+
 def test_a_plan_and_its_links_name_the_relay() -> None:
     """A relay has its name if it is a node, else its port."""
     nodes = {each.name: each for each in (near("a"), far("b", "r:7070"), far("c"), near("r"))}
