@@ -6,11 +6,15 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.link_choice import link_sentences, planned_links
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.relayed_ways import RelayedWays
+from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
+from headway.daemon.planning.order_search import WORTH_A_STAGE
+from headway.daemon.planning.pipeline_cut import PipelineCut
+from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import ask, differs_in_measurements_alone, still_answers
 from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.planning.predicted_time import predict
@@ -175,6 +179,27 @@ def test_a_plan_has_no_more_links_through_a_relay_than_its_line_carries(number: 
     plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
     assert len(plan.stages) == 3
     assert len(planned(spec, nodes, profiles=all_equal(nodes)).stages) == number
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_order_of_nodes_behind_narrow_relays_is_faster_than_the_plan(seed: int, schedule: str) -> None:
+    """Compared with every order of any of the nodes, at every way's own rate."""
+    chance = random.Random(seed)
+    spec = job(num_blocks=10, microbatches=12, schedule=schedule)
+    nodes = [replace(far(name, chance.choice((RELAY, "d:7070"))), site=chance.choice("xy")) for name in "abc"]
+    nodes.append(near("d"))
+    rate = narrow(spec, 0.2)
+    ways = {pair: replace(way, bytes_per_s=rate * chance.uniform(0.5, 3)) for pair, way in all_equal(nodes).links}
+    profiles = Profiles.of(links=ways)
+    plan = planned(spec, nodes, profiles=profiles)
+    slots = ask(spec, nodes).slots
+    links = Links(LinkAssumptions(), profiles, relayed=RelayedWays.of(nodes, nodes))
+    costs = StageCosts(spec, slots, profiles, links)
+    orders = [order for number in range(1, len(slots) + 1) for order in permutations(slots, number)]
+    cuts = [found[1] for order in orders if (found := PipelineCut(costs, order).best()) is not None]
+    fastest = min(assemble(costs, cut, slots, ()).predicted_batch_seconds for cut in cuts)
+    assert plan.predicted_batch_seconds <= fastest * WORTH_A_STAGE
 
 
 @pytest.mark.parametrize("number", [16, 40])
