@@ -101,6 +101,7 @@ class StageCosts:
         """Return the same costs over other links between the same devices."""
         if links is self.links:
             return self
+        # What is remembered depends on no link, or has the link's bandwidth in its key.
         found = copy(self)
         found.links = links
         return found

@@ -1,7 +1,7 @@
 """Lets this node, which others cannot dial, stand by at relays, again and again.
 
-Another relay takes the place of one that is gone, and one that was named is dialled last until then. The links of a
-running plan know the relays of its start, so that is done early: while another one leads here.
+Another relay takes the place of one that is gone. If that one was named, it stays as the last that others dial. The
+links of a running plan know the relays of its start, so that is done early: while another one leads here.
 """
 
 import asyncio
