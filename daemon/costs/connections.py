@@ -1,6 +1,8 @@
 """The links between workers, as a plan sees them: measured links, and assumptions for the rest. Pure."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -55,9 +57,25 @@ class Links:
         self._has_relays = bool(relayed)
         self._blocked = blocked
         self._assumptions = assumptions
-        self._profiles = profiles
-        self._is_assumed = not profiles.links
-        self._has_loss = any(speed.loss for _, speed in profiles.links)
+        self._lines = _rates_through_relays(profiles)
+        self._num_through: Mapping[str, int] = {}
+        self._speeds: dict[tuple[str, str], LinkProbe | None] = {}
+        """Speed of each way that was asked for, where some need a relay: a search asks for each of them often."""
+        # After a change of relays, a measurement tells nothing of the way that links take now.
+        self._profiles = profiles.over(relayed.between) if self._has_relays or self._lines else profiles
+        self._is_assumed = not self._profiles.links
+        self._has_loss = any(speed.loss for _, speed in self._profiles.links)
+
+    def shared_by(self, pairs: Iterable[tuple[str, str]]) -> "Links":
+        """Return the links where all of these are there at once: those through one relay share its line.
+
+        pairs: the nodes of each link, the earlier one in the plan first.
+        """
+        if not self._has_relays:
+            return self
+        found = copy(self)
+        found._num_through = Counter(relay for pair in pairs if (relay := self._relayed.between(*pair)))
+        return found
 
     @property
     def differ_inside_sites(self) -> bool:
@@ -88,6 +106,11 @@ class Links:
         """
         return self._speed(one.node, other.node) is not None
 
+    @property
+    def has_relays(self) -> bool:
+        """Return whether some links lead through relays."""
+        return self._has_relays
+
     def via(self, one: DeviceSlot, other: DeviceSlot) -> str:
         """Return the relay between two devices; empty: their link is direct. one: the earlier one in the plan."""
         return self._relayed.via(one.node, other.node) if self._has_relays else ""
@@ -116,12 +139,18 @@ class Links:
         return LEGS * max(assumed_s, self._assumptions.far_round_trip_s) if self.via(one, other) else assumed_s
 
     def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
-        """Return the bandwidth between two devices, each way. one: the earlier one in the plan."""
+        """Return the bandwidth between two devices, each way. one: the earlier one in the plan.
+
+        A relay's line is as fast as the fastest way that was measured through it: n links have 1/n of that each.
+        """
         speed = self._speed(one.node, other.node)
-        if speed is not None:
-            return speed.bytes_per_s
-        assumed = self._assumptions.bytes_per_s(one, other)
-        return min(assumed, self._assumptions.far_bytes_per_s) / LEGS if self.via(one, other) else assumed
+        own = speed.bytes_per_s if speed is not None else self._assumptions.bytes_per_s(one, other)
+        relay = self._relayed.between(one.node, other.node) if self._has_relays else ""
+        if not relay:
+            return own
+        if speed is None:
+            own = min(own, self._assumptions.far_bytes_per_s) / LEGS
+        return min(own, max(own, self._lines.get(relay, 0.0)) / max(1, self._num_through.get(relay, 0)))
 
     def loss(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the share of packets that are lost between two devices; 0 until it is measured."""
@@ -129,12 +158,18 @@ class Links:
         return 0.0 if speed is None else speed.loss
 
     def _speed(self, dialling: str, dialled: str) -> LinkProbe | None:
-        """Return the speed of the way that a link goes: as measured, or as its two ways to the relay and from there
-        were; None: it has to be assumed.
+        """Return the speed of the way that a link goes: as measured, or as its legs were; None: it has to be
+        assumed.
         """
-        found = self._measured(dialling, dialled)
-        if found is not None or self._is_assumed or not self._has_relays:
-            return found
+        if self._is_assumed or not self._has_relays:
+            return self._measured(dialling, dialled)
+        way = dialling, dialled
+        if way not in self._speeds:
+            self._speeds[way] = self._measured(*way) or self._over_legs(*way)
+        return self._speeds[way]
+
+    def _over_legs(self, dialling: str, dialled: str) -> LinkProbe | None:
+        """Return the speed of a relayed way by its two ways to the relay and from there; None: one is not measured."""
         legs = [self._measured(*leg) for leg in self._relayed.legs(dialling, dialled)]
         speeds = [leg for leg in legs if leg is not None]
         if not speeds or len(speeds) < len(legs):
@@ -181,6 +216,15 @@ class Links:
         return min(
             self.bytes_per_s(one, other) for index, one in enumerate(replicas) for other in replicas[index + 1 :]
         )
+
+
+def _rates_through_relays(profiles: Profiles) -> dict[str, float]:
+    """Return the most bytes a second that were measured through each relay."""
+    found: dict[str, float] = {}
+    for _, speed in profiles.links:
+        if speed.via:
+            found[speed.via] = max(found.get(speed.via, 0.0), speed.bytes_per_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

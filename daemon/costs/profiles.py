@@ -7,7 +7,7 @@ The second is the factor of this device's own other layers: a machine whose bloc
 is as slow with the head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -54,6 +54,14 @@ class Profiles:
     def by_link(self) -> dict[tuple[str, str], LinkProbe]:
         """Return (node, peer) to the link's speed."""
         return dict(self.links)
+
+    def over(self, way_of: Callable[[str, str], str]) -> "Profiles":
+        """Return these without measurements of other ways than those that links take now.
+
+        way_of: the relay through which one node reaches another; empty: none.
+        """
+        present = tuple(way for way in self.links if way[1].via == way_of(*way[0]))
+        return self if len(present) == len(self.links) else Profiles(self.layers, present)
 
     def link(self, one: str, other: str) -> LinkProbe | None:
         """Return the worse of both ends' measurements between two nodes; None: not measured."""

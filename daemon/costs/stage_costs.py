@@ -5,6 +5,7 @@ slices serves every place in the pipeline.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -95,6 +96,15 @@ class StageCosts:
         self._most_groups: dict[tuple[int, int, str, int, int, bool], Counts] = {}
         self.is_limited = any(slot.limit_bytes for slot in slots)
         """True if memory on a device counts, which depends on how many stages come after a stage."""
+
+    def on(self, links: Links) -> "StageCosts":
+        """Return the same costs over other links between the same devices."""
+        if links is self.links:
+            return self
+        # What is remembered depends on no link, or has the link's bandwidth in its key.
+        found = copy(self)
+        found.links = links
+        return found
 
     def _count_slices(self) -> None:
         """Count all different slices, by their number of layers of each kind, once for each choice of recomputation."""

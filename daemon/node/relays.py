@@ -7,7 +7,7 @@ other nodes have fetched bytes from there. What counts is the time of a frame.
 import asyncio
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Final
@@ -68,6 +68,18 @@ def best(trips_s: Mapping[str, float], rates: Mapping[str, float]) -> tuple[str,
         return trips_s[relay] + (FRAME_BYTES / rates[relay] if relay in rates else 0.0)
 
     return tuple(sorted(trips_s, key=frame_s))[:MOST_RELAYS]
+
+
+def without_gone(
+    chosen: Sequence[str], gone: Collection[str], found: Sequence[str], *, are_named: bool
+) -> tuple[str, ...]:
+    """Return the relays after some are gone. found: others that answer, the best first.
+
+    One that is gone stays only as the last one, if it was named or there is no other: it may come back.
+    """
+    there = [*(relay for relay in chosen if relay not in gone), *found]
+    last = [relay for relay in chosen if relay in gone] if are_named or not there else []
+    return tuple([*there, *last][:MOST_RELAYS])
 
 
 async def measured(relays: Iterable[str]) -> dict[str, float]:

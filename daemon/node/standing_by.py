@@ -1,7 +1,7 @@
 """Lets this node, which others cannot dial, stand by at relays, again and again.
 
-If the setting is `auto`, another relay takes the place of one that is gone. The links of a running plan know the relays
-of its start, so that is done early: while another one leads here.
+Another relay takes the place of one that is gone. If that one was named, it stays as the last that others dial. The
+links of a running plan know the relays of its start, so that is done early: while another one leads here.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from headway.daemon.addresses import NodeEndpoint, split_address
 from headway.daemon.errors import RecoveryError
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
-from headway.daemon.node.relays import MOST_RELAYS, address_behind, best, candidates, measured, rates
+from headway.daemon.node.relays import MOST_RELAYS, address_behind, best, candidates, measured, rates, without_gone
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import PeerError
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 PAUSE_S: Final = 1.0
 """Pause before the next attempt."""
 GONE_S: Final = 10.0
-"""Time after which another relay takes the place of one that is gone."""
+"""Time without a relay after which another one takes its place."""
 
 
 class StandingBy:
@@ -82,22 +82,20 @@ class StandingBy:
                     for relay in self._gone_since.keys() - self._tasks.keys():
                         self._tasks[relay] = group.create_task(self._at(relay), name=f"relay {relay}")
                     await asyncio.sleep(PAUSE_S)
-                    if not self._told:
-                        await self._replace_gone()
+                    await self._replace_gone()
         finally:
             self._tasks.clear()
 
     async def _replace_gone(self) -> None:
         now = time.monotonic()
-        gone = {relay for relay, since in self._gone_since.items() if since + GONE_S <= now}
-        if not gone and len(self._gone_since) == MOST_RELAYS:
+        gone = [relay for relay, since in self._gone_since.items() if since + GONE_S <= now]
+        if not gone and len(self._gone_since) == min(MOST_RELAYS, len(self._told) or MOST_RELAYS):
             return
         view = self._cluster.view
-        fresh = [each for each in candidates(view, self._node) if each not in self._gone_since]
+        fresh = [each for each in self._told or candidates(view, self._node) if each not in self._gone_since]
         found = best(await measured(fresh), rates(view)) if fresh else ()
-        kept = [relay for relay in self._gone_since if relay not in gone]
-        now_chosen = (*kept, *found, *(gone if not found and not kept else ()))[:MOST_RELAYS]
-        if set(now_chosen) == set(self._gone_since):
+        now_chosen = without_gone(tuple(self._gone_since), gone, found, are_named=bool(self._told))
+        if now_chosen == tuple(self._gone_since):
             return
         for relay in self._gone_since.keys() - set(now_chosen):
             self._tasks.pop(relay).cancel()

@@ -222,6 +222,8 @@ class OrderSearch:
 
     def _best_of_long_orders(self) -> Cut | None:
         most = min(self._most_workers, len(self._slots))
+        if self._costs.links.has_relays:
+            return self._best_over_relays(most)
         best = self._fastest(most, inf)
         if best is None or len(self._slots) > QUICK_SEATS:
             return None if best is None else best[1]
@@ -232,11 +234,27 @@ class OrderSearch:
                 return nearly[1]
         return best[1]
 
-    def _fastest(self, length: int, at_most: float, enough: float = 0.0) -> tuple[float, Cut] | None:
-        """Return the fastest pipeline along good orders of `length` devices. enough: a time that need not be beaten."""
+    def _best_over_relays(self, most: int) -> Cut | None:
+        """Return the best pipeline of any length: each link through a relay makes all others through it slower."""
+        parts = FEWER if len(self._slots) <= QUICK_SEATS else ()
+        lengths = {most >> shift for shift in range(most.bit_length())} | {max(1, int(most * part)) for part in parts}
+        best: tuple[float, Cut] | None = None
+        for length in sorted(lengths, reverse=True):
+            limit = inf if best is None else best[0] * WORTH_A_STAGE
+            found = self._fastest(length, limit, is_short=best is not None)
+            if found is not None and (best is None or self._has_wanted_nodes(found[1].slots)):
+                best = min(best[0], found[0]) if best is not None else found[0], found[1]
+        return None if best is None else best[1]
+
+    def _fastest(
+        self, length: int, at_most: float, enough: float = 0.0, *, is_short: bool = False
+    ) -> tuple[float, Cut] | None:
+        """Return the fastest pipeline along good orders of `length` devices. enough: a time that need not be beaten.
+        is_short: along fewer orders, as for more devices.
+        """
         best: tuple[float, Cut] | None = None
         is_quick = len(self._slots) <= QUICK_SEATS and bool(self._costs.spec.train.delay)
-        for order in self._long_orders(length, is_short=not is_quick):
+        for order in self._long_orders(length, is_short=is_short or not is_quick):
             for most_stages in self._numbers_of_stages(length):
                 limit = at_most if best is None else best[0] * (1 - TIE)
                 found = PaceSearch(self._costs, order, most_stages=most_stages).best(limit)

@@ -1,6 +1,6 @@
 """Lists the workers of a plan that have a link with each other. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
@@ -51,14 +51,18 @@ def _neighbours(found: Linked) -> tuple[int, ...]:
     return tuple(sorted({*found.upstream, *found.downstream, *found.siblings, *found.tied}))
 
 
+def linked_nodes(stages: Sequence[StagePlan], *, trains_tie: bool) -> Iterator[tuple[str, str]]:
+    """Yield the nodes of each link of a plan, the one that dials first."""
+    replicas = replicas_of(stages)
+    for position in range(len(stages)):
+        for other in _neighbours(_linked(stages, replicas, position, trains_tie=trains_tie)):
+            if position < other:
+                yield stages[position].node, stages[other].node
+
+
 def linked_pairs(stages: Sequence[StagePlan], *, trains_tie: bool) -> frozenset[Pair]:
     """Return the pairs of nodes between which a plan has links."""
-    replicas = replicas_of(stages)
-    return frozenset(
-        pair_of(stages[position].node, stages[other].node)
-        for position in range(len(stages))
-        for other in _neighbours(_linked(stages, replicas, position, trains_tie=trains_tie))
-    )
+    return frozenset(pair_of(*nodes) for nodes in linked_nodes(stages, trains_tie=trains_tie))
 
 
 def _share_a_group(one: StagePlan, other: StagePlan) -> bool:

@@ -5,10 +5,10 @@ every batch, and waits for each link once there and once back. With delay, dista
 microbatches: `distance` gives the cost when there are too few.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 
 from headway.daemon.costs.connections import (
     ConnectionEstimate,
@@ -58,6 +58,7 @@ class PredictedTime:
     """The predicted times of a placement, by its parts."""
 
     def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
+        costs = costs.on(costs.links.shared_by(_linked_nodes(stages, is_tied=bool(costs.tied_bytes))))
         self._costs = costs
         self._stages = stages
         self._slices = [costs.slice_number(stage.span, stage.recompute) for stage in stages]
@@ -255,6 +256,17 @@ class PredictedTime:
     def _reducing_s(self, index: int) -> float:
         stage = self._stages[index]
         return float(self._costs.reduction_seconds(stage.slots, is_shared=stage.shares_update)[self._slices[index]])
+
+
+def _linked_nodes(stages: Sequence[PlacedStage], *, is_tied: bool) -> Iterator[tuple[str, str]]:
+    """Yield the nodes of each link, the one that dials first."""
+    joined = [*pairwise(stages), *([(stages[0], stages[-1])] if is_tied and len(stages) > 2 else [])]
+    for above, below in joined:
+        for upper, lower in product(above.workers, below.workers):
+            if not set(upper.groups).isdisjoint(lower.groups):
+                yield upper.slot.node, lower.slot.node
+    for stage in stages:
+        yield from combinations([slot.node for slot in stage.slots], 2)
 
 
 def predict(

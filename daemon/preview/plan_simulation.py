@@ -19,6 +19,7 @@ from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.planning.plan_links import linked_nodes
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
 from headway.stages.schedule.schedule import StageSchedule, Update
@@ -74,6 +75,7 @@ def forecast(
     nodes = tuple(nodes)
     slots = _slots(stages, nodes)
     speeds = Links(links or LinkAssumptions(), profiles, relayed=RelayedWays.of(nodes, nodes))
+    speeds = speeds.shared_by(linked_nodes(stages, trains_tie=spec.model.trains_tie))
     by_stage = replicas_of(stages)
     num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))
     train = replace(spec.train, batches=num_batches, eval_patience=0)

@@ -123,6 +123,8 @@ class LinkProbe:
     """Bytes a second from the other node to this one."""
     loss: float = 0.0
     """Share of the packets from the other node that is lost; 0: hardly any, or unknown."""
+    via: str = ""
+    """host:port of the relay through which it was measured; empty: directly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

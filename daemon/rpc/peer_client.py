@@ -17,7 +17,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.credentials import Identity, dialling
-from headway.stages.sockets.shared_port import listening_ports, open_channel
+from headway.stages.sockets.shared_port import listening_port, listening_ports, open_channel
 from headway.stages.sockets.tls_sentences import in_words
 
 MessageT = TypeVar("MessageT")
@@ -80,6 +80,16 @@ class NodeClient:
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses with a channel."""
         return tuple(endpoint.address for endpoint in self._lines)
+
+    def port_to(self, endpoint: NodeEndpoint) -> str:
+        """Return the host:port at which an endpoint is dialled, after calls that led nowhere."""
+        return listening_port(endpoint.address, self._attempts.get(endpoint, 0))
+
+    def anew(self) -> "NodeClient":
+        """Return one with connections of its own, which dials the first port of each endpoint; the caller closes it."""
+        found = NodeClient(self._identity, idle_s=self._idle_s)
+        found._options = self._options
+        return found
 
     async def close(self) -> None:
         """Close every channel; calls in flight end."""

@@ -60,11 +60,12 @@ def _layers(job: JobView, present: Container[str]) -> Layers:
     ).layers
 
 
-def measured_ways(view: ClusterView, nodes: Iterable[str]) -> Ways:
-    """Return the measured ways between some nodes."""
+def measured_ways(view: ClusterView, nodes: Iterable[str], relays: frozenset[str] = frozenset()) -> Ways:
+    """Return the measured ways between some nodes, and those of any nodes through some relays."""
     names = frozenset(nodes)
-    ways = _ways_from(names & view.probes.keys(), view.probes, _processes(view))
-    return tuple(way for way in ways if way[0][1] in names)
+    measuring = view.probes.keys() if relays else names & view.probes.keys()
+    ways = _ways_from(measuring, view.probes, _processes(view))
+    return tuple(way for way in ways if names.issuperset(way[0]) or way[1].via in relays)
 
 
 def slowest_way(view: ClusterView) -> float:

@@ -26,11 +26,11 @@ def predicted(
     it.
     """
     own = [nodes.get(stage.node) for stage in stages]
-    relays = {node.relay for node in own if node is not None and node.relay}
+    relays = frozenset(node.relay for node in own if node is not None and node.relay)
     hosts = [node for node in nodes.values() if node.address in relays] if relays else []
     known = {node.name: node for node in (*own, *hosts) if node is not None}
     ways = view.derived.lasting(
-        f"ways of {name}", (profiles.links, stages, *known.values()), lambda: measured_ways(view, known)
+        f"ways of {name}", (profiles.links, stages, *known.values()), lambda: measured_ways(view, known, relays)
     )
     return view.derived.of(
         f"prediction of {name}",

@@ -1,20 +1,23 @@
 """Measures the distance of other nodes: round trip, bandwidth and loss, rarely and in small amounts, as one record.
 
 A node of this machine is not measured: memory lies between. With many nodes each one measures only `MAX_PEERS`, those
-to which its plans have links first.
+to which its plans have links first. A measurement belongs to the way that it went: directly, or through one relay. A
+peer that has another relay than before is measured again soon.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.errors import RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
@@ -28,6 +31,7 @@ from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import PeerError
+from headway.stages.sockets.shared_port import listening_port
 
 log = structlog.get_logger()
 
@@ -91,6 +95,22 @@ def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: 
     return sorted(others, key=rank)[:most]
 
 
+class PeerWay(NamedTuple):
+    """A peer, and the way to it."""
+
+    name: str
+    incarnation: str
+    via: str
+    """As in LinkProbe."""
+
+
+def peers_by_way(view: ClusterView, name: str) -> dict[PeerWay, NodeRecord]:
+    """Return the peers that a node measures, each with the way that a dial tries first."""
+    peers = peers_of(view, name)
+    ways = RelayedWays.of(peers, view.nodes.values())
+    return {PeerWay(peer.name, peer.incarnation, ways.between(name, peer.name)): peer for peer in peers}
+
+
 def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -> bool:
     """Return whether the probes have news. That a peer has gone is none: everybody sees it, and all would write it."""
     if after.keys() - before.keys():
@@ -99,6 +119,7 @@ def has_moved(before: Mapping[str, LinkProbe], after: Mapping[str, LinkProbe]) -
         _differs(before[peer].round_trip_s, probe.round_trip_s)
         or _differs(before[peer].bytes_per_s, probe.bytes_per_s)
         or _differs(before[peer].loss, probe.loss, by=LOSS_MOVED)
+        or before[peer].via != probe.via
         for peer, probe in after.items()
     )
 
@@ -170,9 +191,8 @@ class Probing:
         self._cluster = cluster
         self._client = client
         self._lease_id = lease_id
-        self._found: dict[str, tuple[str, LinkProbe]] = {}
-        """Peer to its incarnation and its measurement."""
-        self._due_at: dict[tuple[str, str], float] = {}
+        self._found: dict[PeerWay, LinkProbe] = {}
+        self._due_at: dict[PeerWay, float] = {}
         self._rests_until = 0.0
         """Time before which no news is written."""
         self._waits_until: float | None = None
@@ -182,26 +202,33 @@ class Probing:
         """Measure until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
-            peers = {(node.name, node.incarnation): node for node in peers_of(self._cluster.view, self._node)}
+            peers = peers_by_way(self._cluster.view, self._node)
             self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
-            self._found = {name: found for name, found in self._found.items() if (name, found[0]) in peers}
+            self._found = {peer: probe for peer, probe in self._found.items() if peer in peers}
             due = [peer for peer in peers if self._due_at.get(peer, 0.0) <= time.monotonic()]
             if due:
-                await self._probe(peers[due[0]])
+                await self._probe(due[0], peers[due[0]])
             await self._write(is_complete=len(due) <= 1)
 
-    async def _probe(self, peer: NodeRecord) -> None:
-        key = (peer.name, peer.incarnation)
+    async def _probe(self, way: PeerWay, peer: NodeRecord) -> None:
+        # The daemon's open connection may go through another relay, since the first one did not answer for a while.
+        client, wait_s = self._client.anew(), RETRY_S
         try:
-            self._found[peer.name] = peer.incarnation, await measure(self._client, peer.endpoint)
-            self._due_at[key] = time.monotonic() + EVERY_S * random.uniform(0.8, 1.2)
+            probe = await measure(client, peer.endpoint)
+            if client.port_to(peer.endpoint) == listening_port(peer.address):
+                self._found[way] = replace(probe, via=way.via)
+                wait_s = EVERY_S * random.uniform(0.8, 1.2)
+            else:
+                log.info("peer_not_probed", peer=peer.name, reason=f"its relay {way.via} does not answer")
         except (PeerError, RecoveryError) as error:
-            self._due_at[key] = time.monotonic() + RETRY_S
             log.info("peer_not_probed", peer=peer.name, reason=str(error))
+        finally:
+            await client.close()
+        self._due_at[way] = time.monotonic() + wait_s
 
     async def _write(self, *, is_complete: bool) -> None:
         """Write news that the view does not show yet; while etcd is away every look retries."""
-        probes = {name: probe for name, (_, probe) in sorted(self._found.items())}
+        probes = {way.name: probe for way, probe in sorted(self._found.items())}
         seen = self._cluster.view.probes.get(self._node)
         known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
         now, num_nodes = time.monotonic(), len(self._cluster.view.nodes)

@@ -1,5 +1,10 @@
-"""Two nodes that only dial out meet through relays that have no worker: one of these is killed, and no bit changes."""
+"""Two nodes that only dial out meet through relays that have no worker: plans and commands name these, and when one of
+them is killed, no bit changes.
+"""
 
+import asyncio
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -7,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +20,10 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 from headway.stages.sockets.shared_port import listening_ports
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
@@ -22,6 +31,7 @@ from tests.integration.exactness.training import (
     assert_same_bits,
     finished,
     small_job,
+    until,
     until_batch,
 )
 
@@ -81,3 +91,114 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
     assert '"event": "passed"' in (tmp_path / f"{1 - carries}.log").read_text()
+
+
+JOB = """
+[job]
+name = "asked"
+[model]
+num_hidden_layers = 5
+hidden_size = 32
+intermediate_size = 64
+num_attention_heads = 4
+num_key_value_heads = 2
+[train]
+batches = 10
+microbatches = 8
+microbatch_size = 2
+sequence_length = 16
+[placement]
+min_nodes = {number}
+max_nodes = {number}
+"""
+
+
+async def headway(cluster: LocalCluster, *arguments: str) -> str:
+    """Return what a command says of the cluster, on a terminal that is wide enough for its sentences."""
+    command = [sys.executable, "-m", "headway.daemon.cli.main", *arguments, "--cluster", str(cluster.state_dir)]
+    wide = {**os.environ, "COLUMNS": "400"}
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, env=wide)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def accepting(node: NodeRecord) -> str:
+    """Return the port at which others dial a node first."""
+    return listening_ports(node.address)[0]
+
+
+def relayed(links: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return (dialled node, relay) of the links through relays, as `--json` shows them."""
+    return [(link["lower"], link["via"]) for link in links if link["via"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_plans_and_commands_name_the_relay_that_links_go_through(tmp_path: Path) -> None:
+    """Two nodes only dial out, and others dial the third: a plan of two needs no relay, one of three needs one.
+
+    When that one dies, the node says so, the way through the next one is measured soon, and the job goes on.
+    """
+    placement = PlacementSpec(min_nodes=3, max_nodes=3, recut=False)
+    spec = replace(small_job("named", batches=100_000), placement=placement)
+    ports = free_ports(2)
+    one_port = {"HEADWAY_ONE_PORT": "true"}
+    outside = {**one_port, "HEADWAY_RELAY": ",".join(f"{HOST}:{port}" for port in ports)}
+    job_files = {number: tmp_path / f"{number}.toml" for number in (2, 3)}
+    for number, path in job_files.items():
+        path.write_text(JOB.format(number=number))
+    authority = CertificateAuthority.kept_in(tmp_path / "state" / "authority").issuing_into(tmp_path / "relays")
+    folders = [authority.issue(f"relay-{port}", hosts=(HOST,)) for port in ports]
+    with (
+        relay(ports[0], folders[0], tmp_path / "0.log") as first,
+        relay(ports[1], folders[1], tmp_path / "1.log") as second,
+    ):
+        async with (
+            LocalCluster(
+                tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=one_port
+            ) as cluster,
+            ClusterSession(cluster.address) as session,
+        ):
+            # Each with an address of its own: nodes of one machine do not measure the way between them.
+            far = [
+                await cluster.add_node(environment={**outside, "HEADWAY_ADVERTISE_HOST": f"127.0.0.{number}"})
+                for number in (2, 3)
+            ]
+            nodes = (await session.view()).nodes
+            await submit(session, spec)
+            job = await until_batch(session, "named", 3)
+            assert job.plan is not None
+            order = [stage.node for stage in job.plan.stages]
+            dialled = next(name for name in order[1:] if name in far)
+            others = [name for name in far if name != dialled]
+            lost = accepting(nodes[dialled])
+
+            told = json.loads(await headway(cluster, "status", "named", "--json"))
+            assert relayed(told["links"]) == [(dialled, lost)], order
+            assert f"through the relay {lost}" in await headway(cluster, "status", "named")
+            told = json.loads(await headway(cluster, "plan", str(job_files[3]), "--json"))
+            [(lower, via)] = relayed(told["link_kinds"])
+            assert via == accepting(nodes[lower])
+            assert f"through the relay {via}" in await headway(cluster, "plan", str(job_files[3]))
+            assert relayed(json.loads(await headway(cluster, "plan", str(job_files[2]), "--json"))["link_kinds"]) == []
+
+            def is_measured(via: str) -> Any:
+                def found(view: ClusterView, _: JobView) -> bool:
+                    records = [view.probes.get(name) for name in (*others, "node-1")]
+                    ways = [record.peers.get(dialled) for record in records if record is not None]
+                    return len(ways) == 2 and all(way is not None and way.via == via for way in ways)
+
+                return found
+
+            await until(session, is_measured(lost), "named")
+            (first, second)[ports.index(int(lost.rpartition(":")[2]))].kill()
+            [left] = [f"{HOST}:{port}" for port in ports if not lost.endswith(f":{port}")]
+            await until(session, lambda view, _: accepting(view.nodes[dialled]) == left, "named")
+            await until(session, is_measured(left), "named")
+            told = json.loads(await headway(cluster, "status", "named", "--json"))
+            assert relayed(told["links"]) == [(dialled, left)]
+            batch = told["batch"]
+            job = await until_batch(session, "named", batch + 10)
+            assert job.plan is not None
+            assert job.plan.generation == told["generation"]
+            assert [stage.node for stage in job.plan.stages] == order

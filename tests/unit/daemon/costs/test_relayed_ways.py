@@ -31,8 +31,8 @@ def ends(one: NodeRecord, other: NodeRecord) -> tuple[DeviceSlot, DeviceSlot]:
     return DeviceSlot.of(one, 0), DeviceSlot.of(other, 0)
 
 
-def probe(round_trip_s: float, bytes_per_s: float, loss: float = 0.0) -> LinkProbe:
-    return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=bytes_per_s, loss=loss)
+def probe(round_trip_s: float, bytes_per_s: float, loss: float = 0.0, *, via: str = "") -> LinkProbe:
+    return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=bytes_per_s, loss=loss, via=via)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_measured_ways_to_the_relay_and_on_make_the_relayed_one() -> None:
 
 def test_a_measurement_of_the_relayed_way_counts_before_those_of_its_parts() -> None:
     parts = {("near", "host"): probe(0.02, 3e6), ("host", "far"): probe(0.03, 5e6)}
-    found = links({**parts, ("near", "far"): probe(0.2, 1e6)})
+    found = links({**parts, ("near", "far"): probe(0.2, 1e6, via="host:7070")})
     assert found.is_measured(*ends(NEAR, FAR))
     assert (found.round_trip_s(*ends(NEAR, FAR)), found.bytes_per_s(*ends(NEAR, FAR))) == (0.2, 1e6)
 
@@ -117,7 +117,7 @@ def test_the_round_trip_is_that_of_the_way_that_the_link_goes() -> None:
     """One node dials the other directly, and is dialled through the relay. Both bandwidths count: each is of the bytes
     that come to the node that measured.
     """
-    found = links({("far", "near"): probe(0.01, 9e6), ("near", "far"): probe(0.2, 1e6)})
+    found = links({("far", "near"): probe(0.01, 9e6), ("near", "far"): probe(0.2, 1e6, via="host:7070")})
     assert (found.round_trip_s(*ends(FAR, NEAR)), found.bytes_per_s(*ends(FAR, NEAR))) == (0.01, 1e6)
     assert (found.round_trip_s(*ends(NEAR, FAR)), found.bytes_per_s(*ends(NEAR, FAR))) == (0.2, 1e6)
 
@@ -127,6 +127,45 @@ def test_a_measurement_of_the_direct_way_does_not_measure_the_relayed_one() -> N
     assert found.is_measured(*ends(FAR, NEAR))
     assert not found.is_measured(*ends(NEAR, FAR))
     assert found.round_trip_s(*ends(NEAR, FAR)) == links().round_trip_s(*ends(NEAR, FAR))
+
+
+def test_a_measurement_of_another_way_than_the_present_one_does_not_count() -> None:
+    """The node stood by at another relay, or at none, when it was measured."""
+    for then in (RELAY, ""):
+        found = links({("near", "far"): probe(0.2, 1e6, 0.5, via=then)})
+        assert not found.is_measured(*ends(NEAR, FAR))
+        assert found.round_trip_s(*ends(NEAR, FAR)) == links().round_trip_s(*ends(NEAR, FAR))
+        assert found.bytes_per_s(*ends(NEAR, FAR)) == links().bytes_per_s(*ends(NEAR, FAR))
+        assert found.loss(*ends(NEAR, FAR)) == 0.0
+    direct = {("far", "near"): probe(0.2, 1e6, via=RELAY)}
+    assert not links(direct).is_measured(*ends(FAR, NEAR))
+    assert not Links(LinkAssumptions(), Profiles.of(links=direct)).is_measured(*ends(FAR, NEAR))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_links_through_one_relay_share_its_line(number: int) -> None:
+    """Of n links each has an nth of the measured rate; direct links and those through other relays have no part."""
+    found = links({("near", "far"): probe(0.01, 6e6, via="host:7070")})
+    others = [("far", "near"), ("host", "far"), ("near", "away"), ("far", "away")]
+    shared = found.shared_by([("near", "far")] * number + others)
+    assert shared.bytes_per_s(*ends(NEAR, FAR)) == 6e6 / number
+    assert shared.round_trip_s(*ends(NEAR, FAR)) == 0.01
+    assert shared.bytes_per_s(*ends(FAR, NEAR)) == LinkAssumptions().site_bytes_per_s
+    assert found.bytes_per_s(*ends(NEAR, FAR)) == 6e6, "of one plan, and not of the next"
+
+
+def test_the_line_of_a_relay_is_as_fast_as_the_fastest_way_through_it() -> None:
+    """A slower way has a narrow line of its own at one end, which no other link shares."""
+    found = links(
+        {("near", "far"): probe(0.01, 2e6, via="host:7070"), ("away", "far"): probe(0.01, 9e6, via="host:7070")}
+    )
+    rates = [found.shared_by([("near", "far")] * number).bytes_per_s(*ends(NEAR, FAR)) for number in (1, 3, 9)]
+    assert rates == [2e6, 2e6, 1e6]
+
+
+def test_links_through_a_relay_that_is_not_measured_share_what_is_assumed() -> None:
+    shared = links().shared_by([("near", "far"), ("away", "far")])
+    assert shared.bytes_per_s(*ends(NEAR, FAR)) == links().bytes_per_s(*ends(NEAR, FAR)) / 2
 
 
 def test_where_both_dial_the_same_way_either_measurement_serves() -> None:

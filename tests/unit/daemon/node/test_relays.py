@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.relays import address_behind, best, candidates, measured, rates, read_relays
+from headway.daemon.node.relays import (
+    address_behind,
+    best,
+    candidates,
+    measured,
+    rates,
+    read_relays,
+    without_gone,
+)
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
 from headway.daemon.records.records import NodeRecord, WorkerPort
 from headway.daemon.view.cluster_view import ClusterView
@@ -32,6 +40,21 @@ def test_the_time_of_a_frame_decides() -> None:
     trips_s = {"near": 0.01, "far": 0.1, "unknown": 0.05, "farthest": 0.2}
     assert best(trips_s, {}) == ("near", "unknown", "far")
     assert best(trips_s, {"near": 1e6, "far": 1e9, "farthest": 1e9}) == ("unknown", "far", "farthest")
+
+
+def test_another_relay_takes_the_place_of_one_that_is_gone() -> None:
+    """Others dial the first one, so one that is gone is not it, even if nothing takes its place."""
+    assert without_gone(["a", "b"], ["a"], ["c", "d", "e"], are_named=False) == ("b", "c", "d")
+    assert without_gone(["a", "b"], ["a"], [], are_named=False) == ("b",)
+    assert without_gone(["a", "b"], ["a", "b"], [], are_named=False) == ("a", "b")
+
+
+def test_a_named_relay_that_is_gone_is_dialled_last() -> None:
+    """When it is there again, it keeps its new place: nothing moves back and forth."""
+    assert without_gone(["a", "b"], ["a"], [], are_named=True) == ("b", "a")
+    assert without_gone(["b", "a"], [], [], are_named=True) == ("b", "a")
+    assert without_gone(["a", "b", "c"], ["a"], ["d"], are_named=True) == ("b", "c", "d")
+    assert without_gone(["a", "b"], ["a", "b"], [], are_named=True) == ("a", "b")
 
 
 def test_nodes_that_others_dial_at_one_port_are_candidates() -> None:

@@ -6,13 +6,19 @@ from itertools import pairwise, permutations
 
 import pytest
 
+from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.link_choice import link_sentences, planned_links
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.relayed_ways import RelayedWays
-from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.costs.stage_costs import StageCosts
+from headway.daemon.jobs.job import JobSpec, PlacementSpec
+from headway.daemon.planning.order_search import WORTH_A_STAGE
+from headway.daemon.planning.pipeline_cut import PipelineCut
+from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import ask, differs_in_measurements_alone, still_answers
 from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.planning.predicted_time import predict
+from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import NodeRecord, PlanRecord
 from tests.unit.daemon.planning.clusters import job, node, planned
@@ -33,7 +39,9 @@ def near(name: str) -> NodeRecord:
 
 def all_equal(nodes: list[NodeRecord]) -> Profiles:
     """Measurements in which each link is as fast as any other, whatever way it goes."""
-    return Profiles.of(links=dict.fromkeys(permutations([each.name for each in nodes], 2), QUICK))
+    ways = RelayedWays.of(nodes, nodes)
+    pairs = permutations([each.name for each in nodes], 2)
+    return Profiles.of(links={pair: replace(QUICK, via=ways.between(*pair)) for pair in pairs})
 
 
 def chain(nodes: list[NodeRecord], profiles: Profiles | None = None) -> list[str]:
@@ -128,6 +136,91 @@ def test_a_link_through_a_relay_makes_a_batch_slower_until_it_is_measured() -> N
     assert len(seconds) == 1
 
 
+def behind(relay: str, number: int) -> list[NodeRecord]:
+    return [far(f"n{index:02}", relay) for index in range(number)]
+
+
+def through(nodes: list[NodeRecord], bytes_per_s: float) -> Profiles:
+    """Measurements in which each link through a relay has some bandwidth, and every other link any."""
+    links = dict(all_equal(nodes).links)
+    return Profiles.of(
+        links={pair: replace(way, bytes_per_s=bytes_per_s) if way.via else way for pair, way in links.items()}
+    )
+
+
+def narrow(spec: JobSpec, part: float) -> float:
+    """The bandwidth with which one link takes some part of the time in which one node computes a batch."""
+    alone = planned(replace(spec, placement=PlacementSpec()), [near("a")]).predicted_batch_seconds
+    two = planned(replace(spec, placement=PlacementSpec(min_nodes=2)), [near("a"), near("b")])
+    [link] = two.connections
+    return link.batch_seconds * LinkAssumptions().site_bytes_per_s / (part * alone)
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_links_of_a_plan_through_one_relay_share_its_line(number: int) -> None:
+    """The relay carries all of them at once: here its line sets the pace, and not the stages."""
+    spec = job(num_blocks=8, microbatches=8, placement=PlacementSpec(min_nodes=number))
+    nodes = behind(RELAY, number)
+    rate = narrow(spec, 2.0)
+    plan = planned(spec, nodes, profiles=through(nodes, rate))
+    [seconds] = {link.batch_seconds for link in plan.connections}
+    alone = planned(job(num_blocks=8, microbatches=8), [near("a")]).predicted_batch_seconds
+    assert seconds == pytest.approx(2.0 * alone * (number - 1))
+    assert plan.predicted_batch_seconds >= seconds
+    assert predict(spec, plan.stages, nodes, profiles=through(nodes, rate)) == plan.predicted_batch_seconds
+    run = forecast(spec, plan.stages, nodes, profiles=through(nodes, rate))
+    assert run.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_a_plan_has_no_more_links_through_a_relay_than_its_line_carries(number: int) -> None:
+    """A link takes a fifth of one node's batch: three stages take two fifths, two a half, and four would take three."""
+    spec, nodes = job(num_blocks=22, microbatches=24), behind(RELAY, number)
+    plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
+    assert len(plan.stages) == 3
+    assert len(planned(spec, nodes, profiles=all_equal(nodes)).stages) == number
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_order_of_nodes_behind_narrow_relays_is_faster_than_the_plan(seed: int, schedule: str) -> None:
+    """Compared with every order of any of the nodes, at every way's own rate."""
+    chance = random.Random(seed)
+    spec = job(num_blocks=10, microbatches=12, schedule=schedule)
+    nodes = [replace(far(name, chance.choice((RELAY, "d:7070"))), site=chance.choice("xy")) for name in "abc"]
+    nodes.append(near("d"))
+    rate = narrow(spec, 0.2)
+    ways = {pair: replace(way, bytes_per_s=rate * chance.uniform(0.5, 3)) for pair, way in all_equal(nodes).links}
+    profiles = Profiles.of(links=ways)
+    plan = planned(spec, nodes, profiles=profiles)
+    slots = ask(spec, nodes).slots
+    links = Links(LinkAssumptions(), profiles, relayed=RelayedWays.of(nodes, nodes))
+    costs = StageCosts(spec, slots, profiles, links)
+    orders = [order for number in range(1, len(slots) + 1) for order in permutations(slots, number)]
+    cuts = [found[1] for order in orders if (found := PipelineCut(costs, order).best()) is not None]
+    fastest = min(assemble(costs, cut, slots, ()).predicted_batch_seconds for cut in cuts)
+    assert plan.predicted_batch_seconds <= fastest * WORTH_A_STAGE
+
+
+@pytest.mark.parametrize("number", [16, 40])
+def test_of_many_nodes_behind_one_relay_few_work(number: int) -> None:
+    """Its line carries no more: the plan is nearly as fast as the best one of any length, two fifths of one node's."""
+    spec, nodes = job(num_blocks=46, microbatches=48), behind(RELAY, number)
+    alone = planned(spec, [near("a")]).predicted_batch_seconds
+    plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
+    assert plan.predicted_batch_seconds <= 0.51 * alone
+
+
+def test_of_many_nodes_those_work_that_need_no_relay() -> None:
+    """Ten that others dial and ten behind a narrow relay, all equally fast: one of those may come first."""
+    nodes = [*behind(RELAY, 10), *(near(f"m{index:02}") for index in range(10))]
+    spec = job(num_blocks=46, microbatches=48)
+    alone = planned(spec, [near("a")]).predicted_batch_seconds
+    plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
+    assert num_relayed([stage.node for stage in plan.stages], nodes) == 0
+    assert plan.predicted_batch_seconds <= 0.12 * alone
+
+
 def test_other_relays_ask_for_a_plan_again_and_leave_the_old_one_usable() -> None:
     """As with a measurement: the job goes on with the plan that it has until the new one is there."""
     spec = job(placement=PlacementSpec(min_nodes=3))
@@ -140,6 +233,20 @@ def test_other_relays_ask_for_a_plan_again_and_leave_the_old_one_usable() -> Non
     assert differs_in_measurements_alone(before, moved)
     assert still_answers(plan, before, moved)
     assert before == ask(spec, [far("a", "c:7070", "d:7070"), *nodes[1:]])
+
+
+@pytest.mark.parametrize("wanted", ["auto", "collective", "grpc"])
+def test_two_nodes_behind_nat_of_one_private_site_meet_at_the_relay_too(wanted: str) -> None:
+    """Their links dial no other address, and a process group would need more ports than the one that they have."""
+    nodes = [
+        replace(far(name), host=name, site="home", site_is_private=True, worker_ports="7070") for name in ("a", "b")
+    ]
+    spec = job(placement=PlacementSpec(min_nodes=2), link=wanted)
+    plan = planned(spec, nodes)
+    record = PlanRecord(generation=1, timeline=0, stages=plan.stages)
+    [link] = planned_links(spec, record, {each.name: each for each in nodes})
+    assert (link.kind, link.via) == ("grpc", RELAY)
+    assert [connection.via for connection in plan.connections] == [RELAY]
 
 
 def test_a_plan_and_its_links_name_the_relay() -> None:

@@ -64,11 +64,15 @@ def test_a_remembered_prediction_is_the_present_one(seed: int) -> None:
         record = scene.view.nodes.get(name) or replace(node(name), address=f"{name}:7070")
         match draw.randrange(5):
             case 0:
-                way = LinkProbe(round_trip_s=draw.choice((0.001, 0.2)), bytes_per_s=draw.choice((1e5, 1e8)))
-                scene.put(
-                    Keys.probes(name),
-                    ProbeRecord(incarnation=record.incarnation, peers=dict.fromkeys(draw.sample(NAMES, 2), way)),
-                )
+                peers = {
+                    peer: LinkProbe(
+                        round_trip_s=draw.choice((0.001, 0.2)),
+                        bytes_per_s=draw.choice((1e5, 1e6, 1e8)),
+                        via=draw.choice(("", "relay:7070", f"{draw.choice(NAMES)}:7070")),
+                    )
+                    for peer in draw.sample(NAMES, 2)
+                }
+                scene.put(Keys.probes(name), ProbeRecord(incarnation=record.incarnation, peers=peers))
             case 1:
                 devices = tuple(replace(device, speed=draw.choice((0.5, 2.0))) for device in record.devices)
                 scene.put(Keys.node(name), replace(record, devices=devices))
@@ -85,6 +89,38 @@ def test_a_remembered_prediction_is_the_present_one(seed: int) -> None:
         assert found == expected
         told.add(found)
     assert len(told) > 4
+
+
+def test_a_relay_has_the_line_that_others_have_measured() -> None:
+    """Of the plan's links through it, each has its part of that, also if both ends of the way are of no plan."""
+    scene, relay = Scene(), "relay:7070"
+    slow = LinkProbe(round_trip_s=0.01, bytes_per_s=1e4, via=relay)
+    for name in NAMES:
+        scene.put(Keys.node(name), replace(scene.view.nodes[name], address=f"{relay}/{name}~"))
+        peers = dict.fromkeys(set("abc") - {name}, slow)
+        scene.put(Keys.probes(name), ProbeRecord(incarnation=scene.view.nodes[name].incarnation, peers=peers))
+    before, _ = scene.predicted()
+    fast = ProbeRecord(incarnation=scene.view.nodes["d"].incarnation, peers={"e": replace(slow, bytes_per_s=1e9)})
+    scene.put(Keys.probes("d"), fast)
+    after, expected = scene.predicted()
+    assert before is not None
+    assert after == expected == pytest.approx(before / 2)
+
+
+def test_the_ways_to_a_relay_and_from_there_count() -> None:
+    """The relay's node is no part of the plan."""
+    scene = Scene()
+    for name in "abc":
+        scene.put(Keys.node(name), replace(scene.view.nodes[name], address=f"d:7070/{name}~"))
+    told = set()
+    for rate in (1e4, 1e5):
+        way = LinkProbe(round_trip_s=0.01, bytes_per_s=rate)
+        record = ProbeRecord(incarnation=scene.view.nodes["d"].incarnation, peers=dict.fromkeys("abc", way))
+        scene.put(Keys.probes("d"), record)
+        found, expected = scene.predicted()
+        assert found == expected
+        told.add(found)
+    assert len(told) == 2
 
 
 def test_a_way_between_other_nodes_computes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,27 @@
 """A node measures some peers, and records what is news."""
 
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
 from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan
-from headway.daemon.telemetry.probing import MAX_PEERS, has_moved, peers_of
+from headway.daemon.telemetry import probing
+from headway.daemon.telemetry.probing import (
+    EVERY_S,
+    MAX_PEERS,
+    RETRY_S,
+    PeerWay,
+    Probing,
+    has_moved,
+    peers_by_way,
+    peers_of,
+)
 from headway.daemon.view.cluster_view import ClusterView
 
 
@@ -62,6 +77,48 @@ def test_every_link_of_a_long_pipeline_is_measured() -> None:
     links = list(pairwise(names))
     assert [link for link in links if link[1] not in measured[link[0]]] == []
     assert [link for link in links if link[0] not in measured[link[1]]] == []
+
+
+def test_a_peer_with_another_relay_is_another_way() -> None:
+    """So it is due at once, as one that was never measured; a node that is its peer's relay dials it directly."""
+    view = cluster(3)
+    for address, via in (("host-1:1,host-2:1/n1~", "host-1:1"), ("host-2:1,host-1:1/n1~", "host-2:1")):
+        view.nodes["n1"] = replace(view.nodes["n1"], address=address)
+        assert set(peers_by_way(view, "n0")) == {PeerWay("n1", "n1-1", via), PeerWay("n2", "n2-1", "")}
+    assert PeerWay("n1", "n1-1", "") in peers_by_way(view, "n2")
+
+
+@pytest.mark.parametrize(("dialled", "is_kept"), [("host-2:1", True), ("host-1:1", False)])
+async def test_a_measurement_through_another_relay_than_the_first_is_not_kept(
+    dialled: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first relay does not answer, and so the calls went through the second one: links are not dialled so."""
+    view = cluster(3)
+    view.nodes["n1"] = replace(view.nodes["n1"], address="host-2:1,host-1:1/n1~")
+    probe = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+
+    async def measured(*_: object) -> LinkProbe:
+        return probe
+
+    async def close() -> None:
+        pass
+
+    monkeypatch.setattr(probing, "measure", measured)
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    client: Any = SimpleNamespace(port_to=lambda _: dialled, close=close)
+    around: dict[str, Any] = {"etcd": None, "cluster": None, "lease_id": lambda: 1}
+    found = Probing(node="n0", incarnation="n0-1", client=SimpleNamespace(anew=lambda: client), **around)  # type: ignore[arg-type]
+    way = PeerWay("n1", "n1-1", "host-2:1")
+    await found._probe(way, view.nodes["n1"])
+    assert found._found == ({way: replace(probe, via="host-2:1")} if is_kept else {})
+    assert found._due_at[way] >= 1000.0 + 0.8 * EVERY_S if is_kept else found._due_at[way] == 1000.0 + RETRY_S
+
+
+def test_a_measurement_of_another_way_is_news() -> None:
+    """Plans do not use the old one."""
+    probe = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8, via="host-1:1")
+    assert has_moved({"b": probe}, {"b": replace(probe, via="host-2:1")})
+    assert not has_moved({"b": probe}, {"b": probe})
 
 
 def test_noise_is_not_told() -> None:

@@ -135,20 +135,20 @@ async def test_news_of_several_peers_is_one_record(monkeypatch: pytest.MonkeyPat
     }
     found = Probing(node="n0", incarnation="n0-1", **around)
     for index in range(1, 9):
-        found._found[f"n{index}"] = f"n{index}-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+        found._found[probing.PeerWay(f"n{index}", f"n{index}-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
         now += PAUSE_S / 10
     assert etcd.num_records == 0
     await found._write(is_complete=True)
     assert etcd.num_records == 1
-    found._found["n9"] = "n9-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+    found._found[probing.PeerWay("n9", "n9-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     await found._write(is_complete=True)
     assert etcd.num_records == 1, "so many nodes may not write as often as a few"
     now += interval_s(PAUSE_S, NUM_NODES)
     await found._write(is_complete=True)
     assert etcd.num_records == 2
     now += interval_s(INCOMPLETE_S, NUM_NODES)
-    found._found["n10"] = "n10-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+    found._found[probing.PeerWay("n10", "n10-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
     await found._write(is_complete=False)
     assert etcd.num_records == 3, "some peers are silent for long"
 
@@ -162,7 +162,7 @@ async def test_in_a_small_cluster_the_first_way_is_told_soon(monkeypatch: pytest
     around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "client": None, "lease_id": lambda: 1}
     found = Probing(node="n0", incarnation="n0-1", **around)
     for index in range(2):
-        found._found["n1"] = "n1-1", LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+        found._found[probing.PeerWay("n1", "n1-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
         await found._write(is_complete=False)
         assert etcd.num_records == index
         now += PAUSE_S / 2
