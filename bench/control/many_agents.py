@@ -78,9 +78,9 @@ class AgentProcess:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             self.told = json.loads(line)
-            if self.told["blocked_ms"] > self.blocked_ms:
-                self.blocked_ms, self.blocked_by = self.told["blocked_ms"], self.told["blocked_by"]
-            self.blocked_cpu_ms = max(self.blocked_cpu_ms, self.told["blocked_cpu_ms"])
+            self.blocked_ms = max(self.blocked_ms, self.told["blocked_ms"])
+            if self.told["blocked_cpu_ms"] > self.blocked_cpu_ms:
+                self.blocked_cpu_ms, self.blocked_by = self.told["blocked_cpu_ms"], self.told["blocked_by"]
 
 
 class Cluster:
@@ -335,7 +335,7 @@ async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, fou
         found[f"leader_files_{size}"] = leading.told["num_files"]
         found[f"blocked_{size}_ms"] = leading.blocked_ms
         found[f"blocked_cpu_{size}_ms"] = leading.blocked_cpu_ms
-        progress(f"longest callback of the leader: {leading.blocked_by}")
+        progress(f"longest work of the leader: {leading.blocked_by}")
 
 
 async def _quiet(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ second, each time as one line of JSON.
 import argparse
 import asyncio
 import cProfile
+import gc
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.runtime.kept_objects import keep_what_stays
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.shards.library import DataLibrary
@@ -84,10 +86,11 @@ class Counts:
         def timed(handle: Any) -> None:
             began, worked = time.perf_counter(), time.thread_time()
             run(handle)
-            spent_s = time.perf_counter() - began
-            if spent_s > self.blocked_s:
-                self.blocked_s, self.blocked_by = spent_s, repr(handle)[:200]
-            self.blocked_cpu_s = max(self.blocked_cpu_s, time.thread_time() - worked)
+            self.blocked_s = max(self.blocked_s, time.perf_counter() - began)
+            worked_s = time.thread_time() - worked
+            if worked_s > self.blocked_cpu_s:
+                tasks = [each for each in gc.get_referents(handle._callback) if isinstance(each, asyncio.Task)]
+                self.blocked_cpu_s, self.blocked_by = worked_s, repr((*tasks, handle)[0])[:300]
 
         setattr(events.Handle, "_run", timed)  # noqa: B010 - no type has this method
 
@@ -223,6 +226,7 @@ async def serve(options: argparse.Namespace) -> None:
     names = [f"node-{number:04d}" for number in range(options.first, options.first + options.number)]
     nodes = [FakeNode(name, options, counts) for name in names]
     telling = asyncio.create_task(_tell(nodes, counts))
+    keep_what_stays()
     await wanted.wait()
     running = [asyncio.create_task(node.run(), name=node.name) for node in nodes]
     ending = asyncio.create_task(ended.wait())

@@ -48,6 +48,7 @@ from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.runtime.kept_objects import keep_what_stays
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
@@ -110,6 +111,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._notifier)
             membership, desk = await self._start_up(stack)
+            keep_what_stays()
             working = await self._serve(membership)
             await self._shut_down(membership, working, desk)
             if self._refused is not None:

@@ -3,10 +3,9 @@
 An attached process is then ready in milliseconds, which is the purpose of a spare.
 """
 
-import gc
-
 import torch
 
+from headway.daemon.runtime.kept_objects import keep_what_stays
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.data.microbatch import Microbatch
@@ -40,5 +39,4 @@ def warm_up() -> None:
     gradients, _ = graph.backward((0, 0), None)
     graph.update(0, list(gradients))
     del graph, layers, gradients
-    gc.collect()
-    gc.freeze()
+    keep_what_stays()
