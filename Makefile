@@ -27,7 +27,7 @@ check: setup
 test: setup
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal tests/unit tests/fuzz
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadscope --durations=15 \
-	    tests/chaos tests/integration
+	    tests/chaos tests/integration tests/machines
 
 test-all: setup
 	$(BIN)/python -m pytest --durations=30
@@ -57,7 +57,7 @@ s3: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3,s3-server]'
 	$(BIN)/python -m pytest tests/integration/faults/test_s3.py
 
-# Machines as network namespaces, and what networks do to them: root, iproute2 and nftables.
+# Machines as network namespaces, and what networks do to them: root, iproute2 and nftables. `test` has a short form.
 machines: setup
 	$(BIN)/python -m pytest -v tests/machines
 

@@ -3,16 +3,17 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.machines.cluster import Cluster
-from tests.machines.internet import Internet, why_impossible
+from tests.machines.internet import Host, Internet, why_impossible
 from tests.machines.network import Network
 from tests.machines.observer import Observer
-from tests.machines.sites import NODES, Sites, hosts
+from tests.machines.sites import MEMBERS, NODES, Sites, hosts
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -48,14 +49,14 @@ def five_machines() -> Iterator[Cluster]:
             shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
-def five_sites() -> Iterator[Sites]:
-    """A cluster of five nodes at five places, by the deployment page; up for all cases."""
+@contextmanager
+def sites_of(machines: Sequence[Host]) -> Iterator[Sites]:
+    """Start a cluster by the deployment page; all is gone afterwards."""
     if lack := why_impossible():
         pytest.skip(lack)
     folder = Path(tempfile.mkdtemp(prefix="hwi-", dir="/var/tmp"))
     try:
-        with Internet.of(hosts(), folder) as internet:
+        with Internet.of(machines, folder) as internet:
             sites = Sites(folder, write_data(folder), internet)
             try:
                 sites.start()
@@ -67,12 +68,27 @@ def five_sites() -> Iterator[Sites]:
             shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def five_sites() -> Iterator[Sites]:
+    """A cluster of five nodes at five places; up for all cases."""
+    with sites_of(hosts()) as sites:
+        yield sites
+
+
+@pytest.fixture
+def three_sites() -> Iterator[Sites]:
+    """One node is plain, one has a mapped port, one can only dial out; etcd has one member."""
+    with sites_of(hosts(members=MEMBERS[:1], nodes=NODES[:3])) as sites:
+        yield sites
+        sites.nothing_is_left()
+
+
 @pytest.fixture
 def sites(five_sites: Sites) -> Iterator[Sites]:
     """All up, before and after."""
     five_sites.all_up()
     yield five_sites
-    for name in NODES:
+    for name in five_sites.names:
         five_sites.internet.heal(name)
     five_sites.nothing_is_left()
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,10 @@ ME = "me"
 PATH = "export PATH=~/headway/bin:$PATH;"
 
 
-def hosts() -> list[Host]:
+def hosts(*, members: Sequence[str] = MEMBERS, nodes: Sequence[str] = NODES) -> list[Host]:
     """Return the machines, at the page's addresses."""
     outside, _, port = page.option("--announce").rpartition(":")
-    return [
+    known = [
         Host("etcd-1", "10.0.0.5", (2379, 2380)),
         Host("etcd-2", "10.0.0.6", (2379, 2380)),
         Host("etcd-3", "10.0.0.8", (2379, 2380)),
@@ -47,6 +48,7 @@ def hosts() -> list[Host]:
         Host("node-e", "203.0.113.40", (PORT,), is_behind_router=True),
         Host(ME, "10.0.0.99"),
     ]
+    return [host for host in known if host.name in {*members, *nodes, ME}]
 
 
 @dataclass
@@ -60,7 +62,12 @@ class Sites(Observer):
     @property
     def names(self) -> list[str]:
         """Return the names of the daemons."""
-        return list(NODES)
+        return [name for name in NODES if name in self.internet.hosts]
+
+    @property
+    def members(self) -> list[str]:
+        """Return the names of the members of etcd."""
+        return [name for name in MEMBERS if name in self.internet.hosts]
 
     @property
     def desk(self) -> str:
@@ -92,7 +99,7 @@ class Sites(Observer):
         self.start_daemon("node-a")
         self.meet()
         self.until(lambda told: "node-a" in told["nodes"], "the node that invites")
-        for name in NODES[1:]:
+        for name in self.names[1:]:
             self.daemons[name] = self._joined(name)
             self.start_daemon(name)
         self.all_up()
@@ -102,11 +109,11 @@ class Sites(Observer):
 
         def are_up(told: Any) -> bool:
             nodes = told["nodes"]
-            return nodes.keys() >= set(NODES) and all(node["workers"] for node in nodes.values())
+            return nodes.keys() >= set(self.names) and all(node["workers"] for node in nodes.values())
 
         deadline = time.monotonic() + TIMEOUT_S
         told = self.until(are_up, "all nodes up")
-        while blocked(told) or len(told["reach"]) < len(NODES):
+        while blocked(told) or len(told["reach"]) < len(self.names):
             assert time.monotonic() < deadline, blocked(told)
             self.headway("doctor")
             told = self.look()
@@ -143,19 +150,20 @@ class Sites(Observer):
         self.typed("node-a", page.command("headway certs", "node-a="))
         self.typed("node-a", page.command("headway certs", "etcd-1="))
         made = self.internet.home("node-a") / "ca"
-        for name in MEMBERS:
+        for name in self.members:
             shutil.copytree(made / name, self.internet.home(name) / "certs")
         shutil.copytree(made / ME, self.own_certificates)
 
     def _start_etcd(self) -> None:
         first = page.command("etcd --name", "--initial-cluster")
-        start, mark, everybody = first.partition("--initial-cluster ")
-        for name in MEMBERS:
+        start, mark, members = first.partition("--initial-cluster ")
+        everybody = ",".join(each for each in members.split(",") if each.partition("=")[0] in self.members)
+        for name in self.members:
             own = start.replace(self.internet.hosts["etcd-1"].address, self.internet.hosts[name].address)
             own = own.replace("--name etcd-1", f"--name {name}")
             line = f"{PATH} exec {own}{mark}{everybody} --unsafe-no-fsync --log-level warn"
             self.spawn(name, self.inside(name, "sh", "-c", line))
-        self.etcd = ",".join(f"{self.internet.hosts[name].address}:2379" for name in MEMBERS)
+        self.etcd = ",".join(f"{self.internet.hosts[name].address}:2379" for name in self.members)
 
     def _joined(self, name: str) -> str:
         """Invite a node, and let it join as its place demands; return the line that it is told to start by."""
