@@ -22,7 +22,7 @@ from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
-from headway.daemon.errors import InvariantLostError, RecoveryError, StorageAwayError
+from headway.daemon.errors import InvariantLostError, RecoveryError, StorageAwayError, shortened
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -215,7 +215,7 @@ class Membership:
             on_change=lambda: registration.change(
                 down_devices=supervisor.down_devices,
                 workers=supervisor.worker_ports,
-                worker_trouble=supervisor.trouble,
+                worker_trouble=shortened(supervisor.trouble),
             ),
             activities=activities,
         )
@@ -374,7 +374,7 @@ class Membership:
         """Let plans leave this node out while it has a fault; an empty reason ends that."""
         self._troubles[what] = trouble
         reasons = dict.fromkeys(reason for _, reason in sorted(self._troubles.items()) if reason)
-        stays_out = "; ".join(reasons)
+        stays_out = shortened("; ".join(reasons))
         if stays_out != self._registration.record.stays_out:
             self._registration.change(stays_out=stays_out)
 

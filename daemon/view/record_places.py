@@ -5,6 +5,7 @@ Any content of etcd, from any writer, comes out as a record in its place or as o
 
 import math
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
@@ -49,6 +50,8 @@ MOST_GENERATION: Final = 2**30
 """Maximum generation that a node or a retired job may tell of. The job goes on above it, and its numbers have 31 bits.
 """
 
+MAX_SENTENCE: Final = 8 * MAX_TEXT
+"""Maximum length of what a node says of itself: plans and reasons of any job take it over, and etcd takes 1.5 MB."""
 MAX_REASON: Final = 300
 MAX_FACTS: Final = 20_000
 """Maximum number of facts of one node about the ports of all others."""
@@ -244,6 +247,11 @@ def _check_node(record: NodeRecord, name: str) -> None:
     texts = (record.address, record.host, record.site, *(worker.address for worker in record.workers))
     if max(map(len, texts)) > MAX_TEXT:
         raise ValueError(f"its addresses, host and site have at most {MAX_TEXT} characters each")
+    own = (record.incarnation, record.arithmetic_class, record.worker_ports, record.stays_out, record.worker_trouble)
+    of_devices = ((device.kind, device.model, device.arithmetic_class, device.capability) for device in record.devices)
+    of_workers = (worker.incarnation for worker in record.workers)
+    if max(map(len, (*own, *chain(*of_devices), *of_workers, *chain(*record.ailments.items())))) > MAX_SENTENCE:
+        raise ValueError(f"a text of it has more than {MAX_SENTENCE} characters")
     if not all(0 <= generation <= MOST_GENERATION for generation in record.generations.values()):
         raise ValueError("it has seen an impossible generation")
     listening = {worker.device_index for worker in record.workers}
