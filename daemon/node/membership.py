@@ -318,14 +318,15 @@ class Membership:
 
     async def _follow_generations(self, agent: Agent) -> None:
         """Remember the generation of each plan, and wake the agent: it takes no step for one that is not remembered."""
-        cluster, seen, is_remembered = self._house.cluster, -1, True
+        cluster, memory, seen, is_remembered = self._house.cluster, self._house.memory, -1, True
+        known = memory.generations
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if is_remembered else STATE_DIR_RETRY_S):
                     seen = await cluster.changed(seen)
-            known = self._house.memory.generations
             is_remembered = await self._remember_generations()
-            if self._house.memory.generations is not known:
+            if memory.generations is not known:
+                known = memory.generations
                 agent.cluster_changed()
 
     async def _remember_generations(self) -> bool:
