@@ -46,6 +46,10 @@ def find_etcd_binary(chosen: Path | None = None, *, environment: Mapping[str, st
 
 
 def _executable(path: Path, source: str) -> Path:
-    if not path.is_file() or not os.access(path, os.X_OK):
+    try:
+        is_executable = path.is_file() and os.access(path, os.X_OK)
+    except OSError:  # the name is too long, or a folder of it may not be entered
+        is_executable = False
+    if not is_executable:
         raise ConfigError(f"{path} is not an executable file", source)
     return path.absolute()

@@ -5,6 +5,7 @@ Headway has its own client because no published one survives the death of an etc
 docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Self
 
 import grpc
 
-from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
+from headway.daemon.errors import ConflictError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.connection import EtcdAccess, EtcdConnection, Metadata
 from headway.daemon.etcd.lease import Lease
@@ -33,6 +34,11 @@ from headway.proto import etcd_pb2
 from headway.proto.etcd_pb2_grpc import KVStub, LeaseStub, MaintenanceStub
 
 PAGE_KEYS = 1000
+FIRST_PAGE_KEYS = 64
+QUICK_S = 0.5
+"""A listing's next page is larger after one that took less."""
+SMALLER = 4
+"""Factor by which pages shrink when one has taken too long: a slow line may need longer for it than a call may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class EtcdClient:
 
     def __init__(self, access: EtcdAccess) -> None:
         self._connection = EtcdConnection(access)
+        self._page_keys = FIRST_PAGE_KEYS
+        """Number of keys that come over this line in time."""
 
     @property
     def target(self) -> str:
@@ -109,14 +117,29 @@ class EtcdClient:
     async def get_prefix(self, prefix: str, *, page_keys: int = PAGE_KEYS) -> Snapshot:
         """Return every key that begins with a prefix, sorted, at one revision for all pages.
 
+        page_keys: at most, in one page.
+
         Raises CompactedError when that revision is compacted between two pages: ask again.
         """
         start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
         entries: list[KeyValue] = []
         revision = cluster_id = raft_term = 0
+        is_slow = False
         while True:
-            request = etcd_pb2.RangeRequest(key=start, range_end=end, limit=page_keys, revision=revision)
-            reply = await self._range(request)
+            limit = min(self._page_keys, page_keys)
+            began = time.monotonic()
+            try:
+                reply = await self._range(
+                    etcd_pb2.RangeRequest(key=start, range_end=end, limit=limit, revision=revision)
+                )
+            except StoreUnreachableError:
+                self._page_keys = max(limit // SMALLER, 1)
+                if limit == 1 or not entries:
+                    raise
+                is_slow = True  # the keys before were smaller
+                continue
+            if not is_slow and time.monotonic() - began < QUICK_S:
+                self._page_keys = min(2 * limit, PAGE_KEYS)
             if not revision:
                 revision, cluster_id = reply.header.revision, reply.header.cluster_id
                 raft_term = reply.header.raft_term

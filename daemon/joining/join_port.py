@@ -6,6 +6,7 @@ the gRPC server, which strangers do not pass.
 """
 
 import asyncio
+import math
 import os
 import socket
 import ssl
@@ -14,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -74,9 +75,14 @@ class JoinPort:
         *,
         folder: Path,
         limits: JoinLimits | None = None,
+        tell: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """folder: of the node's sockets. Raises ConfigError when no socket is possible there."""
+        """folder: of the node's sockets. tell: says what keeps everybody from joining; empty: nothing does.
+
+        Raises ConfigError when no socket is possible there.
+        """
         self._authority = authority
         self._sign = sign
         self._limits = limits or JoinLimits()
@@ -84,9 +90,13 @@ class JoinPort:
         self._guard = FloodGuard(per_s=self._limits.per_s, burst=self._limits.burst, now=clock())
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._renew_at = 0.0
+        self._tell = tell
+        self._wall_clock = wall_clock
+        self._made_at = -math.inf
+        """Time of this port's certificate."""
         self._open: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
+        self._folder = folder
         self._listener = _listen(folder)
 
     async def run(self) -> None:
@@ -124,12 +134,14 @@ class JoinPort:
     async def _serve(self, connection: socket.socket) -> None:
         """Answer one request. Nothing that a stranger sends is an error of this daemon."""
         transport: asyncio.WriteTransport | None = None
+        if not self._is_fresh():
+            connection.close()
+            return
         try:
             async with asyncio.timeout(self._limits.deadline_s):
                 reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
                 protocol = asyncio.StreamReaderProtocol(reader)
                 loop = asyncio.get_running_loop()
-                self._keep_fresh()
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,
@@ -167,17 +179,33 @@ class JoinPort:
             log.warning("join_failed", reason=str(error))
             return JoinAnswer(refusal="the authority cannot reach etcd now: try again")
 
-    def _keep_fresh(self) -> None:
-        """Give this port a certificate, and another one in time."""
-        if self._clock() < self._renew_at:
-            return
-        key = new_key()
-        certificate = self._authority.certify(key.public_key(), SIGNER_NAME, role=SIGNER_ROLE, validity=OWN_VALIDITY)
-        with tempfile.NamedTemporaryFile() as file:  # ssl reads files alone; only this user may open it
+    def _is_fresh(self) -> bool:
+        """Give this port a certificate, and another one in time. Return whether it has one that is valid.
+
+        By the clock of the day, which may be set, and goes on while a machine sleeps.
+        """
+        now = self._wall_clock()
+        if 0 <= now - self._made_at < OWN_RENEWAL_S:
+            return True
+        try:
+            self._make_certificate(now)
+        except OSError as error:
+            self._tell(f"nobody can join: its port gets no certificate: {error.strerror or error}")
+            return 0 <= now - self._made_at < OWN_VALIDITY.total_seconds()
+        self._made_at = now
+        self._tell("")
+        return True
+
+    def _make_certificate(self, now: float) -> None:
+        """Raises OSError."""
+        key, at = new_key(), datetime.fromtimestamp(now, UTC)
+        certificate = self._authority.certify(
+            key.public_key(), SIGNER_NAME, role=SIGNER_ROLE, validity=OWN_VALIDITY, now=at
+        )
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # ssl reads files alone; only this user may open it
             file.write(certificate_pem(certificate) + key_pem(key))
             file.flush()
             self._context.load_cert_chain(file.name)
-        self._renew_at = self._clock() + OWN_RENEWAL_S
 
 
 def _listen(folder: Path) -> socket.socket:

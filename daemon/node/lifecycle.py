@@ -278,7 +278,12 @@ class Daemon:
         )
         if authority is not None:
             desk.signer = signer = Signer(authority, etcd, is_member=lambda name: _is_member(cluster, name))
-            joins = JoinPort(authority, signer.join, folder=self._runtime_dir)
+            joins = JoinPort(
+                authority,
+                signer.join,
+                folder=self._runtime_dir,
+                tell=lambda reason: activities.trouble("join port", reason),
+            )
             stack.callback(joins.close)
             inviting = asyncio.create_task(activities.keep("join port", joins.run), name="join port")
             stack.push_async_callback(_cancel, inviting)

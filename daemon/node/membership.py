@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
+from headway.daemon.errors import InvariantLostError, RecoveryError, StorageAwayError, shortened
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -47,7 +48,7 @@ from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
-from headway.daemon.storage.file_threads import Beat
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.device_speeds import DeviceSpeeds
@@ -63,6 +64,8 @@ from headway.stages.sockets.credentials import Identity
 log = structlog.get_logger()
 
 STATE_DIR_RETRY_S: Final = 2.0
+STATE_DIR_SILENCE_S: Final = 10.0
+"""Time for the state folder's file system to answer: a disk that is busy with a checkpoint may take seconds."""
 LOCK_CHECK_S: Final = 10.0
 
 
@@ -111,6 +114,7 @@ class Membership:
         )
         self._supervisor: Supervisor | None = None
         self._dial_back: DialBack | None = None
+        self._state_folder = FileThreads("state folder", num_at_once=1, silence_s=STATE_DIR_SILENCE_S, most_hung=1)
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
         plans, earlier = PlanCache(), Earlier()
@@ -168,10 +172,9 @@ class Membership:
         """
         await self._registration.join()
         self._house.activities.on_change = self._tell_ailments
-        try:
-            self._house.memory.remember_incarnation(self.incarnation)
-        except OSError as error:  # so the next daemon of this node waits only for our lease to end
-            log.warning("incarnation_not_remembered", reason=str(error))
+        # If it is not remembered, the next daemon of this node waits only for our lease to end.
+        if trouble := await self._use_state_folder(lambda: self._house.memory.remember_incarnation(self.incarnation)):
+            log.warning("incarnation_not_remembered", reason=trouble)
         self._tell_ailments()
         fault_point("membership.joined", node=self._house.config.name)
 
@@ -213,7 +216,7 @@ class Membership:
             on_change=lambda: registration.change(
                 down_devices=supervisor.down_devices,
                 workers=supervisor.worker_ports,
-                worker_trouble=supervisor.trouble,
+                worker_trouble=shortened(supervisor.trouble),
             ),
             activities=activities,
         )
@@ -239,6 +242,7 @@ class Membership:
                     "workers": supervisor.run,
                     "registration": registration.run,
                     "cluster": lambda: self._follow_cluster(agent),
+                    "generations": lambda: self._follow_generations(agent),
                     "state folder lock": self._keep_state_dir,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
@@ -309,28 +313,35 @@ class Membership:
         return self._leadership.is_leading and any(is_named(view, node.name, node.incarnation) for node in draining)
 
     async def _follow_cluster(self, agent: Agent) -> None:
-        """Wake the agent at every change; remember generations before any step for them."""
-        cluster, seen, is_remembered = self._house.cluster, -1, True
+        """Wake the agent at every change."""
+        cluster, seen = self._house.cluster, -1
+        while True:
+            seen = await cluster.changed(seen)
+            self._registration.look_again()
+            agent.cluster_changed()
+
+    async def _follow_generations(self, agent: Agent) -> None:
+        """Remember the generation of each plan, and wake the agent: it takes no step for one that is not remembered."""
+        cluster, memory, seen, is_remembered = self._house.cluster, self._house.memory, -1, True
+        known = memory.generations
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if is_remembered else STATE_DIR_RETRY_S):
                     seen = await cluster.changed(seen)
-            is_remembered = self._remember_generations()
-            self._registration.look_again()
-            agent.cluster_changed()
+            is_remembered = await self._remember_generations()
+            if memory.generations is not known:
+                known = memory.generations
+                agent.cluster_changed()
 
-    def _remember_generations(self) -> bool:
+    async def _remember_generations(self) -> bool:
         """Remember generations; return whether they are written down.
 
         A node that cannot write them ignores newer plans, and asks to be left out of them.
         """
         memory, activities = self._house.memory, self._house.activities
-        trouble = ""
-        try:
-            memory.saw_generations(generations_seen(self._house.cluster.view))
-        except OSError as error:
-            folder = self._house.config.state_dir
-            trouble = f"state_dir {folder} cannot be written: {error.strerror or error}"
+        seen, trouble = generations_seen(self._house.cluster.view), ""
+        if not memory.knows(seen):
+            trouble = await self._use_state_folder(lambda: memory.saw_generations(seen))
         ahead = generations_ahead(memory.generations, self._house.cluster.view)
         if ahead != self._registration.record.generations:
             self._registration.change(generations=ahead)
@@ -367,7 +378,8 @@ class Membership:
     def _stay_out(self, what: str, trouble: str) -> None:
         """Let plans leave this node out while it has a fault; an empty reason ends that."""
         self._troubles[what] = trouble
-        stays_out = "; ".join(reason for _, reason in sorted(self._troubles.items()) if reason)
+        reasons = dict.fromkeys(reason for _, reason in sorted(self._troubles.items()) if reason)
+        stays_out = shortened("; ".join(reasons))
         if stays_out != self._registration.record.stays_out:
             self._registration.change(stays_out=stays_out)
 
@@ -375,7 +387,25 @@ class Membership:
         """Check that the state folder is still this daemon's own. Raises InvariantLostError."""
         while True:
             await asyncio.sleep(LOCK_CHECK_S)
-            self._house.memory.check_lock()
+            trouble = await self._use_state_folder(self._house.memory.check_lock)
+            self._house.activities.trouble("state folder lock", trouble)
+            self._stay_out("state folder lock", trouble)
+
+    async def _use_state_folder(self, act: Callable[[], object]) -> str:
+        """Read or write in the state folder; return why that is not possible. Raises InvariantLostError.
+
+        In a thread, because a disk may be busy for longer than a lease lasts, or answer never.
+        """
+        folder = str(self._house.config.state_dir)
+        try:
+            await self._state_folder.run(folder, lambda _: act())
+        except StorageAwayError:  # without its seconds, which would change the node's record again and again
+            return f"state_dir {folder} cannot be written: its file system does not answer"
+        except RecoveryError as error:
+            if isinstance(error.__cause__, InvariantLostError):
+                raise error.__cause__ from error
+            return f"state_dir {folder} cannot be written: {error.reason}"
+        return ""
 
     def _tell_ailments(self) -> None:
         """Write ailments to the node's record, so that `nodes` and `status` show them."""

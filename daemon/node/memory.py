@@ -28,7 +28,7 @@ LOCK_FILE = "daemon.lock"
 
 
 class NodeMemory:
-    """The state folder of one daemon, locked for as long as it is open."""
+    """The state folder of one daemon, locked for as long as it is open. One thread at a time may use it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -84,6 +84,10 @@ class NodeMemory:
         """Remember the incarnation, so that the next daemon of this node knows its records. Raises OSError."""
         self.last_incarnation = incarnation
         self._write(INCARNATION_FILE, incarnation)
+
+    def knows(self, seen: Mapping[str, int]) -> bool:
+        """Return whether all these generations are stored, or higher ones."""
+        return all(number <= self.generations.get(key, 0) for key, number in seen.items())
 
     def saw_generations(self, seen: Mapping[str, int]) -> bool:
         """Store higher generations durably, and forget old ones; return whether any was higher.

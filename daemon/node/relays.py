@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Final
 
 from headway.daemon.addresses import split_address
+from headway.daemon.errors import ConfigError
 from headway.daemon.front.opening import VIA
 from headway.daemon.view.cluster_view import ClusterView
 
@@ -90,11 +91,12 @@ async def measured(relays: Iterable[str]) -> dict[str, float]:
 
 
 async def _trip_s(relay: str) -> float | None:
-    host, port = split_address(relay, "relay")
     trips = []
     for _ in range(NUM_CONNECTIONS):
         began = time.perf_counter()
-        with suppress(OSError, TimeoutError):
+        # Another node's address may be no address at all: ConfigError, ValueError and OverflowError.
+        with suppress(OSError, TimeoutError, ConfigError, ValueError, OverflowError):
+            host, port = split_address(relay, "relay")
             async with asyncio.timeout(CONNECT_S):
                 _, writer = await asyncio.open_connection(host, port)
             trips.append(time.perf_counter() - began)

@@ -25,6 +25,8 @@ from headway.stages.errors import UnavailableError
 
 ALIVE_S: Final = 2.0
 """Interval of empty pieces to a caller while its file is being verified, or comes slowly from a URL."""
+NUM_READ: Final = 8
+"""Number of pieces of this node's own files that are read at once, for others."""
 NUM_FORWARDED: Final = 4
 """Number of pieces that are read from one server at once, for others, and of data sets whose files are known."""
 
@@ -36,6 +38,7 @@ class DataService:
         self._node = node
         self._view = view
         self._library = library
+        self._files = FileThreads("data for others", num_at_once=NUM_READ)
         self._urls = FileThreads("data at URLs for others", num_at_once=NUM_FORWARDED)
         self._forwarded: dict[str, dict[tuple[str, str], int]] = {}
         """Of the data sets that were read last for others, by SHA-256: sizes by a file's name and SHA-256."""
@@ -60,7 +63,7 @@ class DataService:
                 yield piece
         if (path := finding.result()) is not None:
             chunks = read_chunks(path, offset=request.offset)
-            while piece := await asyncio.to_thread(next, chunks, b""):
+            while piece := await self._files.run(str(path), lambda _: next(chunks, b"")):
                 yield piece
             return
         urls = [source for source in sources if is_url(source)]

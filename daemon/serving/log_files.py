@@ -4,23 +4,29 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+
+from headway.daemon.storage.file_threads import Beat, FileThreads
 
 FOLLOW_PERIOD_S = 0.2
 READ_BYTES = 1 << 16
 
 
-async def read_log(path: Path, *, last_lines: int = 0, follow: bool = False) -> AsyncIterator[str]:
+async def read_log(
+    path: Path, threads: FileThreads, *, last_lines: int = 0, follow: bool = False
+) -> AsyncIterator[str]:
     """Yield lines of a log file: all, or the last ones; then, if followed, new ones until the caller stops.
 
-    A file that does not exist yet has no lines. A rotated file (`.1` next to it) is read before the present one.
+    A file that does not exist yet has no lines. A rotated file (`.1` next to it) is read before the present one. Raises
+    RecoveryError.
     """
-    lines, position, inode = await asyncio.to_thread(_read_existing, path, last_lines)
+    lines, position, inode = await threads.run(str(path), lambda _: _read_existing(path, last_lines))
     for line in lines:
         yield line
     rest = ""
     while follow:
-        text, position, inode = await asyncio.to_thread(_read_new, path, position, inode)
+        text, position, inode = await threads.run(str(path), partial(_read_new, path, position, inode))
         *complete, rest = (rest + text).split("\n")
         for line in complete:
             yield line
@@ -43,7 +49,7 @@ def _read_existing(path: Path, last_lines: int) -> tuple[list[str], int, int]:
     return list(lines), position, inode
 
 
-def _read_new(path: Path, position: int, inode: int) -> tuple[str, int, int]:
+def _read_new(path: Path, position: int, inode: int, _: Beat) -> tuple[str, int, int]:
     """Return new lines; if the file was replaced, from its beginning."""
     try:
         with path.open("rb") as file:

@@ -114,6 +114,8 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
         for (generation, position), record in sorted(job.goodput.items()):
             if record.node != node or job.plan is None or generation != job.plan.generation:
                 continue
+            if position >= len(job.plan.stages):  # anybody may have written it
+                continue
             whose = (name, str(job.plan.stage_index(position)), str(position))
             spent: dict[str, float] = {}
             for kind, value in record.seconds.items():

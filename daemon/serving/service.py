@@ -52,6 +52,9 @@ log = structlog.get_logger()
 
 NUM_FORWARDED = 4
 """Number of pieces of files that are read from one checkpoint folder at once, for others."""
+NUM_LOGS = 8
+"""Number of pieces of logs that are read at once."""
+LOG_SILENCE_S = 10.0
 MAX_PROBE_BYTES = 16 << 20
 MAX_REQUEST_BYTES = 1 << 20
 """Maximum size of a request: requests contain only names."""
@@ -111,6 +114,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
             checkpoint_root=desk.checkpoint_root,
         )
         self._reads = FileThreads("forwarded reads", num_at_once=NUM_FORWARDED)
+        self._logs = FileThreads("logs", num_at_once=NUM_LOGS, silence_s=LOG_SILENCE_S)
         self._folders = FolderTrial()
         self._data = DataService(desk.node, desk.view, desk.library)
         self._traces = TraceSource(
@@ -337,7 +341,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
 
     async def _own_log(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:
         path = self._desk.logs_dir / f"{request.job}.log"
-        async for text in read_log(path, last_lines=request.last_lines, follow=request.follow):
+        async for text in read_log(path, self._logs, last_lines=request.last_lines, follow=request.follow):
             yield control_pb2.LogLine(node=self._desk.node, text=text)
 
     async def _all_logs(self, request: control_pb2.LogsRequest) -> AsyncIterator[control_pb2.LogLine]:

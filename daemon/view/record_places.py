@@ -5,6 +5,7 @@ Any content of etcd, from any writer, comes out as a record in its place or as o
 
 import math
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
@@ -41,6 +42,16 @@ from headway.daemon.view.usage import why_no_shares, why_no_usage
 MOST_SECONDS: Final = 1e9
 """Maximum of a measured time: 30 years."""
 
+LEAST_RATE: Final = 1e-6
+MOST_RATE: Final = 1e15
+"""Limits of tokens a second: a report of all jobs divides by those of each."""
+MOST_BATCH: Final = 2**31 - 1
+MOST_GENERATION: Final = 2**30
+"""Maximum generation that a node or a retired job may tell of. The job goes on above it, and its numbers have 31 bits.
+"""
+
+MAX_SENTENCE: Final = 8 * MAX_TEXT
+"""Maximum length of what a node says of itself: plans and reasons of any job take it over, and etcd takes 1.5 MB."""
 MAX_REASON: Final = 300
 MAX_FACTS: Final = 20_000
 """Maximum number of facts of one node about the ports of all others."""
@@ -185,13 +196,16 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
     elif isinstance(record, ReachRecord):
         _check_reach(record)
     elif isinstance(record, RetiredRecord):
-        if record.generation < 0 or len(record.checkpoint) > MAX_TEXT or not math.isfinite(record.since):
+        is_number = 0 <= record.generation <= MOST_GENERATION
+        if not is_number or len(record.checkpoint) > MAX_TEXT or not math.isfinite(record.since):
             raise ValueError("its generation, checkpoint or time is impossible")
     elif isinstance(record, SharesRecord | UsageRecord):
         if why := why_no_shares(record) if isinstance(record, SharesRecord) else why_no_usage(record):
             raise ValueError(why)
     elif isinstance(record, ProfileRecord):
         _check_profile(record)
+    elif isinstance(record, ProgressRecord):
+        _check_progress(record)
     elif isinstance(record, PhaseRecord) and not all(map(is_possible, record.shortages)):
         # A shortage only advises plans. Without the phase the job would be set aside until someone repairs the record.
         return replace(record, shortages=tuple(filter(is_possible, record.shortages)))
@@ -214,6 +228,12 @@ def _check_profile(record: ProfileRecord) -> None:
         raise ValueError("its memory is impossible")
 
 
+def _check_progress(record: ProgressRecord) -> None:
+    is_rate = record.tokens_per_second == 0 or LEAST_RATE <= record.tokens_per_second <= MOST_RATE
+    if not is_rate or not -1 <= record.batch <= MOST_BATCH:
+        raise ValueError("its batch or its tokens per second are impossible")
+
+
 def _check_node(record: NodeRecord, name: str) -> None:
     if record.name != name:
         raise ValueError(f"names itself node {record.name[:60]!r}")
@@ -227,6 +247,13 @@ def _check_node(record: NodeRecord, name: str) -> None:
     texts = (record.address, record.host, record.site, *(worker.address for worker in record.workers))
     if max(map(len, texts)) > MAX_TEXT:
         raise ValueError(f"its addresses, host and site have at most {MAX_TEXT} characters each")
+    own = (record.incarnation, record.arithmetic_class, record.worker_ports, record.stays_out, record.worker_trouble)
+    of_devices = ((device.kind, device.model, device.arithmetic_class, device.capability) for device in record.devices)
+    of_workers = (worker.incarnation for worker in record.workers)
+    if max(map(len, (*own, *chain(*of_devices), *of_workers, *chain(*record.ailments.items())))) > MAX_SENTENCE:
+        raise ValueError(f"a text of it has more than {MAX_SENTENCE} characters")
+    if not all(0 <= generation <= MOST_GENERATION for generation in record.generations.values()):
+        raise ValueError("it has seen an impossible generation")
     listening = {worker.device_index for worker in record.workers}
     if len(listening) < len(record.workers) or not listening <= set(range(len(record.devices))):
         raise ValueError("each device has one worker at most, and each worker a device")

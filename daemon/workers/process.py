@@ -62,6 +62,8 @@ class WorkerProcess:
         """The error in one line, if it ended by its own error."""
         self.is_lowered = False
         """True if its priority is lowered, while it has no urgent work."""
+        self.is_given_up = False
+        """True if it was killed and counts as dead, although it has not ended."""
 
     def kill(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, unless the process has exited."""

@@ -37,6 +37,8 @@ MAX_DAMAGED = 8
 
 DYING_S = 5.0
 """Grace period for a worker to exit after it reported a fatal error."""
+ENDING_S = 5.0
+"""Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 
 
 class Listener(Protocol):
@@ -160,7 +162,10 @@ class Supervisor:
                 handle.stream.send(control_pb2.Order(quit=control_pb2.Quit()))
             elif handle.process is not None:
                 handle.process.kill()
-        await asyncio.gather(*(process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes))
+        stopping = (process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes)
+        for process, error in zip(processes, await asyncio.gather(*stopping, return_exceptions=True), strict=True):
+            if error is not None:
+                log.error("worker_left_behind", pid=process.pid, reason=in_one_line(error))
         if self._server is not None:
             await self._server.stop(grace=0.5)
         self.socket_path.unlink(missing_ok=True)
@@ -313,7 +318,8 @@ class Supervisor:
         if handle is not None:
             handle.stream = None
             if handle.process is not None and not self._is_stopping:
-                asyncio.get_running_loop().call_later(QUIT_TIMEOUT_S, handle.process.kill)
+                reason = "left the daemon's socket, and did not end"
+                asyncio.get_running_loop().call_later(QUIT_TIMEOUT_S, self._end, handle, handle.process, reason)
 
     def _advance(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         status = handle.status
@@ -364,7 +370,8 @@ class Supervisor:
             return
         if refused.fault and not refused.hopeless:  # its process is exiting with this error: the exit is the failure
             handle.last_words = refused
-            asyncio.get_running_loop().call_later(DYING_S, self._end, handle, handle.process)
+            reason = f"did not end within {DYING_S:g} s of its own error"
+            asyncio.get_running_loop().call_later(DYING_S, self._end, handle, handle.process, reason)
             return
         batch = refused.batch or _last_batch(handle, run_key)
         text = f"{handle.name}: {refused.reason}"
@@ -383,9 +390,9 @@ class Supervisor:
         if is_unanswered_release:
             self._condemn(handle, f"refused to be released: {refused.reason}")
 
-    def _end(self, handle: WorkerHandle, process: WorkerProcess | None) -> None:
-        if handle.process is process:
-            self._condemn(handle, f"did not end within {DYING_S:g} s of its own error")
+    def _end(self, handle: WorkerHandle, process: WorkerProcess | None, reason: str) -> None:
+        if handle.process is process and not self._is_stopping:
+            self._condemn(handle, reason)
 
     # --- Watching over them -----------------------------------------------------------------------------------------
 
@@ -411,22 +418,44 @@ class Supervisor:
             handle.verdict = f"{handle.name} {reason}; it was killed\n"
             handle.was_moved = was_moved
             handle.process.kill()
+            asyncio.get_running_loop().call_later(ENDING_S, self._give_up, handle, handle.process)
+
+    def _give_up(self, handle: WorkerHandle, process: WorkerProcess) -> None:
+        """Count a killed process that does not end as dead, so that its job waits for nothing.
+
+        No other process takes its device meanwhile: this one may still have it.
+        """
+        if handle.process is not process or self._is_stopping:
+            return
+        what = f"process {process.pid} was killed and does not end: a card or a file system does not answer it"
+        log.error("worker_does_not_end", worker=handle.name, pid=process.pid)
+        if handle.stream is not None:
+            handle.stream.close()
+            handle.stream = None
+        # Nothing is read from its log, which may be on that file system.
+        self._died(handle, f"node {self._settings.node}: {handle.verdict}{what}", fault="")
+        handle.start_failure, process.is_given_up = what, True
+        self._changed()
 
     def _exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
         log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
+        if process.is_given_up:
+            handle.start_failure = ""
+        elif not handle.status.is_up:
+            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
+        self._died(handle, self._obituary(handle, process), fault=process.fault)
+        handle.verdict = ""
+        asyncio.get_running_loop().call_soon(self._changed)  # by then a spare may have taken over
+
+    def _died(self, handle: WorkerHandle, text: str, *, fault: str) -> None:
         words, handle.last_words = handle.last_words, control_pb2.Refused()
         batch = words.batch or (_last_batch(handle, handle.status.started) if handle.status.started else -1)
-        fault, was_moved, handle.was_moved = words.fault or process.fault, handle.was_moved, False
-        failure = Failure(self._obituary(handle, process), batch, fault, was_moved=was_moved)
-        if not handle.status.is_up:
-            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
-        handle.status = handle.status.died(failure)
-        asyncio.get_running_loop().call_soon(self._changed)  # by then a spare may have taken over
+        was_moved, handle.was_moved = handle.was_moved, False
+        handle.status = handle.status.died(Failure(text, batch, words.fault or fault, was_moved=was_moved))
 
     def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
         """Return how the process ended, and the last lines that it wrote to its job's log."""
         parts = [f"node {self._settings.node}: {handle.verdict}{process.exit_reason}"]
-        handle.verdict = ""
         if handle.status.job:
             parts += last_lines(self.log_path(handle.status.job))
         return "\n".join(parts)[-MAX_ERROR_CHARACTERS:]

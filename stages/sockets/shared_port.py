@@ -8,13 +8,17 @@ A node that can only dial out stands by at several ports of others: `host:port,h
 does not come through at one of them dials the next.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from headway.stages.sockets.local_socket import NAME_LENGTH
 from headway.stages.sockets.tls_identity import expecting
 
+MOST_PORTS: Final = 8
+"""Maximum number of ports at which one node is looked for: any node may write any address as its own, and whoever dials
+one that is silent waits at each port.
+"""
 _inner: dict[str, str] = {}
 """Where this machine finds a port of its own, by the port that others dial."""
 
@@ -30,8 +34,8 @@ def shared_address(port: str, incarnation: str) -> str:
 
 
 def listening_ports(address: str) -> tuple[str, ...]:
-    """Return each `host:port` that others dial, the best one first."""
-    return tuple(address.partition("/")[0].split(","))
+    """Return each `host:port` that others dial, the best one first, as far as anybody dials."""
+    return tuple(address.partition("/")[0].split(",", MOST_PORTS)[:MOST_PORTS])
 
 
 def listening_port(address: str, attempt: int = 0) -> str:

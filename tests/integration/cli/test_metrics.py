@@ -37,6 +37,7 @@ def view_with_goodput() -> ClusterView:
     ended = replace(SPEC, job=JobSection(name="patient"))
     records = {
         Keys.goodput("demo", 3, 1): record,
+        Keys.goodput("demo", 3, 99): record,  # of no worker of the plan
         Keys.failure("b", 1): NodeFailureRecord(at=1.0, text="it died"),
         Keys.of("patient", "spec"): SpecRecord(spec=ended, submitted_at=3.0),
         Keys.of("patient", "phase"): PhaseRecord(phase=Phase.FINISHED),

@@ -43,6 +43,10 @@ class JoinPlace:
     """By how much the clock of the signer is ahead."""
     asked: list[AskCertificate] = field(default_factory=list)
     """What has come with a secret."""
+    port_ahead_s: float = 0.0
+    """By how much the clock of the port is ahead."""
+    told: list[str] = field(default_factory=list)
+    """What keeps everybody from joining."""
 
     async def invited(self, name: str, *, role: str = "node", lasts_s: float = 60.0) -> JoinToken:
         """Return a token."""
@@ -105,7 +109,14 @@ async def join_place(
         place.asked.append(asked)
         return await signer.join(asked)
 
-    port = JoinPort(authority, sign, folder=folder, limits=limits)
+    port = JoinPort(
+        authority,
+        sign,
+        folder=folder,
+        limits=limits,
+        tell=place.told.append,
+        wall_clock=lambda: time.time() + place.port_ahead_s,
+    )
     front = FrontProcess("127.0.0.1", 0, daemon_port=9, folder=folder)
     place.address = shared_address(f"127.0.0.1:{front.port}", SERVER_NAME)
     tasks = [asyncio.create_task(port.run()), asyncio.create_task(front.run())]

@@ -1,10 +1,12 @@
 """A new machine joins by one line, and everybody who may not join is refused: over real TLS, before a real etcd."""
 
 import asyncio
+import errno
 import os
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -114,6 +116,31 @@ async def test_another_invitation_replaces_the_first(place: JoinPlace) -> None:
         await place.join(first)
     assert str(caught.value) == NOT_INVITED
     assert (await place.join(second)).answer.certificate
+
+
+async def test_a_port_that_gets_no_certificate_says_so(place: JoinPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the first machine comes; it joins when there is room."""
+    token = await place.invited("b")
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "NamedTemporaryFile", _full_disk)
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await place.join(token)
+    assert set(place.told) == {"nobody can join: its port gets no certificate: No space left on device"}
+    assert (await place.join(token)).answer.certificate
+    assert place.told[-1] == ""
+
+
+def _full_disk(**_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_port_lives_by_the_clock_of_the_day(place: JoinPlace) -> None:
+    """The machine started with a clock that was three days slow, or slept for three days: others join afterwards."""
+    place.port_ahead_s = -3 * 86400
+    with pytest.raises(UnavailableError, match="certificate has expired"):
+        await place.join(await place.invited("b"))
+    place.port_ahead_s = 0
+    assert (await place.join(await place.invited("b"))).answer.certificate
 
 
 async def test_another_authority_never_sees_the_secret(client: EtcdClient, tmp_path: Path, place: JoinPlace) -> None:

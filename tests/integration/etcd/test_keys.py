@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from headway.daemon.errors import ConflictError, LeaseLostError
+from headway.daemon.errors import ConflictError, LeaseLostError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put, Relation, Target
+from headway.proto import etcd_pb2
 
 
 async def test_a_key_is_put_read_and_deleted(client: EtcdClient) -> None:
@@ -33,6 +34,29 @@ async def test_a_prefix_of_many_pages_is_read_as_of_one_revision(client: EtcdCli
     assert snapshot.revision == revision + 1
     assert await client.delete_prefix("/many/") == 25
     assert [entry.key for entry in (await client.get_prefix("")).entries] == ["/manz"]
+
+
+async def test_a_slow_line_gets_smaller_pages(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key takes the time of a tenth of a call, and the last ones three times as long: no page of 64 comes."""
+    for index in range(40):
+        await client.put(f"/slow/{index:02d}", b"x" * (3 if index >= 30 else 1))
+    answer, limits = client._range, list[int]()
+
+    async def answered(request: etcd_pb2.RangeRequest) -> etcd_pb2.RangeResponse:
+        limits.append(request.limit)
+        reply = await answer(request)
+        if sum(len(entry.value) for entry in reply.kvs) > 10:
+            raise StoreUnreachableError("etcd", "no answer within 5 s")
+        return reply
+
+    monkeypatch.setattr(client, "_range", answered)
+    for _ in range(2):  # nothing has come yet, so etcd may be away
+        with pytest.raises(StoreUnreachableError):
+            await client.get_prefix("/slow/")
+    assert len((await client.get_prefix("/slow/")).entries) == 40
+    assert limits[:5] == [64, 16, 4, 8, 16]
+    assert limits[5:10] == [4] * 5
+    assert set(limits[10:]) == {1, 4}
 
 
 async def test_a_value_larger_than_a_default_message_arrives(client: EtcdClient) -> None:

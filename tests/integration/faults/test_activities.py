@@ -15,7 +15,7 @@ NUM_NODES = 3
 LEASE_TTL_S = 30
 """No lease ends because the machine is busy: what is lost then is another test's."""
 JOB_S = 240.0
-EVERYWHERE = ("cluster watch", "registration", "cluster", "agent", "leadership", "peer liveness")
+EVERYWHERE = ("cluster watch", "registration", "cluster", "generations", "agent", "leadership", "peer liveness")
 """Without one of these a daemon is deaf or dumb: they are struck on every node."""
 SOMEWHERE = (
     "workers",

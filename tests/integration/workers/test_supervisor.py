@@ -19,6 +19,8 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import Device
 from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.workers import supervisor
+from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
@@ -233,3 +235,26 @@ async def test_without_a_spare_the_device_is_down_until_the_next_worker_is_there
         await harness.until(lambda: harness.supervisor.down_devices == (), "a device that is up")
         assert harness.status.pid != before
         assert harness.downs[-2:] == [(0,), ()]
+
+
+async def test_a_killed_worker_that_does_not_end_counts_as_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel call never returns: its job is told, its device is down, and no other process takes that meanwhile."""
+    monkeypatch.setattr(supervisor, "ENDING_S", 0.2)
+    async with supervisor_harness(tmp_path, num_spares=0) as harness:
+        await harness.until(lambda: harness.status.is_up, "a worker")
+        before, generation = harness.status.pid, JobGeneration("tiny", 1)
+        os.kill(before, signal.SIGSTOP)
+        monkeypatch.setattr(WorkerProcess, "kill", lambda _: None)
+        assert harness.supervisor.order(0, OrderKind.PREPARE, generation, control_pb2.Order(), within_s=0.1)
+        failure = await harness.failure(generation)
+        told = f"process {before} was killed and does not end"
+        assert f"did not answer the order prepare within 0.1 s; it was killed\n{told}" in failure.text
+        assert (harness.supervisor.down_devices, harness.status.is_up) == ((0,), False)
+        assert harness.supervisor.trouble.startswith(f"worker cpu:0 does not start: {told}")
+        assert not harness.supervisor.order(0, OrderKind.PREPARE, generation, control_pb2.Order())
+        monkeypatch.undo()
+        os.kill(before, signal.SIGKILL)
+        await harness.until(lambda: not harness.supervisor.trouble, "the end of the process")
+        assert harness.supervisor.down_devices == (0,)

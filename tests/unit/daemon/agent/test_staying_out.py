@@ -1,5 +1,7 @@
 """A node that cannot write its state folder: it does nothing about newer plans, says so, and comes back by itself."""
 
+import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device, NodeRecord, seen_key
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.situation import JobSituation
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.orders import OrderPrepare
@@ -38,17 +41,22 @@ class Memory:
 
     def __init__(self) -> None:
         self.generations = {"j": 1}
-        self.is_full = True
+        self.is_full, self.answers = True, threading.Event()
+        self.answers.set()
+
+    def knows(self, seen: dict[str, int]) -> bool:
+        return self.generations == seen
 
     def saw_generations(self, seen: dict[str, int]) -> bool:
+        self.answers.wait()
         if self.is_full:
             raise OSError(28, "No space left on device")
         self.generations = seen
         return True
 
 
-def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -> None:
-    """Meanwhile it announces its old generations; with room it announces the new ones."""
+async def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -> None:
+    """Meanwhile it announces its old generations, also while the folder does not answer; with room the new ones."""
     record = NODE
     memory, activities = Memory(), Activities()
 
@@ -65,11 +73,17 @@ def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -> None
     house = SimpleNamespace(memory=memory, activities=activities, cluster=cluster, config=config)
     membership = Membership.__new__(Membership)
     membership._house, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
-    assert not membership._remember_generations()
+    membership._state_folder = FileThreads("state folder", num_at_once=1, silence_s=0.1, most_hung=1)
+    assert not await membership._remember_generations()
     assert (record.stays_out, record.generations) == (FULL, {"j": 1})
     assert activities.ailments == {"state folder": FULL}
+    memory.answers.clear()
+    assert not await membership._remember_generations()
+    assert record.stays_out == "state_dir /s cannot be written: its file system does not answer"
+    memory.answers.set()
     memory.is_full = False
-    assert membership._remember_generations()
+    while not await membership._remember_generations():
+        await asyncio.sleep(0.01)
     assert (record.stays_out, record.generations, activities.ailments) == ("", {}, {})
 
 

@@ -88,6 +88,14 @@ async def test_a_relay_that_does_not_answer_is_not_measured() -> None:
     assert list(found) == [relay]
 
 
+async def test_an_address_that_is_none_keeps_no_node_from_a_relay() -> None:
+    """Any node may write anything as its own address: the others are measured all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        relay = f"127.0.0.1:{there.getsockname()[1]}"
+        found = await measured(["garbage", "h:99999", f"{'a' * 64}:1", "\0:1", "[::1:7", relay])
+    assert list(found) == [relay]
+
+
 def test_a_setting_names_relays_or_leaves_the_choice() -> None:
     assert read_relays("a:1, [::2]:2", "relay") == ("a:1", "[::2]:2")
     assert read_relays("auto", "relay") == ()

@@ -21,10 +21,13 @@ from headway.daemon.records.measurements import (
     Port,
     ProbeRecord,
     ProfileRecord,
+    ProgressRecord,
     ReachFact,
     ReachRecord,
 )
-from headway.daemon.records.records import Device, NodeRecord, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
+from headway.daemon.records.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
+from headway.daemon.records.retired_record import RetiredRecord
+from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.reports.set_aside import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
@@ -227,6 +230,12 @@ def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> No
         (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", reserve_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", bfloat16_speed=-1.0),)), "impossible speed or memory"),
+        (replace(NODE, stays_out="x" * 10_000), "more than 8192 characters"),
+        (replace(NODE, arithmetic_class="x" * 10_000), "more than 8192 characters"),
+        (replace(NODE, ailments={"probing": "x" * 10_000}), "more than 8192 characters"),
+        (replace(NODE, devices=(Device(kind="cpu", model="x" * 10_000),)), "more than 8192 characters"),
+        (replace(NODE, generations={"first": -1}), "impossible generation"),
+        (replace(NODE, generations={"first": 2**63}), "impossible generation"),
     ],
 )
 def test_a_node_that_makes_no_sense_is_set_aside(record: NodeRecord, reason: str) -> None:
@@ -286,3 +295,29 @@ def test_a_profile_that_makes_no_sense_is_set_aside(times: LayerTime) -> None:
     view = ClusterView()
     put(view, Keys.profile("j", "a", 0), encode(ProfileRecord(generation=1, layers={"block": times})))
     assert "times are impossible" in view.unreadable[Keys.profile("j", "a", 0)].reason
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ProgressRecord(generation=1, batch=1, loss=1.0, tokens_per_second=1e-320),
+        ProgressRecord(generation=1, batch=1, loss=1.0, tokens_per_second=1e308),
+        ProgressRecord(generation=1, batch=10**400, loss=1.0, tokens_per_second=1.0),
+    ],
+)
+def test_absurd_progress_of_one_job_costs_no_report_of_another(record: ProgressRecord) -> None:
+    """A report of all jobs would divide by it, and show none of them."""
+    view = view_of(HISTORY)
+    put(view, Keys.of("first", "progress"), encode(record))
+    assert "are impossible" in view.unreadable[Keys.of("first", "progress")].reason
+    lines = [report_line(report, now=100.0) for report in reports_in(view, view.jobs_in_order())]
+    assert [line.partition(":")[0] for line in lines] == ["first", "second"]
+
+
+def test_no_job_goes_on_above_an_absurd_generation() -> None:
+    """The numbers in orders to workers have 64 bits, and those of a checkpoint 31."""
+    view = view_of(HISTORY)
+    put(view, Keys.retired("first"), encode(RetiredRecord(phase=Phase.FAILED, generation=2**31, since=1.0)))
+    put(view, Keys.node("evil"), encode(replace(NODE, name="evil", generations={"first": 2**31})))
+    assert set(view.unreadable) == {Keys.retired("first"), Keys.node("evil")}
+    assert (view.generations.of_name("first"), view.retired_generation("first")) == (1, 0)

@@ -36,3 +36,10 @@ def test_each_attempt_that_led_nowhere_is_followed_by_the_next_relay() -> None:
 @pytest.mark.parametrize("address", ["one:1", "one:1/worker"])
 def test_a_single_port_is_dialled_again(address: str) -> None:
     assert [listening_port(address, attempt) for attempt in range(2)] == ["one:1", "one:1"]
+
+
+def test_an_address_of_very_many_ports_is_dialled_at_a_few() -> None:
+    """Any node may write one, and each silent port takes whoever dials it two seconds."""
+    address = f"{','.join(f'silent:{port}' for port in range(1, 300))}/evil~"
+    assert listening_ports(address) == tuple(f"silent:{port}" for port in range(1, 9))
+    assert listening_port(address, 8) == "silent:1"
