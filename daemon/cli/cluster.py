@@ -255,7 +255,7 @@ def doctor(
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
     headway doctor --from gpu-1 --to node-b
     """
-    from headway.daemon.client.doctor import examine, examine_from
+    from headway.daemon.doctor.examination import examine, examine_from
     from headway.daemon.errors import ConfigError
 
     if to and source is None:

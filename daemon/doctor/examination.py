@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
-from headway.daemon.client.doctor_ways import examine_ways, examine_ways_from
-from headway.daemon.client.findings import Finding
+from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
+from headway.daemon.doctor.findings import Finding
+from headway.daemon.doctor.outcome import OF_ETCD, advice_on, outcome_of, plain
+from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
@@ -50,6 +51,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
     ]
     if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
+        findings += _members(etcd, certs, cluster)
         findings += _ways(etcd, certs, cluster)
         findings += _records(etcd, certs, cluster)
     return _said_once(findings)
@@ -155,9 +157,39 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
 
     try:
         return asyncio.run(ask())
-    except (ConfigError, StoreError) as error:
-        advice = "see the line above; `headway up` makes one here"
-        return Finding(what="cluster", is_fine=False, found=str(error), advice=advice)
+    except ConfigError as error:
+        return Finding(what="cluster", is_fine=False, found=str(error))
+    except StoreError as error:
+        outcome = outcome_of(error.reason)
+        advice = advice_on([outcome], OF_ETCD)
+        found = f"{error.target}: {plain(error.reason)}"
+        return Finding(what="cluster", is_fine=False, found=found, advice=advice, outcomes=(outcome,))
+
+
+def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
+    """Report the members of etcd that do not answer; nothing if there is only one, which is the cluster's finding."""
+
+    async def ask(address: ClusterAddress) -> Finding | None:
+        try:
+            async with ClusterSession(address) as session:
+                await session.client.status()
+        except StoreError as error:
+            outcome = outcome_of(error.reason)
+            advice = advice_on([outcome], OF_ETCD)
+            return Finding(
+                what=error.target, is_fine=False, found=plain(error.reason), advice=advice, outcomes=(outcome,)
+            )
+        return None
+
+    async def ask_each(address: ClusterAddress) -> list[Finding]:
+        found = await asyncio.gather(*(ask(replace(address, etcd=(member,))) for member in address.etcd))
+        return [finding for finding in found if finding is not None]
+
+    try:
+        address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+        return asyncio.run(ask_each(address)) if len(address.etcd) > 1 else []
+    except (ConfigError, StoreError):
+        return []
 
 
 def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
