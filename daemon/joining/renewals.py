@@ -16,7 +16,6 @@ from typing import Final
 
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -25,7 +24,14 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.renewal import due_at
 from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.rpc.certificates import key_pem, make_private_directory, names_in, write_private
+from headway.daemon.rpc.certificates import (
+    fingerprint,
+    issuer_of,
+    key_pem,
+    make_private_directory,
+    names_in,
+    write_private,
+)
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -33,13 +39,13 @@ from headway.stages.durable import make_durable
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.renewable_identity import NEWEST
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE, is_borne
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, is_borne
 
 log = structlog.get_logger()
 
 NEXT_KEY: Final = "next-key.pem"
-LOOKED_AT_EVERY_S: Final = 60.0
-"""Longest sleep: a machine that was suspended renews soon after."""
+LOOKED_AT_EVERY_S: Final = 10.0
+"""Longest sleep: a machine that was suspended renews soon after, and so do all when another authority signs."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 600.0
 SOON_S: Final = 7 * 86400.0
@@ -75,13 +81,15 @@ class Renewals:
             await self._cluster.changed(self._cluster.version)
         while True:
             certificate = x509.load_pem_x509_certificate(self._identity.now().certificate)
-            wait_s = due_at(certificate, spread=self._spread) - self._clock()
+            is_followed = self._is_followed(certificate)
+            wait_s = 0.0 if is_followed else due_at(certificate, spread=self._spread) - self._clock()
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, LOOKED_AT_EVERY_S))
                 continue
             if not self._is_renewable:
                 is_soon = certificate.not_valid_after_utc.timestamp() - self._clock() < SOON_S
-                self._tell(f"{_end(certificate)}: make another one with `headway certs`" if is_soon else "")
+                why = "another authority signs now" if is_followed else _end(certificate) if is_soon else ""
+                self._tell(f"{why}: make another certificate with `headway certs`" if why else "")
                 await asyncio.sleep(LOOKED_AT_EVERY_S)
                 continue
             try:
@@ -95,6 +103,16 @@ class Renewals:
                 pause_s = FIRST_PAUSE_S
                 self._tell("")
 
+    def _is_followed(self, certificate: x509.Certificate) -> bool:
+        """Return whether all daemons with the authority have another one than this certificate's, which this node
+        trusts: the old one may soon be trusted no more.
+        """
+        signing = {node.authority for node in self._cluster.view.nodes.values() if node.authority}
+        trusted = self._identity.now().ca
+        if not signing or (issuer := issuer_of(certificate, trusted)) is None or fingerprint(issuer) in signing:
+            return False
+        return not signing.isdisjoint(map(fingerprint, x509.load_pem_x509_certificates(trusted)))
+
     @property
     def _is_renewable(self) -> bool:
         """Return whether the certificate came by an invitation: another one is its administrator's."""
@@ -105,11 +123,9 @@ class Renewals:
         key = self._next_key()
         pem = await self._asked(signing_request(self._name, key))
         certificate = read_certificate(pem.encode(), "the authority's answer")
-        authority = x509.load_pem_x509_certificate(self._identity.now().ca)
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature) as error:
-            raise ConfigError("is not of this node's authority", "the authority's answer") from error
+        if issuer_of(certificate, self._identity.now().ca) is None:
+            what = f"is of an authority that is not in {CA_FILE}: copy that of the authority's folder here"
+            raise ConfigError(what, "the authority's answer")
         if certificate.public_key() != key.public_key() or not is_borne(self._name, names_in(certificate)):
             raise ConfigError("is not for this node", "the authority's answer")
         fault_point("renewal.before_write", node=self._name)

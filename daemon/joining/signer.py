@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -47,7 +46,9 @@ from headway.daemon.rpc.certificates import (
     LOCAL_HOSTS,
     CertificateAuthority,
     certificate_pem,
+    fingerprint,
     general_name,
+    issuer_of,
     names_in,
     own_names,
 )
@@ -61,9 +62,9 @@ RecordT = TypeVar("RecordT")
 
 
 def open_authority(folder: Path, ca: bytes) -> CertificateAuthority:
-    """Return the authority in a folder. Raises ConfigError unless it is that of `ca`, and its key is private."""
+    """Return the authority in a folder. Raises ConfigError unless it is among those of `ca`, and its key is private."""
     authority = CertificateAuthority.open(folder)
-    if certificate_pem(authority.certificate).strip() != ca.strip():
+    if fingerprint(authority.certificate) not in map(fingerprint, x509.load_pem_x509_certificates(ca)):
         raise ConfigError(f"is not the authority in this node's {CA_FILE}", str(folder))
     if (mode := (folder / CA_KEY_FILE).stat().st_mode & 0o077) != 0:
         raise ConfigError(f"others may open it (mode {mode:04o} of them): chmod 600", str(folder / CA_KEY_FILE))
@@ -79,14 +80,19 @@ class Signer:
         etcd: EtcdClient,
         *,
         is_member: Callable[[str], bool],
+        trusted: Callable[[], bytes] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """is_member: whether a living node has a name, in any case."""
+        """is_member: whether a living node has a name, in any case. trusted: what this node trusts, which a new machine
+        shall trust too, in PEM; None: what the authority's folder says.
+        """
         self._authority = authority
         self._etcd = etcd
         self._is_member = is_member
+        self._trusted = trusted or (lambda: authority.trusted)
         self._clock = clock
-        self._seal_key = authority.derived_key(SEAL_PURPOSE)
+        self._seal_keys = authority.derived_keys(SEAL_PURPOSE)
+        """The first one seals. What another one has sealed is true as well: of the authority before this one."""
 
     @property
     def ca_sha256(self) -> bytes:
@@ -95,8 +101,8 @@ class Signer:
 
     @property
     def ca(self) -> str:
-        """Return the authority's certificate in PEM."""
-        return certificate_pem(self._authority.certificate).decode()
+        """Return what a new machine trusts, in PEM: the authority, and the one before or after it."""
+        return self._trusted().decode()
 
     async def invite(self, wish: InvitationRecord, *, lasts_s: float, again: bool = False) -> bytes:
         """Let somebody join once; return the secret. An earlier invitation of the name ends.
@@ -120,7 +126,7 @@ class Signer:
         digest = hashlib.sha256(secret).hexdigest()
         invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
         lease_id = await self._etcd.grant_passing_lease(math.ceil(lasts_s))
-        await self._etcd.put(Keys.invitation(wish.name), encode(sealed(invitation, self._seal_key)), lease_id=lease_id)
+        await self._etcd.put(Keys.invitation(wish.name), self._written(invitation), lease_id=lease_id)
         log.info("invited", name=wish.name, role=wish.role, lasts_s=lasts_s)
         return secret
 
@@ -130,7 +136,7 @@ class Signer:
         if not is_node_name(asked.name):
             raise RefusedError(NO_INVITATION)
         invitation, invited_at = await self._read(Keys.invitation(asked.name), InvitationRecord)
-        check_secret(invitation, asked.secret, seal_key=self._seal_key, now=now)
+        check_secret(invitation, asked.secret, seal_keys=self._seal_keys, now=now)
         assert invitation is not None
         key, names = read_signing_request(asked.request)
         name, role = invitation.name, invitation.role
@@ -162,7 +168,7 @@ class Signer:
         try:
             await self._etcd.transaction(
                 unchanged,
-                [Delete(Keys.invitation(name)), Put(Keys.issued(name), encode(sealed(record, self._seal_key)))],
+                [Delete(Keys.invitation(name)), Put(Keys.issued(name), self._written(record))],
             )
         except ConflictError as error:
             raise RefusedError(NO_INVITATION) from error
@@ -180,7 +186,7 @@ class Signer:
         key, names = read_signing_request(request)
         serial, name = self._shown(shown, names)
         issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
-        issued = issued if issued is not None and is_true(issued, self._seal_key) else None
+        issued = issued if issued is not None and is_true(issued, self._seal_keys) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
         digest = _digest(key)
         issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now)
@@ -199,7 +205,7 @@ class Signer:
         )
         unchanged = [Compare.unchanged(Keys.issued(name), issued_at), Compare.absent(Keys.revoked(name))]
         try:
-            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(sealed(record, self._seal_key)))])
+            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), self._written(record))])
         except ConflictError as error:
             raise RefusedError("something changed meanwhile: ask again") from error
         log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)
@@ -212,10 +218,11 @@ class Signer:
         """
         try:
             certificate = x509.load_pem_x509_certificate(pem)
-            certificate.verify_directly_issued_by(self._authority.certificate)
             borne = own_names(names_in(certificate))
-        except (ValueError, TypeError, InvalidSignature) as error:
+        except ValueError as error:
             raise RefusedError("the certificate is not of this authority") from error
+        if issuer_of(certificate, self._trusted()) is None:
+            raise RefusedError("the certificate is not of this authority")
         # Which of its names is the holder's, and which are its hosts', it does not tell.
         wanted = {name.casefold() for name in without_roles(asked)}
         name = next((name for name in borne if name.casefold() in wanted), next(iter(borne), ""))
@@ -230,6 +237,9 @@ class Signer:
                 continue
             if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
                 raise RefusedError(f"{host} is the name of another certificate: leave it out of the hosts")
+
+    def _written(self, record: InvitationRecord | IssuedRecord) -> bytes:
+        return encode(sealed(record, self._seal_keys[0]))
 
     async def _is_revoked(self, name: str) -> bool:
         return await self._etcd.get(Keys.revoked(name)) is not None
