@@ -1,5 +1,6 @@
 """Commands about certificates: make them, list them, revoke them."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     certs_app.callback()(_certs)
     certs_app.command("make")(make)
     certs_app.command()(rotate)
+    certs_app.command()(renew)
     certs_app.command("list")(list_known)
     certs_app.command()(revoke)
     certs_app.command()(restore)
@@ -126,6 +128,25 @@ def rotate(
         say(f"{directory}: a second authority, which does not sign yet")
     then = "" if drop else "; next: --sign"
     say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, which is restarted{then}")
+
+
+def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Renew the certificate of an invited person: another key, the same name and role.
+
+    A daemon with the authority signs. Nodes, and relays with --etcd, renew theirs by themselves.
+
+    \b
+    headway certs renew --certs ann
+    """
+    from headway.daemon.client.cluster_access import find_cluster
+    from headway.daemon.client.own_renewal import finish
+    from headway.daemon.client.own_renewal import renew as ask
+
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    if address.certificates is not None and address.state_dir is None:
+        with suppress(OSError):  # what is missing is told when it is needed
+            finish(address.certificates)
+    say(with_cluster(etcd, certs, cluster, ask, warns_of_end=False))
 
 
 def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:

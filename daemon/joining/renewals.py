@@ -1,4 +1,4 @@
-"""Renews this node's certificate while the daemon runs, and keeps the renewed one.
+"""Renews the certificate of a daemon or a relay while it runs, and keeps the renewed one.
 
 The certificate and its key change in one step, with the link `newest` in the folder of renewals. A process that dies
 before leaves the old pair, and the new key: the next attempt asks with the same key, so that no answer is lost.
@@ -8,7 +8,7 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.renewal import due_at
 from headway.daemon.joining.signing_request import new_key, signing_request
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import (
     fingerprint,
     issuer_of,
@@ -53,7 +54,7 @@ SOON_S: Final = 7 * 86400.0
 
 
 class Renewals:
-    """For one daemon."""
+    """For one process: a daemon, or a relay."""
 
     def __init__(
         self,
@@ -120,8 +121,9 @@ class Renewals:
 
     async def _renew(self) -> None:
         """Raises PeerError, ConfigError, OSError."""
-        key = self._next_key()
-        pem = await self._asked(signing_request(self._name, key))
+        key = next_key(self._folder, self._identity.now().key)
+        nodes = self._cluster.view.nodes.values()
+        pem = await asked_of_authority(nodes, self._identity, signing_request(self._name, key))
         certificate = read_certificate(pem.encode(), "the authority's answer")
         if issuer_of(certificate, self._identity.now().ca) is None:
             what = f"is of an authority that is not in {CA_FILE}: copy that of the authority's folder here"
@@ -132,36 +134,41 @@ class Renewals:
         keep_renewed(self._folder, pem.encode(), key_pem(key), name=f"{certificate.serial_number:X}")
         log.info("certificate_renewed", **_times(certificate))
 
-    async def _asked(self, request: str) -> str:
-        """Return the first answer of a daemon with the authority. Raises PeerError, or ConfigError if there is none."""
-        signers = [node for node in self._cluster.view.nodes.values() if node.has_authority]
-        if not signers:
-            raise ConfigError("no daemon with the authority is in the cluster", "authority")
-        random.shuffle(signers)
-        client = NodeClient(self._identity)  # an open connection shows the certificate with which it was opened
-        try:
-            for signer in signers:
-                try:
-                    return await client.renew(NodeEndpoint(signer.name, signer.address), request)
-                except UnavailableError:
-                    if signer is signers[-1]:
-                        raise
-            raise AssertionError("there are no signers")
-        finally:
-            await client.close()
 
-    def _next_key(self) -> ec.EllipticCurvePrivateKey:
-        """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds."""
-        make_private_directory(self._folder)
-        path = self._folder / NEXT_KEY
-        with suppress(OSError, ValueError, TypeError):
-            pem = path.read_bytes()
-            key = serialization.load_pem_private_key(pem, password=None)
-            if isinstance(key, ec.EllipticCurvePrivateKey) and pem != self._identity.now().key:
-                return key
-        key = new_key()
-        write_private(path, key_pem(key))
-        return key
+async def asked_of_authority(nodes: Iterable[NodeRecord], identity: Identity, request: str) -> str:
+    """Return the first answer of a daemon with the authority. Raises PeerError, or ConfigError if there is none."""
+    signers = [node for node in nodes if node.has_authority]
+    if not signers:
+        raise ConfigError("no daemon with the authority is in the cluster", "authority")
+    random.shuffle(signers)
+    client = NodeClient(identity)  # an open connection shows the certificate with which it was opened
+    try:
+        for signer in signers:
+            try:
+                return await client.renew(NodeEndpoint(signer.name, signer.address), request)
+            except UnavailableError:
+                if signer is signers[-1]:
+                    raise
+        raise AssertionError("there are no signers")
+    finally:
+        await client.close()
+
+
+def next_key(folder: Path, present: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds in the folder.
+
+    present: the key that counts now, in PEM.
+    """
+    make_private_directory(folder)
+    path = folder / NEXT_KEY
+    with suppress(OSError, ValueError, TypeError):
+        pem = path.read_bytes()
+        key = serialization.load_pem_private_key(pem, password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey) and pem != present:
+            return key
+    key = new_key()
+    write_private(path, key_pem(key))
+    return key
 
 
 def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> None:
