@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import serialization
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
-from headway.daemon.joining.renewals import NEXT_KEY, asked_of_authority, next_key
-from headway.daemon.joining.signing_request import signing_request
+from headway.daemon.joining.renewals import asked_of_authority
+from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
 from headway.daemon.rpc.certificates import issuer_of, names_in, own_names, write_private
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.stages.durable import make_durable

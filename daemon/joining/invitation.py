@@ -78,6 +78,18 @@ def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_key
         raise RefusedError(NO_INVITATION)
 
 
+def check_key(invitation: InvitationRecord, issued: IssuedRecord | None, key_sha256: str) -> None:
+    """Raise RefusedError unless nobody has joined with an invitation, or this key has, and was not renewed since.
+
+    An answer may be lost after it was noted. Then its holder asks again with the same key, and nobody else may.
+    """
+    if not invitation.key_sha256:
+        return
+    is_newest = issued is not None and issued.key_sha256 == key_sha256 and not issued.renews
+    if not is_newest or invitation.key_sha256 != key_sha256:
+        raise RefusedError(NO_INVITATION)
+
+
 def check_names(name: str, role: str, asked: Iterable[str], *, role_uri: str) -> None:
     """Raise RefusedError for a request that names anybody else, or another role, than the one that is certified."""
     for other in asked:

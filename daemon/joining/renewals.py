@@ -9,21 +9,18 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import ConfigError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.renewal import due_at
-from headway.daemon.joining.signing_request import new_key, signing_request
+from headway.daemon.joining.signing_request import next_key, signing_request
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import (
     fingerprint,
@@ -44,7 +41,6 @@ from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_F
 
 log = structlog.get_logger()
 
-NEXT_KEY: Final = "next-key.pem"
 LOOKED_AT_EVERY_S: Final = 10.0
 """Longest sleep: a machine that was suspended renews soon after, and so do all when another authority signs."""
 FIRST_PAUSE_S: Final = 1.0
@@ -152,23 +148,6 @@ async def asked_of_authority(nodes: Iterable[NodeRecord], identity: Identity, re
         raise AssertionError("there are no signers")
     finally:
         await client.close()
-
-
-def next_key(folder: Path, present: bytes) -> ec.EllipticCurvePrivateKey:
-    """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds in the folder.
-
-    present: the key that counts now, in PEM.
-    """
-    make_private_directory(folder)
-    path = folder / NEXT_KEY
-    with suppress(OSError, ValueError, TypeError):
-        pem = path.read_bytes()
-        key = serialization.load_pem_private_key(pem, password=None)
-        if isinstance(key, ec.EllipticCurvePrivateKey) and pem != present:
-            return key
-    key = new_key()
-    write_private(path, key_pem(key))
-    return key
 
 
 def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> None:

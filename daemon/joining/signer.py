@@ -1,7 +1,8 @@
 """The daemon with the authority: it invites for operators, signs for those who were invited, and renews for them.
 
 What it checks is in invitation.py. etcd has the invitations, so any daemon with the same authority may sign. One
-transaction deletes the invitation and notes the certificate, before the certificate leaves this process.
+transaction binds the invitation to the machine's key and notes the certificate, before that leaves this process: if the
+answer is lost, the same key may ask again.
 """
 
 import hashlib
@@ -20,13 +21,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.joining.invitation import (
     NO_INVITATION,
     RefusedError,
     check_free,
+    check_key,
     check_names,
     check_secret,
     checked,
@@ -113,7 +115,7 @@ class Signer:
         now, secret = self._clock(), secrets.token_bytes(SECRET_BYTES)
         _check_hosts(checked(wish, lasts_s=lasts_s))
         await self._check_others(wish)
-        issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
+        issued, _, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
         replaces = issued.serial if again and issued is not None else ""
         check_free(
             wish.name,
@@ -131,23 +133,27 @@ class Signer:
         return secret
 
     async def join(self, asked: AskCertificate) -> JoinAnswer:
-        """Return a certificate for somebody who was invited. Raises RefusedError; then the invitation stands."""
+        """Return a certificate for somebody who was invited, or who asks again with the same key.
+
+        Raises RefusedError; then the invitation stands.
+        """
         now = self._clock()
         if not is_node_name(asked.name):
             raise RefusedError(NO_INVITATION)
-        invitation, invited_at = await self._read(Keys.invitation(asked.name), InvitationRecord)
+        invitation, invited_at, lease_id = await self._read(Keys.invitation(asked.name), InvitationRecord)
         check_secret(invitation, asked.secret, seal_keys=self._seal_keys, now=now)
         assert invitation is not None
         key, names = read_signing_request(asked.request)
-        name, role = invitation.name, invitation.role
+        name, role, digest = invitation.name, invitation.role, _digest(key)
         check_names(name, role, names, role_uri=ROLE_URI)
-        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        issued, issued_at, _ = await self._read(Keys.issued(name), IssuedRecord)
+        check_key(invitation, issued, digest)
         check_free(
             name,
             issued,
             is_member=self._is_member(name),
             now=now,
-            replaces=invitation.replaces,
+            replaces=issued.serial if invitation.key_sha256 and issued is not None else invitation.replaces,
             is_revoked=await self._is_revoked(name),
         )
         certificate = self._authority.certify(
@@ -158,7 +164,8 @@ class Signer:
             validity=timedelta(seconds=invitation.valid_s),
             now=datetime.fromtimestamp(now, UTC),
         )
-        record = _issued(certificate, invitation, now)
+        record = replace(_issued(certificate, invitation, now), key_sha256=digest)
+        used = self._written(replace(invitation, key_sha256=digest))
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
             Compare.unchanged(Keys.issued(name), issued_at),
@@ -168,9 +175,12 @@ class Signer:
         try:
             await self._etcd.transaction(
                 unchanged,
-                [Delete(Keys.invitation(name)), Put(Keys.issued(name), self._written(record))],
+                [
+                    Put(Keys.invitation(name), used, lease_id),
+                    Put(Keys.issued(name), self._written(record)),
+                ],
             )
-        except ConflictError as error:
+        except (ConflictError, LeaseLostError) as error:
             raise RefusedError(NO_INVITATION) from error
         log.info("joined", name=name, role=role, serial=record.serial)
         return JoinAnswer(
@@ -185,7 +195,7 @@ class Signer:
         now = datetime.fromtimestamp(self._clock(), UTC)
         key, names = read_signing_request(request)
         serial, name = self._shown(shown, names)
-        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        issued, issued_at, _ = await self._read(Keys.issued(name), IssuedRecord)
         issued = issued if issued is not None and is_true(issued, self._seal_keys) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
         digest = _digest(key)
@@ -244,16 +254,16 @@ class Signer:
     async def _is_revoked(self, name: str) -> bool:
         return await self._etcd.get(Keys.revoked(name)) is not None
 
-    async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
-        """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
+    async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int, int]:
+        """Return a record, the revision of its last change, and its lease; None for what is absent or unreadable."""
         entry = await self._etcd.get(key)
         if entry is None:
-            return None, 0
+            return None, 0, 0
         try:
-            return decode(entry.value, kind), entry.mod_revision
+            return decode(entry.value, kind), entry.mod_revision, entry.lease_id
         except UnreadableRecordError as error:
             log.warning("record_not_read", key=key, error=str(error))
-            return None, entry.mod_revision
+            return None, entry.mod_revision, entry.lease_id
 
 
 def _check_hosts(wish: InvitationRecord) -> None:

@@ -21,7 +21,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
 from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES
+from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES, AskCertificate, JoinAnswer
 from headway.daemon.joining.join_port import JoinLimits
 from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signer import open_authority
@@ -68,6 +68,67 @@ async def test_a_used_token_is_refused(place: JoinPlace) -> None:
     with pytest.raises(ConfigError) as caught:
         await place.join(token)
     assert str(caught.value) == NOT_INVITED
+
+
+async def test_the_same_machine_may_ask_again_and_nobody_else(place: JoinPlace, client: EtcdClient) -> None:
+    """The answer was lost on its way: the same key gets a certificate, which can be renewed. Another key gets none,
+    before or after, and neither does the same key with another secret, later than the token lasts, or after a renewal.
+    """
+    token, key = await place.invited("n"), new_key()
+    asked = signing_request("n", key)
+    lost = (await place.join(token, asked)).answer.certificate
+    refused = [(token, signing_request("n", new_key())), (replace(token, secret=bytes(24)), asked)]
+    for told, request in refused:
+        with pytest.raises(ConfigError) as caught:
+            await place.join(told, request)
+        assert str(caught.value) == NOT_INVITED
+    again = (await place.join(token, asked)).answer
+    first, second = (x509.load_pem_x509_certificate(pem.encode()) for pem in (lost, again.certificate))
+    assert second.public_key() == first.public_key() == key.public_key()
+    assert (names_in(second), again.role) == (names_in(first), "node")
+    entry = await client.get(Keys.invitation("n"))
+    assert entry is not None
+    assert entry.lease_id, "it ends with the token"
+    place.ahead_s = 60.0
+    with pytest.raises(ConfigError, match="has expired"):
+        await place.join(token, asked)
+    place.ahead_s = 0.0
+    assert await place.signer.renew(again.certificate.encode(), signing_request("n", new_key()))
+    with pytest.raises(ConfigError) as caught:
+        await place.join(token, asked)
+    assert str(caught.value) == NOT_INVITED
+
+
+async def test_a_revoked_machine_does_not_ask_again(place: JoinPlace, client: EtcdClient) -> None:
+    """Its name was revoked after it had joined, or its operator's was."""
+    wish = replace(invitation("n"), invited_by=("thief",))
+    token = replace(await place.invited("other"), name="n", secret=await place.signer.invite(wish, lasts_s=60.0))
+    asked = signing_request("n", new_key())
+    await place.join(token, asked)
+    for name in ("n", "thief"):
+        await client.put(Keys.revoked(name), b"{}")
+        with pytest.raises(ConfigError):
+            await place.join(token, asked)
+        await client.delete(Keys.revoked(name))
+    assert (await place.join(token, asked)).answer.certificate
+
+
+async def test_a_connection_that_is_cut_before_the_answer_costs_nothing(
+    place: JoinPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authority has signed and dies before it answers: the machine asks again by itself and gets a certificate."""
+    token, signed = await place.invited("n"), []
+    join_at_authority = place.signer.join
+
+    async def dying(asked: AskCertificate) -> JoinAnswer:
+        signed.append(await join_at_authority(asked))
+        if len(signed) == 1:
+            raise EOFError
+        return signed[-1]
+
+    monkeypatch.setattr(place.signer, "join", dying)
+    joined = await asyncio.to_thread(join, token, signing_request("n", new_key()), patience_s=20.0)
+    assert (joined.answer.certificate, len(signed)) == (signed[1].certificate, 2)
 
 
 async def test_two_machines_with_one_token_at_once_get_one_certificate(place: JoinPlace) -> None:

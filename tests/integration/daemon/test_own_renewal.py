@@ -147,7 +147,13 @@ def test_a_person_is_told_two_weeks_before_the_end(
     """One line on stderr, whatever the command prints; nothing earlier, and nothing of a node's."""
     monkeypatch.delenv("HEADWAY_DEBUG", raising=False)
     authority, now = playground.etcd.authority, datetime.now(UTC)
-    cases = [(Role.READER, 50, 60, 1), (Role.READER, 40, 60, 0), (Role.READER, 7, 10, 1), (Role.NODE, 50, 60, 0)]
+    cases = [
+        (Role.READER, 50, 60, 1),
+        (Role.READER, 40, 60, 0),
+        (Role.READER, 7, 10, 1),
+        (Role.READER, 2, 10, 0),
+        (Role.NODE, 50, 60, 0),
+    ]
     for role, age, life, num_lines in cases:
         folder, key = authority.issue("ann", role=role), new_key()
         began = now - timedelta(days=age)
