@@ -45,13 +45,13 @@ def test_a_full_disk_costs_no_token(tmp_path: Path) -> None:
     """One line, and the same line again when there is room: with the same key, which the authority knows by then."""
     with files_of_at_most(64), pytest.raises(ConfigError, match="n: cannot be written: File too large"):
         JoinedFolder(tmp_path / "n", TOKEN)
-    folder = JoinedFolder(tmp_path / "n", TOKEN)
+    folder, answer = JoinedFolder(tmp_path / "n", TOKEN), joined(tmp_path)
     asked = x509.load_pem_x509_csr(folder.request.encode())
     with files_of_at_most(700), pytest.raises(ConfigError, match="then run the same line again"):
-        folder.keep(joined(tmp_path), {"site": "x" * 1000})
+        folder.keep(answer, {"site": "x" * 1000})
     again = JoinedFolder(tmp_path / "n", TOKEN)
     assert x509.load_pem_x509_csr(again.request.encode()).public_key() == asked.public_key()
-    again.keep(joined(tmp_path), {})
+    again.keep(answer, {})
     assert {path.name for path in (tmp_path / "n").iterdir()} == FILES
     key = load_pem_private_key((tmp_path / "n/key.pem").read_bytes(), password=None)
     assert key.public_key() == asked.public_key()
