@@ -27,6 +27,7 @@ from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.joining.invitation import (
     NO_INVITATION,
     RefusedError,
+    SealedT,
     check_free,
     check_key,
     check_names,
@@ -248,7 +249,7 @@ class Signer:
             if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
                 raise RefusedError(f"{host} is the name of another certificate: leave it out of the hosts")
 
-    def _written(self, record: InvitationRecord | IssuedRecord) -> bytes:
+    def _written(self, record: SealedT) -> bytes:
         return encode(sealed(record, self._seal_keys[0]))
 
     async def _is_revoked(self, name: str) -> bool:

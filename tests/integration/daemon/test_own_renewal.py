@@ -5,9 +5,11 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -18,13 +20,16 @@ from headway.daemon.client import own_renewal
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Put
+from headway.daemon.joining.renewals import asked_of_authority
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import certificate_pem, key_pem, names_in, write_private
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import ProtocolError
+from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.daemon.conftest import Playground
@@ -76,10 +81,9 @@ async def test_a_person_renews_by_one_command_and_never_gets_more(
         assert names_in(now)[-1] == "urn:headway:role:reader"
         assert sorted(path.name for path in ann.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
         assert (ann / "key.pem").stat().st_mode & 0o077 == 0
-    asked = own_renewal.asked_of_authority
 
-    async def lost(*given: object) -> str:
-        await asked(*given)  # type: ignore[arg-type]
+    async def lost(nodes: Iterable[NodeRecord], identity: Identity, request: str) -> str:
+        await asked_of_authority(nodes, identity, request)
         raise OSError(5, "the connection is cut")
 
     with monkeypatch.context() as patch:
@@ -111,14 +115,14 @@ async def test_an_authority_that_answers_with_more_is_not_believed(
     authority = playground.etcd.authority
     folder = authority.issue("ann", role=Role.READER)
     before = TlsIdentity.read(folder)
-    wrong = {"role": Role.OPERATOR}, {"hosts": ("bob",)}, {}
+    wrong: tuple[dict[str, Any], ...] = ({"role": Role.OPERATOR}, {"hosts": ("bob",)}, {})
 
     async with ClusterSession(ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=folder)) as session:
         for more in wrong:
 
-            async def answer(_: object, __: object, request: str, more: dict[str, object] = more) -> str:
+            async def answer(_: object, __: object, request: str, more: dict[str, Any] = more) -> str:
                 key = x509.load_pem_x509_csr(request.encode()).public_key() if more else new_key().public_key()
-                made = authority.certify(key, "ann", **{"role": Role.READER, **more})  # type: ignore[arg-type]
+                made = authority.certify(key, "ann", **{"role": Role.READER, **more})
                 return certificate_pem(made).decode()
 
             monkeypatch.setattr(own_renewal, "asked_of_authority", answer)
