@@ -12,27 +12,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from headway.daemon.addresses import split_address
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
 from headway.daemon.doctor.findings import Finding
-from headway.daemon.doctor.outcome import OF_ETCD, advice_on, outcome_of, plain
+from headway.daemon.doctor.outcome import OF_ETCD, Outcome, advice_on, outcome_of, plain
 from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
+from headway.daemon.reach.reach_dial import CONNECT_S
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
 
 LEAST_SHARED_BYTES = 256 << 20
+DEADLINE = "deadline exceeded"
+"""gRPC's words for a call that took too long."""
+_SLOW = frozenset({Outcome.UNCLEAR, Outcome.SILENT, Outcome.HANGS})
 
 
 def examine_from(
     source: str, targets: Sequence[str], *, etcd: str | None, certs: Path | None, cluster: Path | None
 ) -> list[Finding]:
-    """Return a finding for each way from one node to others; no targets: to all. Raises ConfigError, StoreError."""
+    """Return a finding for each way from one node to others; no targets: to all. Raises ConfigError."""
+
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
 
     async def ask() -> list[Finding]:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            return await examine_ways_from(session, await session.view(), source, targets)
+        try:
+            async with ClusterSession(address) as session:
+                view = await session.view()
+                return await examine_ways_from(session, view, source, targets)
+        except StoreError as error:
+            return [await _away(error, address.etcd)]
 
     return asyncio.run(ask())
 
@@ -146,24 +157,47 @@ def _temporary_folder() -> Finding:
 
 
 def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:
-    async def ask() -> Finding:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            status = await session.client.status()
-            view = await session.view()
-            leader = view.leader.node if view.leader else "nobody"
-            found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
-            found = "; ".join(filter(None, (found, plain_sites(view))))
-            return Finding(what="cluster", is_fine=True, found=found, advice=remark(status.version))
+    async def ask(address: ClusterAddress) -> Finding:
+        try:
+            async with ClusterSession(address) as session:
+                status = await session.client.status()
+                view = await session.view()
+        except StoreError as error:
+            away = await _away(error, address.etcd)
+            return replace(away, what="cluster", found=f"{away.what}: {away.found}")
+        leader = view.leader.node if view.leader else "nobody"
+        found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
+        found = "; ".join(filter(None, (found, plain_sites(view))))
+        advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
+        return Finding(what="cluster", is_fine=True, found=found, advice=advice)
 
     try:
-        return asyncio.run(ask())
-    except ConfigError as error:
+        return asyncio.run(ask(find_cluster(etcd=etcd, certs=certs, cluster=cluster)))
+    except (ConfigError, StoreError) as error:
         return Finding(what="cluster", is_fine=False, found=str(error))
-    except StoreError as error:
-        outcome = outcome_of(error.reason)
-        advice = advice_on([outcome], OF_ETCD)
-        found = f"{error.target}: {plain(error.reason)}"
-        return Finding(what="cluster", is_fine=False, found=found, advice=advice, outcomes=(outcome,))
+
+
+async def _away(error: StoreError, members: Sequence[str]) -> Finding:
+    """Return why etcd does not answer. gRPC often tells no more than that it took too long: TCP tells the rest."""
+    outcome, line = outcome_of(error.reason), plain(error.reason)
+    if outcome in _SLOW and len(members) == 1:
+        if await _is_silent(members[0]):
+            outcome, line = Outcome.SILENT, f"no answer to a connection within {CONNECT_S:g} s"
+        elif DEADLINE in line.casefold():
+            outcome, line = Outcome.HANGS, "it takes connections, but does not answer"
+    advice = advice_on([outcome], OF_ETCD)
+    return Finding(what=error.target, is_fine=False, found=line, advice=advice, outcomes=(outcome,))
+
+
+async def _is_silent(member: str) -> bool:
+    """Return whether nothing at all comes back from a port."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(*split_address(member, "--etcd"))
+    except (OSError, ConfigError) as error:
+        return isinstance(error, TimeoutError)
+    writer.close()
+    return False
 
 
 def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
@@ -174,11 +208,7 @@ def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list
             async with ClusterSession(address) as session:
                 await session.client.status()
         except StoreError as error:
-            outcome = outcome_of(error.reason)
-            advice = advice_on([outcome], OF_ETCD)
-            return Finding(
-                what=error.target, is_fine=False, found=plain(error.reason), advice=advice, outcomes=(outcome,)
-            )
+            return await _away(error, address.etcd)
         return None
 
     async def ask_each(address: ClusterAddress) -> list[Finding]:
