@@ -33,7 +33,10 @@ _SLOW = frozenset({Outcome.UNCLEAR, Outcome.SILENT, Outcome.HANGS})
 def examine_from(
     source: str, targets: Sequence[str], *, etcd: str | None, certs: Path | None, cluster: Path | None
 ) -> list[Finding]:
-    """Return a finding for each way from one node to others; no targets: to all. Raises ConfigError."""
+    """Return a finding for each way from one node to others; no targets: to all.
+
+    Raises ConfigError, and StoreUnreachableError if no local cluster runs.
+    """
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
 
