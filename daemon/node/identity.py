@@ -18,28 +18,34 @@ from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_F
 
 
 def read_identity(config: NodeConfig) -> tuple[RenewableIdentity, str]:
-    """Return the identity and etcd's password (empty without a user). Raises ConfigError, naming the file.
-
-    A renewed certificate counts until the settings name a newer one, or one of another authority.
-    """
-    try:
-        named = TlsIdentity.read(config.certificates)
-        if (renewed := _renewed(config)) is not None and not _follows(renewed, named):
-            forget_renewed(config.renewals_dir)
-        identity = RenewableIdentity(config.certificates, config.renewals_dir)
-    except OSError as error:
-        where = str(error.filename or config.certificates)
-        raise ConfigError(
-            f"cannot be read: {error.strerror}; certificates must name a folder that contains it", where
-        ) from error
-    _check(identity.now(), config.certificates if identity.now().key == named.key else config.renewals_dir / NEWEST)
+    """Return the identity and etcd's password (empty without a user). Raises ConfigError, naming the file."""
+    identity = open_identity(config.certificates, config.renewals_dir)
     _check_name(config, identity.now())
     return identity, _password(config)
 
 
-def _renewed(config: NodeConfig) -> TlsIdentity | None:
+def open_identity(certificates: Path, renewals: Path) -> RenewableIdentity:
+    """Return the identity of a folder and its renewals, which peers take now. Raises ConfigError, naming the file.
+
+    A renewed certificate counts until the folder has a newer one, or its ca.pem no longer that authority.
+    """
+    try:
+        named = TlsIdentity.read(certificates)
+        if (renewed := _renewed(certificates, renewals)) is not None and not _follows(renewed, named):
+            forget_renewed(renewals)
+        identity = RenewableIdentity(certificates, renewals)
+    except OSError as error:
+        where = str(error.filename or certificates)
+        raise ConfigError(
+            f"cannot be read: {error.strerror}; certificates must name a folder that contains it", where
+        ) from error
+    _check(identity.now(), certificates if identity.now().key == named.key else renewals / NEWEST)
+    return identity
+
+
+def _renewed(certificates: Path, renewals: Path) -> TlsIdentity | None:
     """Return the pair that was renewed last; None: there is none."""
-    ca, newest = config.certificates / CA_FILE, config.renewals_dir / NEWEST
+    ca, newest = certificates / CA_FILE, renewals / NEWEST
     try:
         return TlsIdentity(ca.read_bytes(), *((newest / name).read_bytes() for name in (CERTIFICATE_FILE, KEY_FILE)))
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.renewals import Renewals
+from headway.daemon.node.identity import open_identity
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.rpc.certificates import names_in, own_names
 from headway.daemon.rpc.own_certificate import read_certificate
@@ -79,10 +80,7 @@ def run(config: RelayConfig) -> int:
 
 
 async def _serve(config: RelayConfig) -> None:
-    try:
-        identity = RenewableIdentity(config.certificates, config.certificates / RENEWALS)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", str(error.filename)) from error
+    identity = open_identity(config.certificates, config.certificates / RENEWALS)
     where = str(config.certificates / CERTIFICATE_FILE)
     names = own_names(names_in(read_certificate(identity.now().certificate, where)))
     limits = StreamLimits()

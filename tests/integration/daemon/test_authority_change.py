@@ -127,9 +127,17 @@ async def test_one_authority_follows_another_while_the_cluster_runs(cluster: Pla
     shown = x509.load_pem_x509_certificate((tmp_path / "second/certificates/newest/cert.pem").read_bytes())
     assert issuer_of(shown, (tmp_path / "ca/ca.pem").read_bytes()) == authority
     assert f"{shown.serial_number:X}" == renewed.serial
-    # Each dials the other with what it trusts now, and a third machine joins under the new authority.
+    # Each dials the other with what it trusts now, one starts again with what it has renewed, and a third joins.
     await program(tmp_path, "doctor", "--from", "second", "--to", "first", *reached)
     await program(tmp_path, "doctor", "--from", "first", "--to", "second", *reached)
+    incarnation = (await cluster.view()).nodes["second"].incarnation
+    cluster.signal("second", signal.SIGTERM)
+    assert await cluster.ended("second") == 0
+    cluster.start("second", config=new / "daemon.toml", certificates=new, etcd=None, listen=None, lease_ttl_s=20)
+    await cluster.until(
+        lambda view: ("second" in view.nodes and view.nodes["second"].incarnation != incarnation) or None,
+        "the second node again, with its renewed certificate",
+    )
     line = await program(tmp_path, "invite", "third", *reached)
     await program(tmp_path, *line.split()[1:], "--dir", "third")
     assert (tmp_path / "third/ca.pem").read_bytes() == (tmp_path / "ca/ca.pem").read_bytes()
