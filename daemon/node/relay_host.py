@@ -82,7 +82,8 @@ def run(config: RelayConfig) -> int:
 async def _serve(config: RelayConfig) -> None:
     identity = open_identity(config.certificates, config.certificates / RENEWALS)
     where = str(config.certificates / CERTIFICATE_FILE)
-    names = own_names(names_in(read_certificate(identity.now().certificate, where)))
+    certificate = read_certificate(identity.now().certificate, where)
+    names = own_names(names_in(certificate))
     limits = StreamLimits()
     with tempfile.TemporaryDirectory(prefix="headway-relay-") as folder:
         server, port = bind_node_service(identity, "127.0.0.1", 0, stream_limits=limits)
@@ -102,7 +103,7 @@ async def _serve(config: RelayConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, over.set)
         following = [asyncio.create_task(_follow(config, identity, names, limits))] if config.etcd else []
-        log.info("relay_listens", port=front.port)
+        log.info("relay_listens", port=front.port, certificate_until=certificate.not_valid_after_utc.isoformat())
         await over.wait()
         for task in following:
             task.cancel()
