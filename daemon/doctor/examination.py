@@ -48,7 +48,7 @@ def examine_from(
         except StoreError as error:
             return [await _away(error, address.etcd)]
 
-    return asyncio.run(ask())
+    return _said_once(asyncio.run(ask()))
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
@@ -72,7 +72,7 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
 
 
 def _said_once(findings: list[Finding]) -> list[Finding]:
-    """Keep each remark only at its last finding, so that the remark on etcd's release stands at the cluster."""
+    """Keep each remark only at its last finding: that on etcd's release at the cluster, that on relays at one way."""
     last = {finding.advice: finding for finding in findings}
     return [
         finding if not finding.is_fine or last[finding.advice] is finding else replace(finding, advice="")
