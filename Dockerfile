@@ -1,4 +1,4 @@
-# One node of a Headway cluster, or a client: docs/deployment.md#containers.
+# One node of a Headway cluster, or a client: docs/rented.md#containers.
 #   docker build -t headway .                                                     torch with CUDA
 #   docker build -t headway --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 # All nodes of a cluster need one release of Python, torch and numpy, so both stages have one base.

@@ -1,5 +1,6 @@
 """Commands about certificates: make them, list them, revoke them."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,8 @@ def register(app: typer.Typer) -> None:
     certs_app = typer.Typer(no_args_is_help=True, cls=_Certificates)
     certs_app.callback()(_certs)
     certs_app.command("make")(make)
+    certs_app.command()(rotate)
+    certs_app.command()(renew)
     certs_app.command("list")(list_known)
     certs_app.command()(revoke)
     certs_app.command()(restore)
@@ -35,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _certs() -> None:
-    """Make certificates for nodes and people, or revoke them. Without a command, `make` is meant.
+    """Make certificates for nodes and people, list or revoke them. Without a command, `make` is meant.
 
     \b
     headway certs ca node-a=10.0.0.7 --operator me
@@ -90,6 +93,62 @@ def make(
         say(f"{folder}: for {role} {name}")
 
 
+def rotate(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.")],
+    sign: Annotated[bool, typer.Option("--sign", help="The second step: the new authority signs.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="The third step: the old authority is trusted no more.")] = False,
+) -> None:
+    """Let another authority follow, in three steps: everybody trusts both, the new one signs, the old one goes.
+
+    After the first and the third step, copy DIR/ca.pem to all machines. Nodes read it while they run.
+
+    \b
+    headway certs rotate ca
+    headway certs rotate ca --sign
+    headway certs rotate ca --drop
+    """
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.rpc import authority_change
+    from headway.stages.sockets.tls_identity import CA_FILE
+
+    if sign and drop:
+        raise ConfigError(
+            "are two steps: --drop is for the time when nobody uses a certificate of the old one", "--sign"
+        )
+    if sign:
+        authority_change.sign(directory)
+        say(f"{directory}: the new authority signs; restart the daemons with this authority, one after the other")
+        say("next: --drop, once `headway certs list` shows a certificate of today or later for everybody")
+        return
+    if drop:
+        authority_change.drop(directory)
+        say(f"{directory}: the old authority is trusted no more")
+    else:
+        authority_change.begin(directory)
+        say(f"{directory}: a second authority, which does not sign yet")
+    then = "" if drop else "; next: --sign"
+    say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, which is restarted{then}")
+
+
+def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+    """Renew the certificate of an invited person: another key, the same name and role.
+
+    A daemon with the authority signs. Nodes, and relays with --etcd, renew theirs by themselves.
+
+    \b
+    headway certs renew --certs ann
+    """
+    from headway.daemon.client.cluster_access import find_cluster
+    from headway.daemon.client.own_renewal import finish
+    from headway.daemon.client.own_renewal import renew as ask
+
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    if address.certificates is not None and address.state_dir is None:
+        with suppress(OSError):  # what is missing is told when it is needed
+            finish(address.certificates)
+    say(with_cluster(etcd, certs, cluster, ask, warns_of_end=False))
+
+
 def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List known certificates.
 
@@ -104,13 +163,13 @@ def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, 
     if as_json:
         say_json(found)
         return
-    say_table(("NAME", "ROLE", "HERE", "UNTIL", "REVOKED"), [_row(one) for one in found])
+    say_table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
 
 
 def _row(one: "KnownCertificate") -> tuple[str, ...]:
     revoked = f"{_date(one.revoked_at)} by {one.revoked_by or 'somebody'}" if one.revoked_at else "-"
-    until = _date(one.expires_at) if one.expires_at else "-"
-    return one.name, one.role or "-", "yes" if one.is_present else "-", until, revoked
+    since, until = (_date(at) if at else "-" for at in (one.issued_at, one.expires_at))
+    return one.name, one.role or "-", "yes" if one.is_present else "-", since, until, revoked
 
 
 def _date(at: float) -> str:

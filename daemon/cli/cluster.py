@@ -212,6 +212,13 @@ def relay(
             "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
         ),
     ] = None,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of each etcd member: the relay renews its certificate, and refuses revoked nodes.",
+            show_default=False,
+        ),
+    ] = None,
     most_streams: Annotated[int, typer.Option(min=0, help="Maximum number of streams; 0: what files allow.")] = 0,
     mbit_s: Annotated[float, typer.Option(min=0, help="Maximum rate of all streams together; 0: no limit.")] = 0.0,
 ) -> int:
@@ -220,15 +227,18 @@ def relay(
     Nodes name it in --relay. It sees ciphertext only, and nodes of its authority alone may stand by. SIGTERM ends it.
 
     \b
-    headway relay --certs certs --listen 0.0.0.0:7070
+    headway relay --certs relay --etcd 10.0.0.5:2379 --listen 0.0.0.0:7070
     """
     import os
 
+    from headway.daemon.etcd.members import read_members
     from headway.daemon.node.config import CLIENT_CERTIFICATES
     from headway.daemon.node.relay_host import RelayConfig, run
 
     folder = certificates or Path(os.environ.get(CLIENT_CERTIFICATES) or "/etc/headway/certificates")
-    return run(RelayConfig(listen=listen, certificates=folder, most_streams=most_streams, mbit_s=mbit_s))
+    members = read_members([etcd], "--etcd", has_certificates=True) if etcd else ()
+    config = RelayConfig(listen=listen, certificates=folder, etcd=members, most_streams=most_streams, mbit_s=mbit_s)
+    return run(config)
 
 
 def doctor(
@@ -255,7 +265,7 @@ def doctor(
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
     headway doctor --from gpu-1 --to node-b
     """
-    from headway.daemon.client.doctor import examine, examine_from
+    from headway.daemon.doctor.examination import examine, examine_from
     from headway.daemon.errors import ConfigError
 
     if to and source is None:

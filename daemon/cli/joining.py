@@ -110,11 +110,8 @@ def join(
         "site": site,
     }
     read_node_config(environment={}, flags=settings | {"one_port": True, "name": told.name})
-    try:
-        joined = ask(told, joined_folder.request)
-        joined_folder.keep(joined, settings)
-    finally:
-        joined_folder.give_up()
+    joined = ask(told, joined_folder.request)
+    joined_folder.keep(joined, settings)
     where = joined_folder.folder
     say(f"{where}: {joined.answer.role} {told.name}")
     if joined.answer.role == "node":

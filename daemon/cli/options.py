@@ -46,14 +46,21 @@ def with_cluster(
     certs: Path | None,
     cluster: Path | None,
     work: Callable[["ClusterSession"], Coroutine[Any, Any, ResultT]],
+    *,
+    warns_of_end: bool = True,
 ) -> ResultT:
-    """Find the cluster, open a session, do the work in it, close the session."""
+    """Find the cluster, open a session, do the work in it, close the session.
+
+    warns_of_end: says on stderr when the certificate ends soon.
+    """
     import asyncio
 
     from headway.daemon import early_interrupt
     from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    if warns_of_end and (line := address.certificate_end()):
+        sys.stderr.write(f"headway: {line}\n")
 
     async def run() -> ResultT:
         async with ClusterSession(address) as session:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
@@ -60,6 +61,18 @@ class ClusterAddress:
         where = str(self.certificates / CERTIFICATE_FILE)
         check_own_certificate(read_certificate(identity.certificate, where), where, serves=False)
         return identity
+
+    def certificate_end(self) -> str:
+        """Return a line if this person's certificate ends soon; of a local cluster, `headway up` makes another one.
+
+        Raises ConfigError, as `identity`.
+        """
+        if self.state_dir is not None or (identity := self.identity()) is None or self.certificates is None:
+            return ""
+        from headway.daemon.rpc.own_certificate import end_of, read_certificate
+
+        where = str(self.certificates / CERTIFICATE_FILE)
+        return end_of(read_certificate(identity.certificate, where), where, now=datetime.now(UTC))
 
 
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]

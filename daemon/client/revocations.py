@@ -23,6 +23,7 @@ class KnownCertificate:
     name: str
     role: str
     """Empty: it was made by `headway certs`, or by another authority."""
+    issued_at: float
     expires_at: float
     revoked_at: float
     revoked_by: str
@@ -82,6 +83,7 @@ async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:
             KnownCertificate(
                 name,
                 role,
+                issued.issued_at if issued is not None else 0.0,
                 issued.expires_at if issued is not None else 0.0,
                 revoked.revoked_at if revoked is not None else 0.0,
                 revoked.revoked_by if revoked is not None else "",

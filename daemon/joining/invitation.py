@@ -63,18 +63,30 @@ def sealed(record: SealedT, seal_key: bytes) -> SealedT:
     return replace(bare, seal=hmac.new(seal_key, encode(bare), hashlib.sha256).hexdigest())
 
 
-def is_true(record: SealedT, seal_key: bytes) -> bool:
-    """Return whether a record is as the authority has written it: every node can write to etcd."""
-    return hmac.compare_digest(record.seal.encode(), sealed(record, seal_key).seal.encode())
+def is_true(record: SealedT, seal_keys: Iterable[bytes]) -> bool:
+    """Return whether a record is as an authority has written it: every node can write to etcd."""
+    return any(hmac.compare_digest(record.seal.encode(), sealed(record, key).seal.encode()) for key in seal_keys)
 
 
-def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_key: bytes, now: float) -> None:
+def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_keys: Iterable[bytes], now: float) -> None:
     """Raise RefusedError unless the holder of a secret was invited, and the invitation is true and has not expired."""
     told = hashlib.sha256(secret).hexdigest()
     if invitation is None:
         raise RefusedError(NO_INVITATION)
     is_known = hmac.compare_digest(invitation.secret_sha256.encode(), told.encode())
-    if not (is_true(invitation, seal_key) and is_known and now < invitation.expires_at):
+    if not (is_true(invitation, seal_keys) and is_known and now < invitation.expires_at):
+        raise RefusedError(NO_INVITATION)
+
+
+def check_key(invitation: InvitationRecord, issued: IssuedRecord | None, key_sha256: str) -> None:
+    """Raise RefusedError unless nobody has joined with an invitation, or this key has, and was not renewed since.
+
+    An answer may be lost after it was noted. Then its holder asks again with the same key, and nobody else may.
+    """
+    if not invitation.key_sha256:
+        return
+    is_newest = issued is not None and issued.key_sha256 == key_sha256 and not issued.renews
+    if not is_newest or invitation.key_sha256 != key_sha256:
         raise RefusedError(NO_INVITATION)
 
 

@@ -63,7 +63,7 @@ def join(token: JoinToken, request: str, *, patience_s: float = PATIENCE_S) -> J
                 reasons[port] = str(error)
         if time.monotonic() >= until:
             told = "; ".join(f"{port}: {reason}" for port, reason in reasons.items())
-            raise UnavailableError("the authority", f"does not answer: {told}")
+            raise UnavailableError("the authority", f"does not answer: {told}; then run the same line here again")
         time.sleep(PAUSE_S)
 
 

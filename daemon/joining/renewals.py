@@ -1,4 +1,4 @@
-"""Renews this node's certificate while the daemon runs, and keeps the renewed one.
+"""Renews the certificate of a daemon or a relay while it runs, and keeps the renewed one.
 
 The certificate and its key change in one step, with the link `newest` in the folder of renewals. A process that dies
 before leaves the old pair, and the new key: the next attempt asks with the same key, so that no answer is lost.
@@ -8,24 +8,28 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import ConfigError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.renewal import due_at
-from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.rpc.certificates import key_pem, make_private_directory, names_in, write_private
+from headway.daemon.joining.signing_request import next_key, signing_request
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.certificates import (
+    fingerprint,
+    issuer_of,
+    key_pem,
+    make_private_directory,
+    names_in,
+    write_private,
+)
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -33,13 +37,12 @@ from headway.stages.durable import make_durable
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.renewable_identity import NEWEST
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE, is_borne
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, is_borne
 
 log = structlog.get_logger()
 
-NEXT_KEY: Final = "next-key.pem"
-LOOKED_AT_EVERY_S: Final = 60.0
-"""Longest sleep: a machine that was suspended renews soon after."""
+LOOKED_AT_EVERY_S: Final = 10.0
+"""Longest sleep: a machine that was suspended renews soon after, and so do all when another authority signs."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 600.0
 SOON_S: Final = 7 * 86400.0
@@ -47,7 +50,7 @@ SOON_S: Final = 7 * 86400.0
 
 
 class Renewals:
-    """For one daemon."""
+    """For one process: a daemon, or a relay."""
 
     def __init__(
         self,
@@ -75,13 +78,15 @@ class Renewals:
             await self._cluster.changed(self._cluster.version)
         while True:
             certificate = x509.load_pem_x509_certificate(self._identity.now().certificate)
-            wait_s = due_at(certificate, spread=self._spread) - self._clock()
+            is_followed = self._is_followed(certificate)
+            wait_s = 0.0 if is_followed else due_at(certificate, spread=self._spread) - self._clock()
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, LOOKED_AT_EVERY_S))
                 continue
             if not self._is_renewable:
                 is_soon = certificate.not_valid_after_utc.timestamp() - self._clock() < SOON_S
-                self._tell(f"{_end(certificate)}: make another one with `headway certs`" if is_soon else "")
+                why = "another authority signs now" if is_followed else _end(certificate) if is_soon else ""
+                self._tell(f"{why}: make another certificate with `headway certs`" if why else "")
                 await asyncio.sleep(LOOKED_AT_EVERY_S)
                 continue
             try:
@@ -95,6 +100,16 @@ class Renewals:
                 pause_s = FIRST_PAUSE_S
                 self._tell("")
 
+    def _is_followed(self, certificate: x509.Certificate) -> bool:
+        """Return whether all daemons with the authority have another one than this certificate's, which this node
+        trusts: the old one may soon be trusted no more.
+        """
+        signing = {node.authority for node in self._cluster.view.nodes.values() if node.authority}
+        trusted = self._identity.now().ca
+        if not signing or (issuer := issuer_of(certificate, trusted)) is None or fingerprint(issuer) in signing:
+            return False
+        return not signing.isdisjoint(map(fingerprint, x509.load_pem_x509_certificates(trusted)))
+
     @property
     def _is_renewable(self) -> bool:
         """Return whether the certificate came by an invitation: another one is its administrator's."""
@@ -102,50 +117,37 @@ class Renewals:
 
     async def _renew(self) -> None:
         """Raises PeerError, ConfigError, OSError."""
-        key = self._next_key()
-        pem = await self._asked(signing_request(self._name, key))
+        key = next_key(self._folder, self._identity.now().key)
+        nodes = self._cluster.view.nodes.values()
+        pem = await asked_of_authority(nodes, self._identity, signing_request(self._name, key))
         certificate = read_certificate(pem.encode(), "the authority's answer")
-        authority = x509.load_pem_x509_certificate(self._identity.now().ca)
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature) as error:
-            raise ConfigError("is not of this node's authority", "the authority's answer") from error
+        if issuer_of(certificate, self._identity.now().ca) is None:
+            what = f"is of an authority that is not in {CA_FILE}: copy that of the authority's folder here"
+            raise ConfigError(what, "the authority's answer")
         if certificate.public_key() != key.public_key() or not is_borne(self._name, names_in(certificate)):
             raise ConfigError("is not for this node", "the authority's answer")
         fault_point("renewal.before_write", node=self._name)
         keep_renewed(self._folder, pem.encode(), key_pem(key), name=f"{certificate.serial_number:X}")
         log.info("certificate_renewed", **_times(certificate))
 
-    async def _asked(self, request: str) -> str:
-        """Return the first answer of a daemon with the authority. Raises PeerError, or ConfigError if there is none."""
-        signers = [node for node in self._cluster.view.nodes.values() if node.has_authority]
-        if not signers:
-            raise ConfigError("no daemon with the authority is in the cluster", "authority")
-        random.shuffle(signers)
-        client = NodeClient(self._identity)  # an open connection shows the certificate with which it was opened
-        try:
-            for signer in signers:
-                try:
-                    return await client.renew(NodeEndpoint(signer.name, signer.address), request)
-                except UnavailableError:
-                    if signer is signers[-1]:
-                        raise
-            raise AssertionError("there are no signers")
-        finally:
-            await client.close()
 
-    def _next_key(self) -> ec.EllipticCurvePrivateKey:
-        """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds."""
-        make_private_directory(self._folder)
-        path = self._folder / NEXT_KEY
-        with suppress(OSError, ValueError, TypeError):
-            pem = path.read_bytes()
-            key = serialization.load_pem_private_key(pem, password=None)
-            if isinstance(key, ec.EllipticCurvePrivateKey) and pem != self._identity.now().key:
-                return key
-        key = new_key()
-        write_private(path, key_pem(key))
-        return key
+async def asked_of_authority(nodes: Iterable[NodeRecord], identity: Identity, request: str) -> str:
+    """Return the first answer of a daemon with the authority. Raises PeerError, or ConfigError if there is none."""
+    signers = [node for node in nodes if node.has_authority]
+    if not signers:
+        raise ConfigError("no daemon with the authority is in the cluster", "authority")
+    random.shuffle(signers)
+    client = NodeClient(identity)  # an open connection shows the certificate with which it was opened
+    try:
+        for signer in signers:
+            try:
+                return await client.renew(NodeEndpoint(signer.name, signer.address), request)
+            except UnavailableError:
+                if signer is signers[-1]:
+                    raise
+        raise AssertionError("there are no signers")
+    finally:
+        await client.close()
 
 
 def keep_renewed(folder: Path, certificate: bytes, key: bytes, *, name: str) -> None:

@@ -1,7 +1,8 @@
 """The daemon with the authority: it invites for operators, signs for those who were invited, and renews for them.
 
 What it checks is in invitation.py. etcd has the invitations, so any daemon with the same authority may sign. One
-transaction deletes the invitation and notes the certificate, before the certificate leaves this process.
+transaction binds the invitation to the machine's key and notes the certificate, before that leaves this process: if the
+answer is lost, the same key may ask again.
 """
 
 import hashlib
@@ -17,17 +18,18 @@ from typing import Final, TypeVar
 
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from headway.daemon.errors import ConfigError, ConflictError
+from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.joining.invitation import (
     NO_INVITATION,
     RefusedError,
+    SealedT,
     check_free,
+    check_key,
     check_names,
     check_secret,
     checked,
@@ -47,7 +49,9 @@ from headway.daemon.rpc.certificates import (
     LOCAL_HOSTS,
     CertificateAuthority,
     certificate_pem,
+    fingerprint,
     general_name,
+    issuer_of,
     names_in,
     own_names,
 )
@@ -61,9 +65,9 @@ RecordT = TypeVar("RecordT")
 
 
 def open_authority(folder: Path, ca: bytes) -> CertificateAuthority:
-    """Return the authority in a folder. Raises ConfigError unless it is that of `ca`, and its key is private."""
+    """Return the authority in a folder. Raises ConfigError unless it is among those of `ca`, and its key is private."""
     authority = CertificateAuthority.open(folder)
-    if certificate_pem(authority.certificate).strip() != ca.strip():
+    if fingerprint(authority.certificate) not in map(fingerprint, x509.load_pem_x509_certificates(ca)):
         raise ConfigError(f"is not the authority in this node's {CA_FILE}", str(folder))
     if (mode := (folder / CA_KEY_FILE).stat().st_mode & 0o077) != 0:
         raise ConfigError(f"others may open it (mode {mode:04o} of them): chmod 600", str(folder / CA_KEY_FILE))
@@ -79,14 +83,19 @@ class Signer:
         etcd: EtcdClient,
         *,
         is_member: Callable[[str], bool],
+        trusted: Callable[[], bytes] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """is_member: whether a living node has a name, in any case."""
+        """is_member: whether a living node has a name, in any case. trusted: what this node trusts, which a new machine
+        shall trust too, in PEM; None: what the authority's folder says.
+        """
         self._authority = authority
         self._etcd = etcd
         self._is_member = is_member
+        self._trusted = trusted or (lambda: authority.trusted)
         self._clock = clock
-        self._seal_key = authority.derived_key(SEAL_PURPOSE)
+        self._seal_keys = authority.derived_keys(SEAL_PURPOSE)
+        """The first one seals. What another one has sealed is true as well: of the authority before this one."""
 
     @property
     def ca_sha256(self) -> bytes:
@@ -95,8 +104,8 @@ class Signer:
 
     @property
     def ca(self) -> str:
-        """Return the authority's certificate in PEM."""
-        return certificate_pem(self._authority.certificate).decode()
+        """Return what a new machine trusts, in PEM: the authority, and the one before or after it."""
+        return self._trusted().decode()
 
     async def invite(self, wish: InvitationRecord, *, lasts_s: float, again: bool = False) -> bytes:
         """Let somebody join once; return the secret. An earlier invitation of the name ends.
@@ -107,7 +116,7 @@ class Signer:
         now, secret = self._clock(), secrets.token_bytes(SECRET_BYTES)
         _check_hosts(checked(wish, lasts_s=lasts_s))
         await self._check_others(wish)
-        issued, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
+        issued, _, _ = await self._read(Keys.issued(wish.name), IssuedRecord)
         replaces = issued.serial if again and issued is not None else ""
         check_free(
             wish.name,
@@ -120,28 +129,32 @@ class Signer:
         digest = hashlib.sha256(secret).hexdigest()
         invitation = replace(wish, secret_sha256=digest, expires_at=now + lasts_s, replaces=replaces)
         lease_id = await self._etcd.grant_passing_lease(math.ceil(lasts_s))
-        await self._etcd.put(Keys.invitation(wish.name), encode(sealed(invitation, self._seal_key)), lease_id=lease_id)
+        await self._etcd.put(Keys.invitation(wish.name), self._written(invitation), lease_id=lease_id)
         log.info("invited", name=wish.name, role=wish.role, lasts_s=lasts_s)
         return secret
 
     async def join(self, asked: AskCertificate) -> JoinAnswer:
-        """Return a certificate for somebody who was invited. Raises RefusedError; then the invitation stands."""
+        """Return a certificate for somebody who was invited, or who asks again with the same key.
+
+        Raises RefusedError; then the invitation stands.
+        """
         now = self._clock()
         if not is_node_name(asked.name):
             raise RefusedError(NO_INVITATION)
-        invitation, invited_at = await self._read(Keys.invitation(asked.name), InvitationRecord)
-        check_secret(invitation, asked.secret, seal_key=self._seal_key, now=now)
+        invitation, invited_at, lease_id = await self._read(Keys.invitation(asked.name), InvitationRecord)
+        check_secret(invitation, asked.secret, seal_keys=self._seal_keys, now=now)
         assert invitation is not None
         key, names = read_signing_request(asked.request)
-        name, role = invitation.name, invitation.role
+        name, role, digest = invitation.name, invitation.role, _digest(key)
         check_names(name, role, names, role_uri=ROLE_URI)
-        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
+        issued, issued_at, _ = await self._read(Keys.issued(name), IssuedRecord)
+        check_key(invitation, issued, digest)
         check_free(
             name,
             issued,
             is_member=self._is_member(name),
             now=now,
-            replaces=invitation.replaces,
+            replaces=issued.serial if invitation.key_sha256 and issued is not None else invitation.replaces,
             is_revoked=await self._is_revoked(name),
         )
         certificate = self._authority.certify(
@@ -152,7 +165,8 @@ class Signer:
             validity=timedelta(seconds=invitation.valid_s),
             now=datetime.fromtimestamp(now, UTC),
         )
-        record = _issued(certificate, invitation, now)
+        record = replace(_issued(certificate, invitation, now), key_sha256=digest)
+        used = self._written(replace(invitation, key_sha256=digest))
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
             Compare.unchanged(Keys.issued(name), issued_at),
@@ -162,9 +176,12 @@ class Signer:
         try:
             await self._etcd.transaction(
                 unchanged,
-                [Delete(Keys.invitation(name)), Put(Keys.issued(name), encode(sealed(record, self._seal_key)))],
+                [
+                    Put(Keys.invitation(name), used, lease_id),
+                    Put(Keys.issued(name), self._written(record)),
+                ],
             )
-        except ConflictError as error:
+        except (ConflictError, LeaseLostError) as error:
             raise RefusedError(NO_INVITATION) from error
         log.info("joined", name=name, role=role, serial=record.serial)
         return JoinAnswer(
@@ -179,8 +196,8 @@ class Signer:
         now = datetime.fromtimestamp(self._clock(), UTC)
         key, names = read_signing_request(request)
         serial, name = self._shown(shown, names)
-        issued, issued_at = await self._read(Keys.issued(name), IssuedRecord)
-        issued = issued if issued is not None and is_true(issued, self._seal_key) else None
+        issued, issued_at, _ = await self._read(Keys.issued(name), IssuedRecord)
+        issued = issued if issued is not None and is_true(issued, self._seal_keys) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
         digest = _digest(key)
         issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now)
@@ -199,7 +216,7 @@ class Signer:
         )
         unchanged = [Compare.unchanged(Keys.issued(name), issued_at), Compare.absent(Keys.revoked(name))]
         try:
-            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(sealed(record, self._seal_key)))])
+            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), self._written(record))])
         except ConflictError as error:
             raise RefusedError("something changed meanwhile: ask again") from error
         log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)
@@ -212,10 +229,11 @@ class Signer:
         """
         try:
             certificate = x509.load_pem_x509_certificate(pem)
-            certificate.verify_directly_issued_by(self._authority.certificate)
             borne = own_names(names_in(certificate))
-        except (ValueError, TypeError, InvalidSignature) as error:
+        except ValueError as error:
             raise RefusedError("the certificate is not of this authority") from error
+        if issuer_of(certificate, self._trusted()) is None:
+            raise RefusedError("the certificate is not of this authority")
         # Which of its names is the holder's, and which are its hosts', it does not tell.
         wanted = {name.casefold() for name in without_roles(asked)}
         name = next((name for name in borne if name.casefold() in wanted), next(iter(borne), ""))
@@ -231,19 +249,22 @@ class Signer:
             if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
                 raise RefusedError(f"{host} is the name of another certificate: leave it out of the hosts")
 
+    def _written(self, record: SealedT) -> bytes:
+        return encode(sealed(record, self._seal_keys[0]))
+
     async def _is_revoked(self, name: str) -> bool:
         return await self._etcd.get(Keys.revoked(name)) is not None
 
-    async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int]:
-        """Return a record and the revision of its last change; None for what cannot be read, as for what is absent."""
+    async def _read(self, key: str, kind: type[RecordT]) -> tuple[RecordT | None, int, int]:
+        """Return a record, the revision of its last change, and its lease; None for what is absent or unreadable."""
         entry = await self._etcd.get(key)
         if entry is None:
-            return None, 0
+            return None, 0, 0
         try:
-            return decode(entry.value, kind), entry.mod_revision
+            return decode(entry.value, kind), entry.mod_revision, entry.lease_id
         except UnreadableRecordError as error:
             log.warning("record_not_read", key=key, error=str(error))
-            return None, entry.mod_revision
+            return None, entry.mod_revision, entry.lease_id
 
 
 def _check_hosts(wish: InvitationRecord) -> None:

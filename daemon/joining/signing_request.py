@@ -1,17 +1,42 @@
 """A new machine's own key, and its request for a certificate: PKCS #10 (RFC 2986)."""
 
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from headway.daemon.joining.invitation import RefusedError
+from headway.daemon.rpc.certificates import key_pem, make_private_directory, write_private
+
+NEXT_KEY: Final = "next-key.pem"
+"""Key of an attempt that has not ended, in its holder's folder: if the answer is lost, the same key asks again."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
     """Return a key that never leaves this machine."""
     return ec.generate_private_key(ec.SECP256R1())
+
+
+def next_key(folder: Path, present: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the key of an attempt that has not counted yet, or a new one, which the next attempt finds in the folder.
+
+    present: the key that counts now, in PEM.
+    """
+    make_private_directory(folder)
+    path = folder / NEXT_KEY
+    with suppress(OSError, ValueError, TypeError):
+        pem = path.read_bytes()
+        key = serialization.load_pem_private_key(pem, password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey) and pem != present:
+            return key
+    key = new_key()
+    write_private(path, key_pem(key))
+    return key
 
 
 def signing_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:

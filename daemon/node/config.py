@@ -251,7 +251,9 @@ def _convert(settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
 
 def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> NodeConfig:
     def refuse(key: str, what: str) -> ConfigError:
-        return ConfigError(f"{key} = {getattr(config, key)!r}: {what}", settings[key][0] if key in settings else "")
+        value = getattr(config, key)
+        told = repr(str(value) if isinstance(value, Path) else value)
+        return ConfigError(f"{key} = {told}: {what}", settings[key][0] if key in settings else "")
 
     if not is_node_name(config.name):
         raise refuse("name", f"a node's name is {NODE_NAME_RULE}; give one with --name")
@@ -282,7 +284,8 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
             raise refuse("announce", "needs one_port = true: a router maps one port, and workers have others")
         split_address(config.announce, "announce")
     if config.authority is not None and not config.one_port:
-        raise refuse("authority", "needs one_port = true: new machines ask for certificates at that port")
+        what = "needs one_port = true (--one-port): new machines have no certificate, and only that port hears them"
+        raise refuse("authority", what)
     if config.relay:
         if not config.one_port or config.announce:
             raise refuse("relay", "needs one_port = true and no announce: others reach this node there alone")

@@ -42,7 +42,7 @@ from headway.daemon.node.relays import read_relays
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import names_in, own_names
+from headway.daemon.rpc.certificates import fingerprint, names_in, own_names
 from headway.daemon.rpc.job_signature import signature_check
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
@@ -173,7 +173,7 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
-        cluster = ClusterWatch(etcd, view=ClusterView(judge_signature=signature_check(identity.now())))
+        cluster = ClusterWatch(etcd, view=ClusterView(judge_signature=signature_check(identity)))
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
@@ -240,6 +240,7 @@ class Daemon:
             arithmetic_class=class_of(devices),
             worker_ports=str(port) if config.one_port else config.worker_ports,
             has_authority=authority is not None,
+            authority=fingerprint(authority.certificate) if authority is not None else "",
         )
         outgoing = OutgoingTransfers(config.transfer_mbit_s)
         house = House(
@@ -277,7 +278,12 @@ class Daemon:
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
         if authority is not None:
-            desk.signer = signer = Signer(authority, etcd, is_member=lambda name: _is_member(cluster, name))
+            desk.signer = signer = Signer(
+                authority,
+                etcd,
+                is_member=lambda name: _is_member(cluster, name),
+                trusted=lambda: identity.now().ca,
+            )
             joins = JoinPort(
                 authority,
                 signer.join,

@@ -1,12 +1,13 @@
 """`headway relay`: a small host that passes bytes on between nodes, with neither workers nor etcd.
 
-It is the front of a daemon's one port, and behind it a service that answers who stands by.
+It is the front of a daemon's one port, and behind it a service that answers who stands by. If it is told of etcd, it
+renews its certificate as a daemon does, and hears no node that is revoked.
 """
 
 import asyncio
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,28 @@ import structlog
 
 from headway.daemon.addresses import split_address
 from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.front.front_process import FrontProcess
+from headway.daemon.joining.renewals import Renewals
+from headway.daemon.node.identity import open_identity
+from headway.daemon.node.revocations import Revocations
+from headway.daemon.rpc.certificates import names_in, own_names
+from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import bind_node_service, stand_by_replies
+from headway.daemon.serving.stream_limits import StreamLimits
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.open_files import raise_open_file_limit
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.renewable_identity import RenewableIdentity
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 
 log = structlog.get_logger()
+
+RENEWALS = "renewals"
+"""Folder of renewed certificates, in the folder of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,8 @@ class RelayConfig:
 
     listen: str
     certificates: Path
+    etcd: tuple[str, ...] = ()
+    """Members of etcd; none: its certificate is not renewed, and nobody counts as revoked."""
     most_streams: int = 0
     """0: what files allow."""
     mbit_s: float = 0.0
@@ -63,12 +80,13 @@ def run(config: RelayConfig) -> int:
 
 
 async def _serve(config: RelayConfig) -> None:
-    try:
-        identity = TlsIdentity.read(config.certificates)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", str(error.filename)) from error
+    identity = open_identity(config.certificates, config.certificates / RENEWALS)
+    where = str(config.certificates / CERTIFICATE_FILE)
+    certificate = read_certificate(identity.now().certificate, where)
+    names = own_names(names_in(certificate))
+    limits = StreamLimits()
     with tempfile.TemporaryDirectory(prefix="headway-relay-") as folder:
-        server, port = bind_node_service(identity, "127.0.0.1", 0)
+        server, port = bind_node_service(identity, "127.0.0.1", 0, stream_limits=limits)
         front = FrontProcess(
             *split_address(config.listen, "listen"),
             daemon_port=port,
@@ -84,11 +102,42 @@ async def _serve(config: RelayConfig) -> None:
         over = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, over.set)
-        log.info("relay_listens", port=front.port)
+        following = [asyncio.create_task(_follow(config, identity, names, limits))] if config.etcd else []
+        log.info("relay_listens", port=front.port, certificate_until=certificate.not_valid_after_utc.isoformat())
         await over.wait()
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
         service.ending.set()
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
         front.close()
         await server.stop(0.5)
+
+
+async def _follow(config: RelayConfig, identity: RenewableIdentity, names: Sequence[str], limits: StreamLimits) -> None:
+    """Renew the certificate, and follow who is revoked. Whatever ends that leaves the relay as it is."""
+    access = EtcdAccess(endpoints=config.etcd, identity=identity)
+    async with EtcdClient(access) as etcd:
+        cluster = ClusterWatch(etcd, view=ClusterView())
+        renewals = Renewals(
+            cluster,
+            identity,
+            name=next(iter(names), ""),
+            folder=config.certificates / RENEWALS,
+            tell=lambda reason: log.warning("certificate_ends", reason=reason) if reason else None,
+        )
+        revocations = Revocations(
+            cluster,
+            names=names,
+            where=str(config.certificates / CERTIFICATE_FILE),
+            revoke=limits.revoke,
+            on_own=lambda error: log.error("certificate_revoked", reason=str(error)),
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for run in (cluster.run, renewals.run, revocations.run):
+                    group.create_task(run())
+        except* ConfigError as errors:
+            log.error("etcd_not_followed", reason=str(errors.exceptions[0]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationRecord:
-    """`invitations/<name>`, leased until it expires: somebody may join once under this name."""
+    """`invitations/<name>`, leased until it expires: one key may join under this name."""
 
     name: str
     role: str
@@ -20,6 +20,8 @@ class InvitationRecord:
     """How long each of its certificates lasts."""
     replaces: str = ""
     """Serial number of the certificate of this name that another one may follow; empty: the name has to be free."""
+    key_sha256: str = ""
+    """Digest of the public key that has joined with it: only its holder may ask again; empty: nobody has joined."""
     invited_by: tuple[str, ...] = ()
     """Names in the certificate of the operator who asked for it. If one of them is revoked, nobody joins with it."""
     seal: str = ""

@@ -109,6 +109,8 @@ class NodeRecord:
     """Present faults of this daemon: activity, or condition, to sentence."""
     has_authority: bool = False
     """True if it signs certificates with the cluster's authority, behind its one port."""
+    authority: str = ""
+    """Fingerprint of that authority's certificate: others ask for another certificate when it is a new one."""
 
     @property
     def endpoint(self) -> NodeEndpoint:

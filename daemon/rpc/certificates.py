@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -23,6 +24,9 @@ from headway.stages.sockets.roles import ROLE_URI, Role, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca-key.pem"
+NEXT_KEY_FILE = "next-ca-key.pem"
+OLD_KEY_FILE = "old-ca-key.pem"
+"""While one authority follows another (authority_change.py)."""
 THROW_AWAY_VALIDITY = timedelta(days=30)
 KEPT_VALIDITY = timedelta(days=3650)
 CLOCK_SKEW = timedelta(hours=1)
@@ -32,10 +36,24 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 class CertificateAuthority:
     """Signs certificates with the key in its folder. The folder is 0700, its keys are 0600."""
 
-    def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        certificate: x509.Certificate,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        trusted: bytes = b"",
+        other_keys: Iterable[ec.EllipticCurvePrivateKey] = (),
+    ) -> None:
+        """trusted: certificates in PEM of this authority, and of the one before or after it; empty: of this one alone.
+
+        other_keys: theirs.
+        """
         self.directory = directory
         self.certificate = certificate
+        self.trusted = trusted or certificate_pem(certificate)
         self._key = key
+        self._other_keys = tuple(other_keys)
 
     @classmethod
     def create(cls, directory: Path, *, validity: timedelta = THROW_AWAY_VALIDITY) -> Self:
@@ -45,17 +63,7 @@ class CertificateAuthority:
         if (directory / CA_KEY_FILE).exists():
             raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
         make_private_directory(directory)
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headway authority")])
-        key_usage = _key_usage(is_authority=True)
-        now = datetime.now(UTC)
-        certificate = (
-            _builder(name, name, key.public_key(), now=now, until=now + validity)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(key_usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
+        certificate, key = new_authority(validity)
         write_private(directory / CA_KEY_FILE, key_pem(key))
         write_private(directory / CA_FILE, certificate_pem(certificate))
         return cls(directory, certificate, key)
@@ -64,15 +72,24 @@ class CertificateAuthority:
     def open(cls, directory: Path) -> Self:
         """Return the authority that `create` has made. Raises ConfigError when it is missing or unreadable."""
         try:
-            certificate = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
+            trusted = (directory / CA_FILE).read_bytes()
+            known = x509.load_pem_x509_certificates(trusted)
             key = serialization.load_pem_private_key((directory / CA_KEY_FILE).read_bytes(), password=None)
+            others = [
+                serialization.load_pem_private_key(path.read_bytes(), password=None)
+                for path in (directory / NEXT_KEY_FILE, directory / OLD_KEY_FILE)
+                if path.exists()
+            ]
         except OSError as error:
             raise ConfigError(f"no certificate authority: {error.strerror}", str(error.filename)) from error
         except ValueError as error:
             raise ConfigError("no readable certificate authority", str(directory)) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError("not an elliptic curve key", str(directory / CA_KEY_FILE))
-        return cls(directory, certificate, key)
+        if (certificate := next((each for each in known if each.public_key() == key.public_key()), None)) is None:
+            raise ConfigError(f"has no certificate of {CA_KEY_FILE}", str(directory / CA_FILE))
+        other_keys = [other for other in others if isinstance(other, ec.EllipticCurvePrivateKey)]
+        return cls(directory, certificate, key, trusted=trusted, other_keys=other_keys)
 
     @classmethod
     def kept_in(cls, directory: Path) -> Self:
@@ -86,7 +103,7 @@ class CertificateAuthority:
 
     def issuing_into(self, directory: Path) -> Self:
         """Return the same authority with another folder for what it issues."""
-        return type(self)(directory, self.certificate, self._key)
+        return type(self)(directory, self.certificate, self._key, trusted=self.trusted, other_keys=self._other_keys)
 
     def issue(
         self, name: str, *, hosts: Iterable[str] = (), role: Role | None = None, validity: timedelta | None = None
@@ -105,7 +122,7 @@ class CertificateAuthority:
         make_private_directory(directory)
         write_private(directory / KEY_FILE, key_pem(key))
         write_private(directory / CERTIFICATE_FILE, certificate_pem(certificate))
-        write_private(directory / CA_FILE, certificate_pem(self.certificate))
+        write_private(directory / CA_FILE, self.trusted)
         return directory
 
     def certify(
@@ -140,14 +157,56 @@ class CertificateAuthority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def derived_key(self, purpose: bytes) -> bytes:
-        """Return a secret that only those know who have the authority's key."""
-        return hmac.digest(key_pem(self._key), purpose, "sha256")
+    def derived_keys(self, purpose: bytes) -> tuple[bytes, ...]:
+        """Return secrets that only those know who have the authority's key: its own, and that of the authority before
+        or after it.
+        """
+        return tuple(hmac.digest(key_pem(key), purpose, "sha256") for key in (self._key, *self._other_keys))
 
     def delete(self) -> None:
         """Delete the folder with everything in it. Idempotent."""
         if self.directory.exists():
             shutil.rmtree(self.directory)
+
+
+def new_authority(validity: timedelta) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the certificate of a new authority, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headway authority")])
+    now = datetime.now(UTC)
+    certificate = (
+        _builder(name, name, key.public_key(), now=now, until=now + validity)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def issuer_of(certificate: x509.Certificate, trusted: bytes) -> x509.Certificate | None:
+    """Return the authority that has issued a certificate, among those of a PEM file; None: none of them, or the file
+    cannot be read.
+    """
+    try:
+        authorities = x509.load_pem_x509_certificates(trusted)
+    except ValueError:
+        return None
+    return next((authority for authority in authorities if is_issued_by(certificate, authority)), None)
+
+
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether an authority's key has signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def fingerprint(authority: x509.Certificate) -> str:
+    """Return what tells one authority from another, in hexadecimal digits."""
+    return authority.fingerprint(hashes.SHA256()).hex()
 
 
 def names_in(certificate: x509.Certificate) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ import base64
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from cryptography import x509
@@ -22,6 +21,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.rpc.certificates import names_in
+from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -32,14 +32,17 @@ _SEPARATOR: Final = b',"signature":"'
 _END: Final = b'"}'
 
 
-def signature_check(identity: TlsIdentity | None) -> Callable[[bytes, SpecRecord], Signature] | None:
-    """Return how a node with this certificate judges submissions. None: it takes anybody's, as its authority knows of
-    no roles.
+def signature_check(identity: Identity | None) -> Callable[[bytes, SpecRecord], Signature] | None:
+    """Return how a node with this certificate judges submissions, by the authorities that it trusts at that moment.
+
+    None: it takes anybody's, as its authority knows of no roles.
     """
     if identity is None:
         return None
-    roles = roles_among(names_in(x509.load_pem_x509_certificate(identity.certificate)))
-    return partial(judge, ca=identity.ca) if Role.OPERATOR not in roles else None
+    roles = roles_among(names_in(x509.load_pem_x509_certificate(identity.now().certificate)))
+    if Role.OPERATOR in roles:
+        return None
+    return lambda raw, record: judge(raw, record, ca=identity.now().ca)
 
 
 def signed(record: SpecRecord, identity: TlsIdentity | None) -> bytes:

@@ -1,6 +1,6 @@
 """Checks this side's own certificate: a peer that refuses it often cannot, or does not, say why."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from headway.daemon.rpc.certificates import names_in
 from headway.stages.sockets.roles import Role, holder, roles_among
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
+NEAR: Final = timedelta(days=14)
 _CLIENTS, _SERVERS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 _PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (serverAuth)"}
 
@@ -42,6 +43,19 @@ def check_own_certificate(
         if purpose not in allowed:
             what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
             raise ConfigError(what, where)
+
+
+def end_of(certificate: x509.Certificate, where: str, *, now: datetime) -> str:
+    """Return a line about the end of a person's certificate, if that is near; empty: it is not, or a daemon renews it.
+
+    Near means two weeks, or the last third of a short life.
+    """
+    if roles_among(names_in(certificate)) == {Role.NODE}:
+        return ""
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if last - now > min(NEAR, (last - first) / 3):
+        return ""
+    return f"{where}: ends on {_date(last)}: `headway certs renew` gets the next one"
 
 
 def why_no_operator(identity: TlsIdentity | None, folder: Path | None) -> str:

@@ -69,6 +69,18 @@ _SENTENCES: Final = (
         Sentence("what listens there is another service, such as a web server", "name another port"),
     ),
     (
+        "HTTP proxy returned response code 404",
+        Sentence("no such process is behind that port", "see where it is now with `headway nodes`"),
+    ),
+    (
+        "HTTP proxy returned response code",
+        Sentence("what listens there is another service, such as a web server", "name another port"),
+    ),
+    (
+        "Expected 'H'",  # as the answer to CONNECT: SSH, for instance, speaks first
+        Sentence("what listens there is another service", "name another port"),
+    ),
+    (
         "Failed parsing HTTP/2",
         Sentence("what listens there is another service, or wants TLS", "name another port, or --certs"),
     ),

@@ -89,7 +89,7 @@ def invitation(data: bytes) -> None:
     """An invitation that any node has written: it lets nobody in but as the authority has sealed it."""
     with suppress(UnreadableRecordError, RefusedError):
         found = decode(data, InvitationRecord)
-        check_secret(found, SECRET, seal_key=SEAL_KEY, now=1e9)
+        check_secret(found, SECRET, seal_keys=[SEAL_KEY], now=1e9)
         assert found == _invitation()
 
 

@@ -3,8 +3,12 @@
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from headway.daemon.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -15,6 +19,7 @@ ROOMS = ("daemon", "stages", "optim", "proto", "tests", "bench")
 MAX_README_LINES = 220
 MIN_SENTENCE_WORDS = 6
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_SHELL_BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PYTHON_FILE = re.compile(r"[\w/]+\.py\b")
 _PLACE = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -68,6 +73,34 @@ def test_every_place_in_a_file_that_a_page_names_exists(page: Path) -> None:
         paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if str(path).endswith(f"/{file}")]
         defined = re.compile(rf"^\s*(async def|def|class) {name}\b|^{name}\b.*=|self\.{name} = ", re.MULTILINE)
         assert any(defined.search(path.read_text()) for path in paths), f"{file}::{name}"
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The commands `headway …` in a page's blocks for the shell, as words; lines that go on are joined."""
+    found = []
+    for block in _SHELL_BLOCK.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\||;", line.removeprefix("$ ").partition("  #")[0]):
+                words = part.split()
+                if words and words[0].rpartition("/")[2] == "headway" and not words[0].startswith("#"):
+                    found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
+    """People copy them: a command or an option that was renamed must not stay behind on a page."""
+    for words in commands(page):
+        command: Any = typer.main.get_command(app)
+        rest = [*words]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        if set(getattr(command, "commands", {})) >= {"make", "revoke"}:  # `headway certs DIR …`
+            command = command.commands["make"]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        told = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help", "--version"}
+        assert not getattr(command, "commands", {}) or getattr(command, "invoke_without_command", False), words
+        assert told <= known, f"headway {' '.join(words)}: {told - known}"
 
 
 def test_the_readme_stays_short() -> None:

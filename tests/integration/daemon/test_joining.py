@@ -16,16 +16,17 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from headway.daemon.cli import program as cli
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
 from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES
+from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES, AskCertificate, JoinAnswer
 from headway.daemon.joining.join_port import JoinLimits
-from headway.daemon.joining.join_token import JoinToken
+from headway.daemon.joining.join_token import JoinToken, write_token
 from headway.daemon.joining.signer import open_authority
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.records.certificate_records import InvitationRecord
@@ -70,6 +71,100 @@ async def test_a_used_token_is_refused(place: JoinPlace) -> None:
     with pytest.raises(ConfigError) as caught:
         await place.join(token)
     assert str(caught.value) == NOT_INVITED
+
+
+async def test_the_same_machine_may_ask_again_and_nobody_else(place: JoinPlace, client: EtcdClient) -> None:
+    """The answer was lost on its way: the same key gets a certificate, which can be renewed. Another key gets none,
+    before or after, and neither does the same key with another secret, later than the token lasts, or after a renewal.
+    """
+    token, key = await place.invited("n"), new_key()
+    asked = signing_request("n", key)
+    lost = (await place.join(token, asked)).answer.certificate
+    refused = [(token, signing_request("n", new_key())), (replace(token, secret=bytes(24)), asked)]
+    for told, request in refused:
+        with pytest.raises(ConfigError) as caught:
+            await place.join(told, request)
+        assert str(caught.value) == NOT_INVITED
+    again = (await place.join(token, asked)).answer
+    first, second = (x509.load_pem_x509_certificate(pem.encode()) for pem in (lost, again.certificate))
+    assert second.public_key() == first.public_key() == key.public_key()
+    assert (names_in(second), again.role) == (names_in(first), "node")
+    entry = await client.get(Keys.invitation("n"))
+    assert entry is not None
+    assert entry.lease_id, "it ends with the token"
+    place.ahead_s = 60.0
+    with pytest.raises(ConfigError, match="has expired"):
+        await place.join(token, asked)
+    place.ahead_s = 0.0
+    assert await place.signer.renew(again.certificate.encode(), signing_request("n", new_key()))
+    with pytest.raises(ConfigError) as caught:
+        await place.join(token, asked)
+    assert str(caught.value) == NOT_INVITED
+
+
+async def test_a_revoked_machine_does_not_ask_again(place: JoinPlace, client: EtcdClient) -> None:
+    """Its name was revoked after it had joined, or its operator's was."""
+    wish = replace(invitation("n"), invited_by=("thief",))
+    token = replace(await place.invited("other"), name="n", secret=await place.signer.invite(wish, lasts_s=60.0))
+    asked = signing_request("n", new_key())
+    await place.join(token, asked)
+    for name in ("n", "thief"):
+        await client.put(Keys.revoked(name), b"{}")
+        with pytest.raises(ConfigError):
+            await place.join(token, asked)
+        await client.delete(Keys.revoked(name))
+    assert (await place.join(token, asked)).answer.certificate
+
+
+async def test_a_connection_that_is_cut_before_the_answer_costs_nothing(
+    place: JoinPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authority has signed and dies before it answers: the machine asks again by itself and gets a certificate."""
+    token, signed = await place.invited("n"), []
+    join_at_authority = place.signer.join
+
+    async def dying(asked: AskCertificate) -> JoinAnswer:
+        signed.append(await join_at_authority(asked))
+        if len(signed) == 1:
+            raise EOFError
+        return signed[-1]
+
+    monkeypatch.setattr(place.signer, "join", dying)
+    joined = await asyncio.to_thread(join, token, signing_request("n", new_key()), patience_s=20.0)
+    assert (joined.answer.certificate, len(signed)) == (signed[1].certificate, 2)
+
+
+async def test_the_same_line_is_run_again_after_a_lost_answer(
+    place: JoinPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command gives up, because the authority is cut off after it has signed, and says what to do. The same command
+    then ends well, and key and certificate of the folder fit. On another machine the line is worth nothing.
+    """
+    line = write_token(await place.invited("n"))
+    join_at_authority, num_asked = place.signer.join, 0
+
+    async def cut_off(asked: AskCertificate) -> JoinAnswer:
+        nonlocal num_asked
+        answer, num_asked = await join_at_authority(asked), num_asked + 1
+        if num_asked == 1:
+            raise EOFError
+        return answer
+
+    monkeypatch.setattr(place.signer, "join", cut_off)
+    monkeypatch.setattr(join, "__kwdefaults__", {"patience_s": 0.0})
+
+    async def joins(folder: str) -> tuple[int, str]:
+        code = await asyncio.to_thread(cli.run, ["join", line, "--dir", str(tmp_path / folder)])
+        return code, capsys.readouterr().err
+
+    code, told = await joins("n")
+    assert (code, told.count("\n")) == (3, 1)
+    assert told.endswith("then run the same line here again\n")
+    assert await joins("n") == (0, "")
+    certificate = x509.load_pem_x509_certificate((tmp_path / "n/cert.pem").read_bytes())
+    key = load_pem_private_key((tmp_path / "n/key.pem").read_bytes(), password=None)
+    assert certificate.public_key() == key.public_key()
+    assert await joins("elsewhere") == (2, f"headway: {NOT_INVITED}\n")
 
 
 async def test_two_machines_with_one_token_at_once_get_one_certificate(place: JoinPlace) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.doctor_ways import examine_ways, examine_ways_from
 from headway.daemon.client.folder_access import folder_access
+from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs import checkpoint_place
 from headway.daemon.jobs.job import DataSpec

@@ -42,5 +42,6 @@ def fake_cluster(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Every command that looks for a cluster finds the fake one."""
     module = _load("fake_cluster")
     monkeypatch.setattr(cluster_access, "ClusterSession", module.FakeSession)
-    monkeypatch.setattr(cluster_access, "find_cluster", lambda **_: object())
+    address = cluster_access.ClusterAddress(etcd=("10.0.0.7:2379",))
+    monkeypatch.setattr(cluster_access, "find_cluster", lambda **_: address)
     return module

@@ -278,7 +278,7 @@ def test_known_certificates_are_listed(headway: Headway, fake_cluster: ModuleTyp
     """`certs list` has the nodes, and `certs` knows its commands from a folder."""
     code, out, _ = headway("certs", "list")
     assert code == 0
-    assert out.splitlines()[0].split() == ["NAME", "ROLE", "HERE", "UNTIL", "REVOKED"]
+    assert out.splitlines()[0].split() == ["NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"]
     assert {line.split()[0] for line in out.splitlines()[1:]} == fake_cluster.cluster_view().nodes.keys()
     assert '"is_present": true' in headway("certs", "list", "--json")[1]
     assert "NAME: 'a/b' cannot be the name of a certificate" in headway("certs", "revoke", "a/b")[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.client import doctor
-from headway.daemon.client.findings import Finding
+from headway.daemon.doctor import examination as doctor
+from headway.daemon.doctor.findings import Finding
 from headway.daemon.etcd.releases import remark
 
 Headway = Callable[..., tuple[int, str, str]]
@@ -26,6 +26,7 @@ def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder", "_cluster"):
         finding = Finding(what=look.strip("_"), is_fine=True, found="fine")
         monkeypatch.setattr(doctor, look, lambda *_, finding=finding: finding)
+    monkeypatch.setattr(doctor, "_members", lambda *_: [])
 
 
 def is_fault(headway: Headway, *arguments: str) -> bool:

@@ -1,4 +1,4 @@
-"""The folder of a machine that joins: what cannot be kept shows before the token is spent."""
+"""The folder of a machine that joins: what was cut off is done again with the same key, and nothing is overwritten."""
 
 import resource
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.join_client import Joined
@@ -39,24 +41,32 @@ def joined(tmp_path: Path) -> Joined:
     return Joined(answer, "10.0.0.9")
 
 
-def test_a_full_disk_shows_before_the_token_is_spent(tmp_path: Path) -> None:
-    """One line, no file left; with room for them the same folder takes the files, and nothing else stays there."""
-    with files_of_at_most(4096), pytest.raises(ConfigError, match="n: cannot be written: File too large"):
+def test_a_full_disk_costs_no_token(tmp_path: Path) -> None:
+    """One line, and the same line again when there is room: with the same key, which the authority knows by then."""
+    with files_of_at_most(64), pytest.raises(ConfigError, match="n: cannot be written: File too large"):
         JoinedFolder(tmp_path / "n", TOKEN)
-    assert not list((tmp_path / "n").iterdir())
-    folder = JoinedFolder(tmp_path / "n", TOKEN)
-    with files_of_at_most(64 << 10):  # what was free before is full by now: the files take the room that was kept
-        folder.keep(joined(tmp_path), {})
+    folder, answer = JoinedFolder(tmp_path / "n", TOKEN), joined(tmp_path)
+    asked = x509.load_pem_x509_csr(folder.request.encode())
+    with files_of_at_most(700), pytest.raises(ConfigError, match="then run the same line again"):
+        folder.keep(answer, {"site": "x" * 1000})
+    again = JoinedFolder(tmp_path / "n", TOKEN)
+    assert x509.load_pem_x509_csr(again.request.encode()).public_key() == asked.public_key()
+    again.keep(answer, {})
     assert {path.name for path in (tmp_path / "n").iterdir()} == FILES
+    key = load_pem_private_key((tmp_path / "n/key.pem").read_bytes(), password=None)
+    assert key.public_key() == asked.public_key()
+    assert (tmp_path / "n/key.pem").stat().st_mode & 0o077 == 0
 
 
-def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The next attempt may use the same folder; one that has an identity is never touched."""
-    JoinedFolder(tmp_path / "n", TOKEN).give_up()
-    assert not list((tmp_path / "n").iterdir())
-    folder = JoinedFolder(tmp_path / "n", TOKEN)
-    folder.keep(joined(tmp_path), {})
-    folder.give_up()
+def test_an_identity_is_never_touched(tmp_path: Path) -> None:
+    """Of somebody who has joined there, or whose files somebody has copied there without a key."""
+    JoinedFolder(tmp_path / "n", TOKEN).keep(joined(tmp_path), {})
     with pytest.raises(ConfigError, match=r"has ca\.pem already; name another folder"):
         JoinedFolder(tmp_path / "n", TOKEN)
-    assert {path.name for path in (tmp_path / "n").iterdir()} == FILES
+    (tmp_path / "n/next-key.pem").write_bytes(b"of a renewal")
+    with pytest.raises(ConfigError, match=r"has key\.pem already; name another folder"):
+        JoinedFolder(tmp_path / "n", TOKEN)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/cert.pem").write_bytes(b"somebody's")
+    with pytest.raises(ConfigError, match=r"has cert\.pem already; name another folder"):
+        JoinedFolder(tmp_path / "m", TOKEN)

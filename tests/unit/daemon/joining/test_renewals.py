@@ -15,7 +15,7 @@ from headway.daemon.joining.renewals import Renewals, keep_renewed
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.identity import read_identity
-from headway.daemon.rpc.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, key_pem
+from headway.daemon.rpc.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, fingerprint, key_pem
 from headway.stages.sockets.renewable_identity import RenewableIdentity
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -54,6 +54,49 @@ def test_a_running_process_finds_each_renewal(place: Place) -> None:
         assert (found.certificate, found.key, found.ca) == (pair.certificate, pair.key, first.ca)
         assert identity.now() is found
     assert sorted(path.name for path in place.folder.iterdir()) == ["B", "C", "newest"], "one before is kept"
+
+
+def test_a_running_process_trusts_what_its_folder_says_now(place: Place) -> None:
+    """ca.pem gets a second authority, also half a file on the way; the certificate stays, and a renewal keeps both."""
+    identity = RenewableIdentity(place.named, place.folder)
+    first = identity.now()
+    other = certificate_pem(CertificateAuthority.create(place.scratch / "other").certificate)
+    (place.named / "ca.pem").write_bytes(first.ca + other[:300])
+    assert identity.now() is first
+    (place.named / "ca.pem").write_bytes(first.ca + other)
+    both = identity.now()
+    assert (both.ca, both.certificate, both.key) == (first.ca + other, first.certificate, first.key)
+    pair = place.renewed("A")
+    assert (identity.now().ca, identity.now().key) == (both.ca, pair.key)
+    (place.named / "ca.pem").unlink()
+    assert identity.now().ca == both.ca
+
+
+async def test_a_certificate_is_renewed_when_another_authority_signs(place: Place) -> None:
+    """Not before this node trusts it, and not while a daemon still signs with the old one."""
+    await place_of_two_authorities(place, signing=("new",), trusts_both=True, asks=True)
+    await place_of_two_authorities(place, signing=("new",), trusts_both=False, asks=False)
+    await place_of_two_authorities(place, signing=("old", "new"), trusts_both=True, asks=False)
+
+
+async def place_of_two_authorities(place: Place, *, signing: tuple[str, ...], trusts_both: bool, asks: bool) -> None:
+    """Whether a node with a fresh certificate of the old authority asks for another one."""
+    other = CertificateAuthority.create(place.scratch / f"{signing}{trusts_both}").certificate
+    known = {"old": place.authority.certificate, "new": other}
+    own = certificate_pem(known["old"])
+    (place.named / "ca.pem").write_bytes(own + certificate_pem(other) if trusts_both else own)
+    nodes: Any = {
+        name: SimpleNamespace(has_authority=False, authority=fingerprint(known[name])) for name in signing
+    } | {"n": SimpleNamespace(has_authority=False, authority="")}
+    cluster: Any = SimpleNamespace(view=SimpleNamespace(issued={"n": object()}, nodes=nodes), revision=7, version=0)
+    told = list[str]()
+    identity = RenewableIdentity(place.named, place.folder)
+    running = asyncio.create_task(Renewals(cluster, identity, name="n", folder=place.folder, tell=told.append).run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
+    assert bool(told) is asks
 
 
 def test_a_renewal_that_cannot_be_read_leaves_the_one_before(place: Place) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headway.daemon.client import doctor
+from headway.daemon.doctor import examination as doctor
 from headway.daemon.errors import ConfigError
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.stages.no_card import why_no_card

@@ -35,7 +35,7 @@ GOLDEN = {
         num_samples=9,
     ),
     b'{"format":1,"incarnation":"a-1",'
-    b'"peers":{"b":{"round_trip_s":0.01,"bytes_per_s":1000.0,"loss":0.0}}}': ProbeRecord(
+    b'"peers":{"b":{"round_trip_s":0.01,"bytes_per_s":1000.0,"loss":0.0,"via":""}}}': ProbeRecord(
         incarnation="a-1", peers={"b": LinkProbe(round_trip_s=0.01, bytes_per_s=1e3)}
     ),
 }

@@ -12,3 +12,5 @@ class Finding:
     found: str
     advice: str = ""
     """The remedy; in a good finding, a remark."""
+    outcomes: tuple[str, ...] = ()
+    """What came of each dialled port, as `outcome.py` names it."""

@@ -12,28 +12,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterSession, find_cluster
-from headway.daemon.client.doctor_ways import examine_ways, examine_ways_from
-from headway.daemon.client.findings import Finding
+from headway.daemon.addresses import split_address
+from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
+from headway.daemon.doctor.findings import Finding
+from headway.daemon.doctor.outcome import OF_ETCD, Outcome, advice_on, outcome_of, plain
+from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
+from headway.daemon.reach.reach_dial import CONNECT_S
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
 
 LEAST_SHARED_BYTES = 256 << 20
+DEADLINE = "deadline exceeded"
+"""gRPC's words for a call that took too long."""
+_SLOW = frozenset({Outcome.UNCLEAR, Outcome.SILENT, Outcome.HANGS})
 
 
 def examine_from(
     source: str, targets: Sequence[str], *, etcd: str | None, certs: Path | None, cluster: Path | None
 ) -> list[Finding]:
-    """Return a finding for each way from one node to others; no targets: to all. Raises ConfigError, StoreError."""
+    """Return a finding for each way from one node to others; no targets: to all.
+
+    Raises ConfigError, and StoreUnreachableError if no local cluster runs.
+    """
+
+    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
 
     async def ask() -> list[Finding]:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            return await examine_ways_from(session, await session.view(), source, targets)
+        try:
+            async with ClusterSession(address) as session:
+                view = await session.view()
+                return await examine_ways_from(session, view, source, targets)
+        except StoreError as error:
+            return [await _away(error, address.etcd)]
 
-    return asyncio.run(ask())
+    return _said_once(asyncio.run(ask()))
 
 
 def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
@@ -50,13 +65,14 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
     ]
     if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
+        findings += _members(etcd, certs, cluster)
         findings += _ways(etcd, certs, cluster)
         findings += _records(etcd, certs, cluster)
     return _said_once(findings)
 
 
 def _said_once(findings: list[Finding]) -> list[Finding]:
-    """Keep each remark only at its last finding, so that the remark on etcd's release stands at the cluster."""
+    """Keep each remark only at its last finding: that on etcd's release at the cluster, that on relays at one way."""
     last = {finding.advice: finding for finding in findings}
     return [
         finding if not finding.is_fine or last[finding.advice] is finding else replace(finding, advice="")
@@ -144,20 +160,69 @@ def _temporary_folder() -> Finding:
 
 
 def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:
-    async def ask() -> Finding:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            status = await session.client.status()
-            view = await session.view()
-            leader = view.leader.node if view.leader else "nobody"
-            found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
-            found = "; ".join(filter(None, (found, plain_sites(view))))
-            return Finding(what="cluster", is_fine=True, found=found, advice=remark(status.version))
+    async def ask(address: ClusterAddress) -> Finding:
+        try:
+            async with ClusterSession(address) as session:
+                status = await session.client.status()
+                view = await session.view()
+        except StoreError as error:
+            away = await _away(error, address.etcd)
+            return replace(away, what="cluster", found=f"{away.what}: {away.found}")
+        leader = view.leader.node if view.leader else "nobody"
+        found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
+        found = "; ".join(filter(None, (found, plain_sites(view))))
+        advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
+        return Finding(what="cluster", is_fine=True, found=found, advice=advice)
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(ask(find_cluster(etcd=etcd, certs=certs, cluster=cluster)))
     except (ConfigError, StoreError) as error:
-        advice = "see the line above; `headway up` makes one here"
-        return Finding(what="cluster", is_fine=False, found=str(error), advice=advice)
+        return Finding(what="cluster", is_fine=False, found=str(error))
+
+
+async def _away(error: StoreError, members: Sequence[str]) -> Finding:
+    """Return why etcd does not answer. gRPC often tells no more than that it took too long: TCP tells the rest."""
+    outcome, line = outcome_of(error.reason), plain(error.reason)
+    if outcome in _SLOW and len(members) == 1:
+        if await _is_silent(members[0]):
+            outcome, line = Outcome.SILENT, f"no answer to a connection within {CONNECT_S:g} s"
+        elif DEADLINE in line.casefold():
+            outcome, line = Outcome.HANGS, "it takes connections, but does not answer"
+    advice = advice_on([outcome], OF_ETCD)
+    return Finding(what=error.target, is_fine=False, found=line, advice=advice, outcomes=(outcome,))
+
+
+async def _is_silent(member: str) -> bool:
+    """Return whether nothing at all comes back from a port."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(*split_address(member, "--etcd"))
+    except (OSError, ConfigError) as error:
+        return isinstance(error, TimeoutError)
+    writer.close()
+    return False
+
+
+def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
+    """Report the members of etcd that do not answer; nothing if there is only one, which is the cluster's finding."""
+
+    async def ask(address: ClusterAddress) -> Finding | None:
+        try:
+            async with ClusterSession(address) as session:
+                await session.client.status()
+        except StoreError as error:
+            return await _away(error, address.etcd)
+        return None
+
+    async def ask_each(address: ClusterAddress) -> list[Finding]:
+        found = await asyncio.gather(*(ask(replace(address, etcd=(member,))) for member in address.etcd))
+        return [finding for finding in found if finding is not None]
+
+    try:
+        address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+        return asyncio.run(ask_each(address)) if len(address.etcd) > 1 else []
+    except (ConfigError, StoreError):
+        return []
 
 
 def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:

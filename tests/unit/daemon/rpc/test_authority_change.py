@@ -1,0 +1,79 @@
+"""The three steps of a change of the authority, in a folder: each only after the one before, and repeatable."""
+
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.rpc import authority_change
+from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
+from headway.stages.sockets.roles import Role
+
+
+def trusted(folder: Path) -> list[x509.Certificate]:
+    """The authorities of a folder's ca.pem."""
+    return x509.load_pem_x509_certificates((folder / "ca.pem").read_bytes())
+
+
+def issued(authority: CertificateAuthority, name: str) -> x509.Certificate:
+    """A node's certificate."""
+    return x509.load_pem_x509_certificate((authority.issue(name, role=Role.NODE) / "cert.pem").read_bytes())
+
+
+def test_both_are_trusted_then_the_new_one_signs_then_it_is_alone(tmp_path: Path) -> None:
+    """Certificates of either count as long as both are trusted, and folders made before know both too."""
+    old = CertificateAuthority.create(tmp_path / "ca")
+    first = issued(old, "first")
+    begun = authority_change.begin(tmp_path / "ca")
+    assert (begun.certificate, len(trusted(tmp_path / "ca/first"))) == (old.certificate, 2)
+    assert issuer_of(issued(begun, "second"), begun.trusted) == old.certificate
+    signing = authority_change.sign(tmp_path / "ca")
+    assert signing.certificate != old.certificate
+    third = issued(signing, "third")
+    assert [issuer_of(one, signing.trusted) for one in (first, third)] == [old.certificate, signing.certificate]
+    assert set(signing.derived_keys(b"x")) == set(begun.derived_keys(b"x"))
+    assert signing.derived_keys(b"x")[0] != begun.derived_keys(b"x")[0]
+    last = authority_change.drop(tmp_path / "ca")
+    assert (issuer_of(first, last.trusted), issuer_of(third, last.trusted)) == (None, signing.certificate)
+    for folder in ("ca", "ca/first", "ca/second", "ca/third"):
+        assert trusted(tmp_path / folder) == [signing.certificate]
+    assert sorted(path.name for path in (tmp_path / "ca").iterdir() if path.is_file()) == ["ca-key.pem", "ca.pem"]
+    assert (tmp_path / "ca/ca-key.pem").stat().st_mode & 0o077 == 0
+
+
+def test_no_step_comes_before_another(tmp_path: Path) -> None:
+    """One line says which is next, and nothing changes."""
+    folder = CertificateAuthority.create(tmp_path / "ca").directory
+    with pytest.raises(ConfigError, match="there is no next authority"):
+        authority_change.sign(folder)
+    with pytest.raises(ConfigError, match="nothing to drop"):
+        authority_change.drop(folder)
+    authority_change.begin(folder)
+    with pytest.raises(ConfigError, match=r"is there already: once everybody has its ca\.pem, --sign"):
+        authority_change.begin(folder)
+    with pytest.raises(ConfigError, match="does not sign yet: --sign before --drop"):
+        authority_change.drop(folder)
+    authority_change.sign(folder)
+    with pytest.raises(ConfigError, match="end it with --drop"):
+        authority_change.begin(folder)
+    assert len(trusted(folder)) == 2
+
+
+def test_a_step_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+    """The key is written, and not yet the certificate; the old key is kept, and the new one not yet in its place."""
+    folder = CertificateAuthority.create(tmp_path / "ca").directory
+    (folder / "next-ca-key.pem").write_bytes((folder / "ca-key.pem").read_bytes())
+    begun = authority_change.begin(folder)
+    (folder / "old-ca-key.pem").write_bytes((folder / "ca-key.pem").read_bytes())
+    assert authority_change.sign(folder).certificate != begun.certificate
+    assert len(trusted(folder)) == 2
+
+
+def test_a_key_without_its_certificate_is_no_authority(tmp_path: Path) -> None:
+    """Somebody has copied one of the two files alone."""
+    folder = CertificateAuthority.create(tmp_path / "ca").directory
+    other = CertificateAuthority.create(tmp_path / "other").directory
+    (folder / "ca.pem").write_bytes((other / "ca.pem").read_bytes())
+    with pytest.raises(ConfigError, match=r"has no certificate of ca-key\.pem"):
+        CertificateAuthority.open(folder)
