@@ -133,7 +133,8 @@ def _offer(
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
     wanted = sorted((node for node in nodes.value if _is_wanted(sites, node)), key=lambda node: natural(node.name))
     free = [node for node in wanted if node.name not in quarantined]
-    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes.value if node.stays_out]
+    staying_out = sorted((node for node in nodes.value if node.stays_out), key=lambda node: natural(node.name))
+    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in staying_out]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
     out += [told for node in wanted for told in _no_kernel(computes, node)]
     out += [no_worker(node, node.down_devices) for node in free if node.down_devices]

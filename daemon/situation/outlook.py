@@ -1,14 +1,14 @@
 """Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import inf
-from operator import itemgetter
 from typing import Final
 
 from headway.daemon.costs.layer_costs import LayerCost, layer_costs
+from headway.daemon.costs.memory_lessons import Model
 from headway.daemon.costs.profiles import Layers, Profiles, Ways
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.rebalance import (
@@ -40,11 +40,8 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
     layers = view.derived.lasting(
         f"layers of {job.name}", (processes, *job.profiles.values()), lambda: _layers(job, processes)
     )
-    links = view.derived.of(
-        "links",
-        (processes, view.num_probe_changes),
-        lambda: _ways_from(view.probes, view.probes, processes),
-    )
+    ways = _ways(view)
+    links = view.derived.of("links", (ways,), lambda: tuple(chain.from_iterable(ways[name] for name in sorted(ways))))
     return Profiles(layers=layers, links=links)
 
 
@@ -60,21 +57,17 @@ def _layers(job: JobView, present: Container[str]) -> Layers:
     ).layers
 
 
-def measured_ways(view: ClusterView, nodes: Iterable[str]) -> Ways:
+def measured_ways(view: ClusterView, nodes: Collection[str]) -> Ways:
     """Return the measured ways between some nodes."""
-    names = frozenset(nodes)
-    ways = _ways_from(names & view.probes.keys(), view.probes, _processes(view))
-    return tuple(way for way in ways if way[0][1] in names)
+    ways, names = _ways(view), frozenset(nodes)
+    return tuple(way for name in sorted(names & ways.keys()) for way in ways[name] if way[0][1] in names)
 
 
 def slowest_way(view: ClusterView) -> float:
     """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
-    processes = _processes(view)
-    return view.derived.of(
-        "slowest way",
-        (processes, view.num_probe_changes),
-        lambda: min((_slowest_of(name, Same(view.probes[name]), Same(processes)) for name in view.probes), default=inf),
-    )
+    ways, derived = _ways(view), view.derived
+    of_each = derived.each("slowest ways", ways, _slowest_of, since=ways)
+    return derived.of("slowest way", (of_each,), lambda: min(of_each.values(), default=inf))
 
 
 def _processes(view: ClusterView) -> dict[str, str]:
@@ -85,24 +78,32 @@ def _processes(view: ClusterView) -> dict[str, str]:
     )
 
 
-def _ways_from(names: Iterable[str], probes: Mapping[str, ProbeRecord], processes: dict[str, str]) -> Ways:
-    """Return the ways that some nodes have measured, sorted."""
-    present = Same(processes)
-    return tuple(chain.from_iterable(_ways_of(name, Same(probes[name]), present) for name in sorted(names)))
+def _ways(view: ClusterView) -> dict[str, Ways]:
+    """Return each node's measured ways to present nodes, sorted."""
+    processes = _processes(view)
+
+    def of_node(name: str, record: ProbeRecord) -> Ways:
+        if processes.get(name) != record.incarnation:
+            return ()
+        return tuple(((name, peer), record.peers[peer]) for peer in sorted(record.peers) if peer in processes)
+
+    return view.derived.each("ways", view.probes, of_node, since=view.num_probe_changes, common=processes)
 
 
-@lru_cache(maxsize=1 << 13)
-def _ways_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> Ways:
-    """Return a node's measured ways to present nodes, sorted. processes: the present incarnation of each node."""
-    if processes.value.get(name) != record.value.incarnation:
-        return ()
-    ways = sorted(record.value.peers.items(), key=itemgetter(0))
-    return tuple(((name, peer), probe) for peer, probe in ways if peer in processes.value)
+def _slowest_of(_: str, ways: Ways) -> float:
+    return min((probe.bytes_per_s for _, probe in ways), default=inf)
 
 
-@lru_cache(maxsize=1 << 13)
-def _slowest_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> float:
-    return min((probe.bytes_per_s for _, probe in _ways_of(name, record, processes)), default=inf)
+def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
+    """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
+    derived, since = view.derived, view.num_record_changes
+    speeds = derived.each("speeds of devices", view.nodes, _speeds_of, since=since)
+    fastest = derived.lasting("fastest devices", (speeds,), lambda: _fastest(speeds.values()))
+
+    def as_planned(_: str, node: NodeRecord) -> NodeRecord:
+        return _with_speeds(_without_news(node), fastest)
+
+    return derived.each("nodes of plans", view.nodes, as_planned, since=since, common=fastest)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -112,39 +113,44 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
     """
     found = {node.name: node for node in nodes}
-    speeds: dict[tuple[str, str], set[tuple[float, float]]] = {}
-    for node in found.values():
-        for device in node.devices:
-            speeds.setdefault((device.kind, device.model), set()).add((device.speed, device.bfloat16_speed))
-    fastest = {
-        model: DeviceSpeed(float32=max(each[0] for each in seen), bfloat16=max(each[1] for each in seen))
-        for model, seen in speeds.items()
-    }
-    return {
-        name: _with_speeds(
-            Same(node),
-            tuple(fastest[device.kind, device.model] if device.model else None for device in node.devices),
-        )
-        for name, node in found.items()
-    }
+    fastest = _fastest(_speeds_of(name, node) for name, node in found.items())
+    return {name: _with_speeds(node, fastest) for name, node in found.items()}
 
 
-@lru_cache(maxsize=1 << 13)
-def _with_speeds(node: Same[NodeRecord], speeds: tuple[DeviceSpeed | None, ...]) -> NodeRecord:
-    """Return a node whose devices have other speeds. None: the device keeps its own."""
-    if not any(speeds):
-        return node.value
-    devices = (
-        replace(device, speed=speed.float32, bfloat16_speed=speed.bfloat16) if speed is not None else device
-        for device, speed in zip(node.value.devices, speeds, strict=True)
+def _speeds_of(_: str, node: NodeRecord) -> frozenset[tuple[Model, DeviceSpeed]]:
+    """Return the speeds of a node's devices of known models."""
+    return frozenset(
+        ((device.kind, device.model), DeviceSpeed(float32=device.speed, bfloat16=device.bfloat16_speed))
+        for device in node.devices
+        if device.model
     )
-    return replace(node.value, devices=tuple(devices))
 
 
-@lru_cache(maxsize=1 << 13)
-def as_planned(node: Same[NodeRecord]) -> NodeRecord:
+def _fastest(speeds: Iterable[frozenset[tuple[Model, DeviceSpeed]]]) -> dict[Model, DeviceSpeed]:
+    """Return the highest speeds of each model of device."""
+    found: dict[Model, DeviceSpeed] = {}
+    for model, speed in frozenset[tuple[Model, DeviceSpeed]]().union(*speeds):
+        known = found.get(model, speed)
+        found[model] = DeviceSpeed(
+            float32=max(known.float32, speed.float32), bfloat16=max(known.bfloat16, speed.bfloat16)
+        )
+    return found
+
+
+def _with_speeds(node: NodeRecord, fastest: Mapping[Model, DeviceSpeed]) -> NodeRecord:
+    """Return a node whose devices have the speeds of their models. A device of no known model keeps its own."""
+    devices = tuple(
+        replace(device, speed=speed.float32, bfloat16_speed=speed.bfloat16)
+        if (speed := fastest.get((device.kind, device.model))) is not None
+        else device
+        for device in node.devices
+    )
+    return replace(node, devices=devices) if devices != node.devices else node
+
+
+def _without_news(node: NodeRecord) -> NodeRecord:
     """Return a node without what plans do not read, and what changes often."""
-    return replace(node.value, generations={}, ailments={}, started_at=0.0)
+    return replace(node, generations={}, ailments={}, started_at=0.0)
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:

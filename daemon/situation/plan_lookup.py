@@ -10,15 +10,13 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
-from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, StagePlan
 from headway.daemon.situation.memory import lessons
 from headway.daemon.situation.outlook import (
-    as_fast_as_their_like,
-    as_planned,
     measured,
     on_probation,
     outlook,
+    planned_nodes,
     slowest_way,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
@@ -141,13 +139,7 @@ class PlanLookup:
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
         """Return all present nodes by name, as plans see them."""
-        view = self._situation.view
-        present = view.nodes.values()
-        return view.derived.lasting(
-            "nodes of plans",
-            (view.num_record_changes,),
-            lambda: as_fast_as_their_like(as_planned(Same(node)) for node in present),
-        )
+        return planned_nodes(self._situation.view)
 
     @property
     def present(self) -> tuple[NodeRecord, ...]:
