@@ -193,6 +193,8 @@ def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> boo
     """Return whether two questions have one job and the same devices: only times and files may differ."""
     if (_situation(one), one.blocked) != (_situation(other), other.blocked) or len(one.slots) != len(other.slots):
         return False
+    if one.slots is other.slots:
+        return True
     differ = [(before, now) for before, now in zip(one.slots, other.slots, strict=True) if before is not now]
     return {_unmeasured(before) for before, _ in differ} == {_unmeasured(now) for _, now in differ}
 
@@ -227,7 +229,7 @@ def _key(slot: DeviceSlot) -> tuple[str, str, int]:
 
 
 def _unmeasured(slot: DeviceSlot) -> DeviceSlot:
-    return replace(slot, device=replace(slot.device, speed=1.0, bfloat16_speed=0.0))
+    return replace(slot, device=slot.device.unmeasured)
 
 
 def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:

@@ -40,9 +40,7 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
     layers = view.derived.lasting(
         f"layers of {job.name}", (processes, *job.profiles.values()), lambda: _layers(job, processes)
     )
-    ways = _ways(view)
-    links = view.derived.of("links", (ways,), lambda: tuple(chain.from_iterable(ways[name] for name in sorted(ways))))
-    return Profiles(layers=layers, links=links)
+    return Profiles(layers=layers, links=all_ways(view))
 
 
 def _layers(job: JobView, present: Container[str]) -> Layers:
@@ -55,6 +53,12 @@ def _layers(job: JobView, present: Container[str]) -> Layers:
             if device[0] in present and profile.num_samples >= LEAST_SAMPLES
         }
     ).layers
+
+
+def all_ways(view: ClusterView) -> Ways:
+    """Return the measured ways between all present nodes: the same object, as long as they are the same."""
+    ways = _ways(view)
+    return view.derived.of("all ways", (ways,), lambda: tuple(chain.from_iterable(ways[name] for name in sorted(ways))))
 
 
 def measured_ways(view: ClusterView, nodes: Collection[str]) -> Ways:

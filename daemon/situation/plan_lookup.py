@@ -20,7 +20,8 @@ from headway.daemon.situation.outlook import (
     slowest_way,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
-from headway.daemon.situation.predictions import predicted
+from headway.daemon.situation.predictions import concerned, predicted
+from headway.daemon.situation.reads import Reads
 from headway.daemon.view.quarantine import charged_by, left_out
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class PlanLookup:
         self._situation = situation
         self.inquiry = Inquiry(situation.plan_source, situation.job.name)
         """Records which plans were requested, and which are missing."""
+        self._ways_of: set[str] = set()
+        """Nodes whose ways to each other predictions have read."""
+
+    @property
+    def reads(self) -> Reads:
+        """Return what has been read so far of what changes often."""
+        return Reads.of(self.inquiry.look_ups, self._ways_of, self._situation.view)
 
     @cached_property
     def best(self) -> Outcome:
@@ -223,12 +231,13 @@ class PlanLookup:
         return self._predicted("in force", plan.stages) if plan is not None else None
 
     def _predicted(self, plan: str, stages: tuple[StagePlan, ...]) -> float | None:
-        situation = self._situation
+        situation, known = self._situation, concerned(stages, self.nodes)
+        self._ways_of.update(known)
         return predicted(
             f"{plan} of {situation.job.name}",
             situation.spec,
             stages,
-            nodes=self.nodes,
+            known=known,
             profiles=self.profiles,
             view=situation.view,
         )

@@ -100,7 +100,9 @@ class ClusterView:
     judge_signature: Callable[[bytes, SpecRecord], Signature] | None = field(default=None, compare=False, repr=False)
     """Judges a submission as it lies in etcd; None: anybody's counts."""
     num_changes: int = field(default=0, compare=False)
-    """Number of changes of anything but one job's own records; which devices it has counts among the others."""
+    """Number of changes of anything but one job's own records, measured ways and speeds of devices; which devices a job
+    has counts among the others.
+    """
     num_node_changes: int = field(default=0, compare=False)
     """Number of changes of which nodes there are, where they are, and whom they reach."""
     num_record_changes: int = field(default=0, compare=False)
@@ -278,7 +280,7 @@ class ClusterView:
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
-        if place.folder not in ("jobs", "nodes"):
+        if place.folder not in ("jobs", "nodes", "probes"):
             self.num_changes += 1
         if place.folder == "reach":
             self.num_node_changes += 1
@@ -384,9 +386,8 @@ class ClusterView:
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
-        says_more = _without_generations(before) != _without_generations(after)
-        self.num_record_changes += says_more
-        self.num_changes += has_seen_more or says_more
+        self.num_record_changes += _without_generations(before) != _without_generations(after)
+        self.num_changes += has_seen_more or _without_speeds(before) != _without_speeds(after)
         if _whereabouts(before) != _whereabouts(after):
             self.num_node_changes += 1
 
@@ -421,7 +422,7 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
         node.is_draining,
         node.stays_out,
         node.down_devices,
-        tuple(replace(device, speed=1.0) for device in node.devices),
+        tuple(device.unmeasured for device in node.devices),
         node.site,
         node.site_is_private,
         node.arithmetic_class,
@@ -432,6 +433,13 @@ def _membership(node: NodeRecord | None) -> tuple[Any, ...] | None:
 def _without_generations(node: NodeRecord | None) -> NodeRecord | None:
     """Return a node's record without what it has seen: every plan of any job makes every node say more of that."""
     return replace(node, generations={}) if node is not None else None
+
+
+def _without_speeds(node: NodeRecord | None) -> NodeRecord | None:
+    """Return a node's record without generations and without how fast its devices are."""
+    if node is None:
+        return None
+    return replace(node, generations={}, devices=tuple(device.unmeasured for device in node.devices))
 
 
 def _whereabouts(node: NodeRecord | None) -> tuple[Any, ...] | None:

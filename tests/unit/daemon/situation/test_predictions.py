@@ -17,7 +17,7 @@ from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecor
 from headway.daemon.records.records import PlanRecord, SpecRecord
 from headway.daemon.situation import predictions
 from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, measured
-from headway.daemon.situation.predictions import predicted
+from headway.daemon.situation.predictions import concerned, predicted
 from headway.daemon.view.cluster_view import ClusterView
 from tests.unit.daemon.planning.clusters import node
 
@@ -51,7 +51,8 @@ class Scene:
         job, view = self.view.jobs["demo"], self.view
         assert job.plan is not None
         nodes, profiles = as_fast_as_their_like(view.nodes.values()), measured(job, view)
-        found = predicted("demo", SPEC, job.plan.stages, nodes=nodes, profiles=profiles, view=view)
+        known = concerned(job.plan.stages, nodes)
+        found = predicted("demo", SPEC, job.plan.stages, known=known, profiles=profiles, view=view)
         return found, predict(SPEC, job.plan.stages, nodes.values(), profiles=profiles)
 
 
