@@ -86,14 +86,14 @@ from headway.daemon.coordination.conditions import (
     workers_late,
     workers_late_to_stop,
 )
-from headway.daemon.coordination.earlier import Basis, Earlier, Judged
+from headway.daemon.coordination.earlier import Basis, Earlier, Judged, Renew
 from headway.daemon.coordination.queue_order import in_turn, is_queued
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_devices import devices
 from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.situation.outlook import planned_nodes, slowest_way
+from headway.daemon.situation.outlook import all_ways, planned_nodes, slowest_way
 from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
 from headway.daemon.situation.reads import Reads
 from headway.daemon.situation.situation import JobSituation
@@ -278,7 +278,9 @@ def decide(
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
     common = (view.num_changes, quarantine_after, slowest_way(view), Same(planned_nodes(view)))
-    turn = _Turn(view, earlier, _claims(situations, view, earlier, common, plans, now=now), plans)
+    renew = partial(Reads.now, probes=view.probes, ways=all_ways(view), plans=plans)
+    versions = {job.name: (job.num_changes, plans.version_of(job.name)) for job in view.jobs.values()}
+    turn = _Turn(view, earlier, _claims(situations, view, earlier, (common, versions), renew, now=now), renew)
     judged = {name: turn.judged(situation, common) for name, situation in situations.items()}
     deadlines = [at for one in judged.values() for at in one.deadlines]
     commands = [one.command for one in judged.values() if one.command is not None]
@@ -307,30 +309,29 @@ def _claims(
     view: ClusterView,
     earlier: Earlier,
     common: Basis,
-    plans: Plans,
+    renew: Renew,
     *,
     now: float,
 ) -> Claims:
     """Return the claims of all jobs. Shares depend on all jobs together, so they are settled before any job is
     decided about.
     """
-    jobs = tuple((job.name, job.num_changes, plans.version_of(job.name)) for job in view.jobs.values())
-    basis = (common, jobs, uses(situations.values(), view, now=now))
-    found = earlier.claims(basis, partial(Reads.now, view=view, plans=plans), now=now)
+    basis = (common, uses(situations.values(), view, now=now))
+    found = earlier.claims(basis, renew, now=now)
     if found is not None and still_worth(found, situations):
         return found
     found = settle_claims(situations, view, now=now)
-    earlier.settled(basis, found, (situation.plans.reads for situation in situations.values()))
+    earlier.settled(basis, found, (reads for each in situations.values() if (reads := each.plans.reads)))
     return found
 
 
 class _Turn:
     """One decision's way through the jobs, first in first."""
 
-    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims, plans: Plans) -> None:
+    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims, renew: Renew) -> None:
         self.broken: list[BrokenJob] = []
         self._earlier, self._claims = earlier, claims
-        self._renew = partial(Reads.now, view=view, plans=plans)
+        self._renew = renew
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
         self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())

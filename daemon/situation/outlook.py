@@ -23,7 +23,7 @@ from headway.daemon.planning.rebalance import (
     probation_s,
 )
 from headway.daemon.records.identity import Same
-from headway.daemon.records.measurements import DeviceSpeed, ProbeRecord, ProfileRecord
+from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, StagePlan
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -32,6 +32,8 @@ LEAST_SAMPLES: Final = 8
 """Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`.
 The newest of these count.
 """
+Speeds = tuple[float, float]
+"""Relative speeds of a device in float32 and bfloat16, as in Device."""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
@@ -121,31 +123,27 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
     return {name: _with_speeds(node, fastest) for name, node in found.items()}
 
 
-def _speeds_of(_: str, node: NodeRecord) -> frozenset[tuple[Model, DeviceSpeed]]:
+def _speeds_of(_: str, node: NodeRecord) -> frozenset[tuple[Model, Speeds]]:
     """Return the speeds of a node's devices of known models."""
     return frozenset(
-        ((device.kind, device.model), DeviceSpeed(float32=device.speed, bfloat16=device.bfloat16_speed))
-        for device in node.devices
-        if device.model
+        ((device.kind, device.model), (device.speed, device.bfloat16_speed)) for device in node.devices if device.model
     )
 
 
-def _fastest(speeds: Iterable[frozenset[tuple[Model, DeviceSpeed]]]) -> dict[Model, DeviceSpeed]:
+def _fastest(speeds: Iterable[frozenset[tuple[Model, Speeds]]]) -> dict[Model, Speeds]:
     """Return the highest speeds of each model of device."""
-    found: dict[Model, DeviceSpeed] = {}
-    for model, speed in frozenset[tuple[Model, DeviceSpeed]]().union(*speeds):
-        known = found.get(model, speed)
-        found[model] = DeviceSpeed(
-            float32=max(known.float32, speed.float32), bfloat16=max(known.bfloat16, speed.bfloat16)
-        )
+    found: dict[Model, Speeds] = {}
+    for model, (float32, bfloat16) in frozenset[tuple[Model, Speeds]]().union(*speeds):
+        known = found.get(model, (0.0, 0.0))
+        found[model] = max(known[0], float32), max(known[1], bfloat16)
     return found
 
 
-def _with_speeds(node: NodeRecord, fastest: Mapping[Model, DeviceSpeed]) -> NodeRecord:
+def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecord:
     """Return a node whose devices have the speeds of their models. A device of no known model keeps its own."""
     devices = tuple(
-        replace(device, speed=speed.float32, bfloat16_speed=speed.bfloat16)
-        if (speed := fastest.get((device.kind, device.model))) is not None
+        replace(device, speed=speeds[0], bfloat16_speed=speeds[1])
+        if (speeds := fastest.get((device.kind, device.model))) is not None
         else device
         for device in node.devices
     )

@@ -231,6 +231,9 @@ class PlanLookup:
         return self._predicted("in force", plan.stages) if plan is not None else None
 
     def _predicted(self, plan: str, stages: tuple[StagePlan, ...]) -> float | None:
+        present = self._situation.job.plan
+        if present is not None and stages is not present.stages and stages == present.stages:
+            return self.predicted_s  # the best plan is mostly the one in force
         situation, known = self._situation, concerned(stages, self.nodes)
         self._ways_of.update(known)
         return predicted(

@@ -4,12 +4,11 @@ Any measured way is part of each plan's question, but a job reads only the ways 
 decision notes which ways it has read and which plans it has found. It still holds if all of them are the same now.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.profiles import Profiles, Ways
 from headway.daemon.records.measurements import ProbeRecord
-from headway.daemon.situation.outlook import all_ways
 from headway.daemon.situation.plan_cache import LookUp, PlanRequest, Plans
 from headway.daemon.view.cluster_view import ClusterView
 
@@ -27,6 +26,9 @@ class Reads:
         """Return the reads of a decision. nodes: those whose ways were read."""
         return cls(tuple(look_ups), tuple((name, view.probes.get(name)) for name in nodes))
 
+    def __bool__(self) -> bool:
+        return bool(self.look_ups or self.ways)
+
     @property
     def missing(self) -> tuple[PlanRequest, ...]:
         """Return the plans that did not exist."""
@@ -37,14 +39,13 @@ class Reads:
         """Return the plans that were used although measurements have changed since then."""
         return tuple(each.request for each in self.look_ups if each.found is not None and not each.found.is_current)
 
-    def now(self, view: ClusterView, plans: Plans) -> "Reads | None":
-        """Return the reads with the present ways in all questions; None: a decision would read something else now.
+    def now(self, probes: Mapping[str, ProbeRecord], ways: Ways, plans: Plans) -> "Reads | None":
+        """Return the reads with all present ways in the questions; None: a decision would read something else now.
 
-        The caller knows that nothing but ways has changed.
+        The caller knows that nothing but ways has changed. probes, ways: of all present nodes.
         """
-        if any(view.probes.get(name) is not record for name, record in self.ways):
+        if any(probes.get(name) is not record for name, record in self.ways):
             return None
-        ways = all_ways(view)
         if all(each.request.question.profiles.links is ways for each in self.look_ups):
             return self
         look_ups = []
