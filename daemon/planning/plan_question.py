@@ -95,7 +95,8 @@ def usable_devices(
     spec: JobSpec, nodes: Iterable[NodeRecord], *, quarantined: Set[str], busy: Set[DeviceKey]
 ) -> frozenset[DeviceKey]:
     """Return the devices that a plan for the job may use, as `ask` puts them into its slots."""
-    return _offered_to(spec, nodes, quarantined).devices - busy
+    devices = _offered_to(spec, nodes, quarantined).devices
+    return devices - busy if busy else devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
