@@ -122,7 +122,10 @@ def test_a_measured_way_costs_the_jobs_whose_plans_have_it(monkeypatch: pytest.M
 def test_the_slowest_way_costs_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a change costs depends on it."""
     scene = Scene(monkeypatch)
-    scene.measure("e", a=1e3)
+    scene.measure("e", a=2e7)
+    assert scene.decide().stale
+    assert not scene.judged()
+    scene.measure("e", b=1e3)
     assert scene.judged() == {"first", "second"}
 
 
