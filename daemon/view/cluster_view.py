@@ -386,10 +386,11 @@ class ClusterView:
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
+        says_more = _without_generations(before) != _without_generations(after)
         # Numbers are compared by identity: adding nothing would make another number.
-        if _without_generations(before) != _without_generations(after):
+        if says_more:
             self.num_record_changes += 1
-        if has_seen_more or _without_speeds(before) != _without_speeds(after):
+        if has_seen_more or (says_more and _without_speeds(before) != _without_speeds(after)):
             self.num_changes += 1
         if _whereabouts(before) != _whereabouts(after):
             self.num_node_changes += 1
