@@ -6,6 +6,7 @@ import pytest
 
 from headway.daemon.coordination import coordinator
 from headway.daemon.coordination.commands import Decision
+from headway.daemon.coordination.conditions import TELL_AFTER_S
 from headway.daemon.coordination.earlier import Earlier, Judged
 from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import encode
@@ -154,5 +155,5 @@ def test_what_waits_for_a_plan_is_not_judged_again_by_each_event(monkeypatch: py
     [wanted] = [request for request in asked if request.job == "first"]
     scene.plans.answered(wanted, answer(wanted.question))
     assert scene.judged() == {"first"}
-    scene.now += coordinator.TELL_AFTER_S
+    scene.now += TELL_AFTER_S
     assert "second" in scene.judged(), "now it says that it waits"
