@@ -158,7 +158,7 @@ def _offer(
 @lru_cache(maxsize=256)
 def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
     """Return the slots that are not busy."""
-    return tuple(slot for key, slot in offer.value.slots if key not in busy)
+    return tuple([slot for key, slot in offer.value.slots if key not in busy])
 
 
 @lru_cache(maxsize=1 << 15)

@@ -86,14 +86,20 @@ def _processes(view: ClusterView) -> dict[str, str]:
 
 def _ways(view: ClusterView) -> dict[str, Ways]:
     """Return each node's measured ways to present nodes, sorted."""
-    processes = _processes(view)
+    processes, since = _processes(view), view.num_probe_changes
+    told = view.derived.each("ways", view.probes, _ways_told, since=since)
 
-    def of_node(name: str, record: ProbeRecord) -> Ways:
+    def to_present(name: str, record: ProbeRecord) -> Ways:
         if processes.get(name) != record.incarnation:
             return ()
-        return tuple(((name, peer), record.peers[peer]) for peer in sorted(record.peers) if peer in processes)
+        is_whole = record.peers.keys() <= processes.keys()
+        return told[name] if is_whole else tuple(way for way in told[name] if way[0][1] in processes)
 
-    return view.derived.each("ways", view.probes, of_node, since=view.num_probe_changes, common=processes)
+    return view.derived.each("ways to present nodes", view.probes, to_present, since=since, common=processes)
+
+
+def _ways_told(name: str, record: ProbeRecord) -> Ways:
+    return tuple(((name, peer), record.peers[peer]) for peer in sorted(record.peers))
 
 
 def _slowest_of(_: str, ways: Ways) -> float:
