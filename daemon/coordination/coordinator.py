@@ -294,7 +294,7 @@ def decide(
     reads = (*earlier.claims_read, *(one.reads for one in judged.values()))
     stale = (request for each in reads for request in each.stale)
     # A job that already trains can wait for its plan: its requests are computed after others.
-    content = {name for name, one in judged.items() if one.reads.missing and _is_content(situations[name])}
+    content = {name for name in {request.job for request in missing} if _is_content(situations[name])}
     return Decision(
         commands=tuple(commands),
         wake_at=wake_at,
@@ -332,6 +332,8 @@ class _Turn:
         self.broken: list[BrokenJob] = []
         self._earlier, self._claims = earlier, claims
         self._renew = renew
+        self._missed = {request.job for reads in earlier.claims_read for request in reads.missing}
+        """Jobs for which the claims miss a plan."""
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
         self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())
@@ -347,7 +349,7 @@ class _Turn:
         version = situation.plan_source.version_of(job.name)
         basis = self._earlier.basis(job, common, version, others, *self._ahead)
         # A plan that the claims miss is among those that the job misses, as long as they miss it.
-        can_last = self._is_as_seen and not situation.plans.inquiry.misses_any
+        can_last = self._is_as_seen and job.name not in self._missed
         found = self._earlier.judged(job, basis, self._renew, now=now) if can_last else None
         if found is None:
             found = self._judged_anew(situation)

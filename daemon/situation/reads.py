@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from headway.daemon.costs.profiles import Profiles, Ways
 from headway.daemon.records.measurements import ProbeRecord
+from headway.daemon.situation.outlook import all_ways
 from headway.daemon.situation.plan_cache import LookUp, PlanRequest, Plans
 from headway.daemon.view.cluster_view import ClusterView
 
@@ -20,11 +21,13 @@ class Reads:
     look_ups: tuple[LookUp, ...] = ()
     ways: tuple[tuple[str, ProbeRecord | None], ...] = ()
     """Nodes whose ways were read, with what they said of them."""
+    all_ways: Ways = ()
+    """The ways in the questions: nothing was read anew while they are the same object."""
 
     @classmethod
     def of(cls, look_ups: Iterable[LookUp], nodes: Iterable[str], view: ClusterView) -> "Reads":
         """Return the reads of a decision. nodes: those whose ways were read."""
-        return cls(tuple(look_ups), tuple((name, view.probes.get(name)) for name in nodes))
+        return cls(tuple(look_ups), tuple((name, view.probes.get(name)) for name in nodes), all_ways(view))
 
     def __bool__(self) -> bool:
         return bool(self.look_ups or self.ways)
@@ -44,10 +47,10 @@ class Reads:
 
         The caller knows that nothing but ways has changed. probes, ways: of all present nodes.
         """
+        if self.all_ways is ways:
+            return self
         if any(probes.get(name) is not record for name, record in self.ways):
             return None
-        if all(each.request.question.profiles.links is ways for each in self.look_ups):
-            return self
         look_ups = []
         for each in self.look_ups:
             question = each.request.question
@@ -56,4 +59,4 @@ class Reads:
             if plans.find(request) != each.found:
                 return None
             look_ups.append(LookUp(request, each.found))
-        return replace(self, look_ups=tuple(look_ups))
+        return Reads(tuple(look_ups), self.ways, ways)
