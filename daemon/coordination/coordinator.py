@@ -291,7 +291,7 @@ def decide(
     wake_at = min(deadlines, default=None)
     earlier.decided(situations, wake_at=wake_at)
     missing = [request for one in judged.values() for request in one.reads.missing]
-    reads = (*earlier.claims_read, *(one.reads for one in judged.values()))
+    reads = (*earlier.claims_read.values(), *(one.reads for one in judged.values()))
     stale = (request for each in reads for request in each.stale)
     # A job that already trains can wait for its plan: its requests are computed after others.
     content = {name for name in {request.job for request in missing} if _is_content(situations[name])}
@@ -319,9 +319,11 @@ def _claims(
     basis = (common, uses(situations.values(), view, now=now))
     found = earlier.claims(basis, renew, now=now)
     if found is not None and still_worth(found, situations):
+        for name, reads in earlier.claims_read.items():
+            situations[name].plans.inquiry.recall(reads.look_ups)
         return found
     found = settle_claims(situations, view, now=now)
-    earlier.settled(basis, found, (reads for each in situations.values() if (reads := each.plans.reads)))
+    earlier.settled(basis, found, {name: situation.plans.reads for name, situation in situations.items()})
     return found
 
 
@@ -332,8 +334,6 @@ class _Turn:
         self.broken: list[BrokenJob] = []
         self._earlier, self._claims = earlier, claims
         self._renew = renew
-        self._missed = {request.job for reads in earlier.claims_read for request in reads.missing}
-        """Jobs for which the claims miss a plan."""
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
         self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())
@@ -348,12 +348,10 @@ class _Turn:
         others = self._others if job.phase.phase is not RUNNING else ()
         version = situation.plan_source.version_of(job.name)
         basis = self._earlier.basis(job, common, version, others, *self._ahead)
-        # A plan that the claims miss is among those that the job misses, as long as they miss it.
-        can_last = self._is_as_seen and job.name not in self._missed
-        found = self._earlier.judged(job, basis, self._renew, now=now) if can_last else None
+        found = self._earlier.judged(job, basis, self._renew, now=now) if self._is_as_seen else None
         if found is None:
             found = self._judged_anew(situation)
-            if can_last and not self._is_broken(job.name):
+            if self._is_as_seen and not self._is_broken(job.name):
                 self._earlier.remember(job, basis, found, now=now)
         if is_queued(job):
             self._ahead.append(job.name)

@@ -5,7 +5,7 @@ of all jobs, a plan, a way between nodes of its plans, or the time at which wait
 never remembered. So a decision with these memories equals one without them; tests compare the two after every event.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -47,8 +47,8 @@ class Judged:
 class Earlier:
     """What one leader has decided so far. `decide` alone reads and writes it."""
 
-    claims_read: tuple[Reads, ...] = ()
-    """What was read to settle the claims, for each job."""
+    claims_read: dict[str, Reads] = field(default_factory=dict)
+    """What was read of each job to settle the claims."""
     _claims: Claims | None = None
     _claims_rest_on: Basis | None = None
     """None: they must be settled again."""
@@ -63,19 +63,19 @@ class Earlier:
         """Return the claims that were settled on the same basis; None: they must be settled again."""
         if self._claims is None or self._claims_rest_on != basis or now >= min(self._wake_at, self._claims.until):
             return None
-        renewed = tuple(map(renew, self.claims_read))
-        if None in renewed:
+        renewed = {job: now for job, reads in self.claims_read.items() if (now := renew(reads)) is not None}
+        if len(renewed) < len(self.claims_read):
             return None
-        self.claims_read = tuple(filter(None, renewed))
+        self.claims_read = renewed
         return self._claims
 
-    def settled(self, basis: Basis, claims: Claims, reads: Iterable[Reads]) -> None:
-        """Remember claims, unless settling them missed a plan."""
-        self.claims_read = tuple(reads)
-        can_last = not any(each.missing for each in self.claims_read)
-        if claims != self._claims or claims.errors:
+    def settled(self, basis: Basis, claims: Claims, reads: Mapping[str, Reads]) -> None:
+        """Remember claims. reads: of jobs. A job that misses a plan for them is judged again when they are settled."""
+        misses_any = any(each.missing for each in (*self.claims_read.values(), *reads.values()))
+        self.claims_read = {job: each for job, each in reads.items() if each}
+        if claims != self._claims or claims.errors or misses_any:
             self._num_claims += 1
-        self._claims, self._claims_rest_on = claims, basis if can_last and not claims.errors else None
+        self._claims, self._claims_rest_on = claims, basis if not claims.errors else None
 
     def basis(self, job: JobView, *others: object) -> Basis:
         """Return what a judgement about a job rests on, beside `others`."""

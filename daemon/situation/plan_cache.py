@@ -9,7 +9,7 @@ the plan exists. The cluster may change in the meantime, so an answer may be for
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, Unpack
@@ -146,6 +146,11 @@ class Inquiry:
         """Return since when decisions have missed a plan that this one misses; None: none, or this is the first."""
         return self._plans.wanted_since(self._job) if self._missing else None
 
+    def recall(self, look_ups: Iterable[LookUp]) -> None:
+        """Take over what was looked up for the job when the claims of all jobs were settled."""
+        for each in look_ups:
+            self._note(each)
+
     def plan(
         self,
         purpose: Purpose,
@@ -161,11 +166,15 @@ class Inquiry:
         question = ask(spec, nodes, profiles=profiles, **conditions)
         request = PlanRequest(job=self._job, purpose=purpose, question=question)
         found = self._plans.find(request)
-        self.look_ups.append(LookUp(request, found))
+        self._note(LookUp(request, found))
         if found is None:
-            self._missing[purpose] = PlanMissingError(request)
             raise self._missing[purpose]
         return found
+
+    def _note(self, look_up: LookUp) -> None:
+        self.look_ups.append(look_up)
+        if look_up.found is None:
+            self._missing[look_up.request.purpose] = PlanMissingError(look_up.request)
 
 
 @dataclass(slots=True)

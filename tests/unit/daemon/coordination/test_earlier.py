@@ -71,15 +71,15 @@ def test_what_does_something_is_not_remembered() -> None:
 def test_claims_hold_until_their_time_or_the_next_wait_ends() -> None:
     """Equal claims leave judgements as they are, other ones end them; claims with an error are settled each time."""
     earlier = decided(RUNNING, QUIET, wake_at=5.0)
-    earlier.settled((1,), Claims(until=4.0), ())
+    earlier.settled((1,), Claims(until=4.0), {})
     basis = earlier.basis(RUNNING)
     assert earlier.claims((1,), kept, now=3.9) is not None
     assert earlier.claims((2,), kept, now=3.9) is None
     assert earlier.claims((1,), kept, now=4.0) is None
-    earlier.settled((1,), Claims(), ())
+    earlier.settled((1,), Claims(), {})
     assert earlier.basis(RUNNING) == basis
     assert earlier.claims((1,), kept, now=5.0) is None, "a wait has ended"
-    earlier.settled((1,), Claims(by_job={"j": frozenset({("n", 0)})}), ())
+    earlier.settled((1,), Claims(by_job={"j": frozenset({("n", 0)})}), {})
     assert earlier.basis(RUNNING) != basis
-    earlier.settled((1,), Claims(errors={"j": ValueError()}), ())
+    earlier.settled((1,), Claims(errors={"j": ValueError()}), {})
     assert earlier.claims((1,), kept, now=1.0) is None
