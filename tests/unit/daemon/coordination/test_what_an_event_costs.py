@@ -1,10 +1,13 @@
 """A leader judges again only the jobs that an event concerns. simulated_cluster.py shows that it decides the same."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from headway.daemon.coordination import coordinator
+from headway.daemon.coordination.claims import Claims, settle_claims
 from headway.daemon.coordination.commands import Decision
 from headway.daemon.coordination.conditions import TELL_AFTER_S
 from headway.daemon.coordination.earlier import Earlier, Judged
@@ -12,8 +15,8 @@ from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
-from headway.daemon.records.records import NodeRecord, Phase
-from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.situation.plan_cache import PlanCache, Purpose
 from headway.daemon.situation.situation import JobSituation
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
@@ -41,7 +44,14 @@ class Scene:
             self._judged.append(situation.job.name)
             return judge(situation)
 
+        self.num_settled = 0
+
+        def counted(*args: Any, **options: Any) -> Claims:
+            self.num_settled += 1
+            return settle_claims(*args, **options)
+
         monkeypatch.setattr(coordinator, "_judge", noted)
+        monkeypatch.setattr(coordinator, "settle_claims", counted)
         for name in NODES:
             self.measure(name, **dict.fromkeys(NODES, 1e8 if name != "e" else 1e7))
             devices = (replace(self.view.nodes[name].devices[0], model="one"),)
@@ -60,10 +70,12 @@ class Scene:
     def decide(self) -> Decision:
         """Return the leader's next decision, a moment later. It is that of a leader who remembers nothing."""
         self.now += 0.001
-        found = coordinator.decide(self.view, now=self.now, plans=self.plans, earlier=self.earlier)
-        seen, judged = len(self._judged), self._judged
-        anew = coordinator.decide(self.view, now=self.now, plans=self.plans)
-        del judged[seen:]
+        decide = partial(coordinator.decide, self.view, now=self.now, written_at=self.now, plans=self.plans)
+        found = decide(earlier=self.earlier)
+        num_judged, num_settled = len(self._judged), self.num_settled
+        anew = decide()
+        del self._judged[num_judged:]
+        self.num_settled = num_settled
         assert (found.commands, found.missing) == (anew.commands, anew.missing)
         assert {*found.stale} == {*anew.stale}
         self.plans.decided(found.missing, jobs=self.view.jobs, now=self.now)
@@ -96,6 +108,11 @@ class Scene:
         """Let another node come."""
         node: NodeRecord = self.view.nodes[NODES[0]]
         self._put(Keys.node(name), replace(node, name=name, host=name, incarnation=f"{name}-1", address=f"{name}:1"))
+
+    def submit(self, name: str) -> None:
+        """Let a job come that could run on one node."""
+        self._put(Keys.of(name, "spec"), SpecRecord(spec=small_spec(name), uid=name))
+        self._put(Keys.of(name, "phase"), PhaseRecord())
 
     def _put(self, key: str, record: object) -> None:
         self._revision += 1
@@ -157,3 +174,24 @@ def test_what_waits_for_a_plan_is_not_judged_again_by_each_event(monkeypatch: py
     assert scene.judged() == {"first"}
     scene.now += TELL_AFTER_S
     assert "second" in scene.judged(), "now it says that it waits"
+
+
+def test_claims_that_wait_for_a_plan_are_not_settled_again_by_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job comes, and the plan that it would claim is missing. The job goes on missing it while its wait is told."""
+    scene = Scene(monkeypatch)
+    scene.submit("third")
+    scene.now += 1.0
+    for _ in range(2):
+        scene.decide()
+    before = scene.num_settled
+    for _ in range(5):
+        assert Purpose.CLAIM in {request.purpose for request in scene.decide().missing}
+    assert scene.num_settled == before
+    scene.now += TELL_AFTER_S
+    for _ in range(3):
+        told = scene.decide()
+        assert "third" in {command.job for command in told.commands}
+        assert Purpose.CLAIM in {request.purpose for request in told.missing}
+    assert scene.num_settled == before + 1, "a wait has ended"
+    scene.answer()
+    assert scene.num_settled > before + 1
