@@ -63,7 +63,7 @@ class Earlier:
         """Return the claims that were settled on the same basis; None: they must be settled again."""
         if self._claims is None or self._claims_rest_on != basis or now >= min(self._wake_at, self._claims.until):
             return None
-        renewed = {job: now for job, reads in self.claims_read.items() if (now := renew(reads)) is not None}
+        renewed = {job: new for job, reads in self.claims_read.items() if (new := renew(reads)) is not None}
         if len(renewed) < len(self.claims_read):
             return None
         self.claims_read = renewed

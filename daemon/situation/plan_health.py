@@ -1,7 +1,6 @@
 """Decides which workers and nodes of one plan are ready, failed, lost or draining. Pure."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records.keys import Keys
@@ -17,7 +16,7 @@ def is_leaving(node: NodeRecord) -> bool:
     return node.is_draining or bool(node.stays_out)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanHealth:
     """One plan at one moment. Without a plan, every answer is that nothing is wrong."""
 
@@ -31,7 +30,7 @@ class PlanHealth:
         """Return the parts of all workers."""
         return self.plan.stages if self.plan is not None else ()
 
-    @cached_property
+    @property
     def workers(self) -> dict[int, WorkerRecord]:
         """Return the workers' records for this plan, by position."""
         return self.job.workers_of(self.plan) if self.plan is not None else {}
