@@ -3,10 +3,13 @@
 decision_N_ms: the leader's decision about 20 running and 5 queued jobs on N nodes, after the event that comes most
 often: a worker's record of how its seconds were spent. decision_EVENT_N_ms: after other events: a batch of a job
 (progress), a measured way (probe), a generation that a node has seen (seen), a device's speed (speed), a node that
-comes (join). agent_N_ms, agent_EVENT_N_ms: the work of a node's agent for such an event; one in 20 jobs lacks copies of
-its newest boundary. listing_N_mb: what a daemon reads when it lists everything. Plans are computed by other processes,
-and are not part of this. Medians of several, in milliseconds of this thread's own work. growth_decision: the time at
-the largest size over that at 100 nodes, divided by the ratio of the sizes; 1 is linear. --plot draws the growth.
+comes (join). From then on all running jobs lack a plan. decision_waiting_N_ms: after a report of seconds meanwhile.
+decision_repeated_N_ms: when all judgements are old, which is so every REPEATED_S. agent_N_ms, agent_EVENT_N_ms: the
+work of a node's agent for such an event; one in 20 jobs lacks copies of its newest boundary. listing_N_mb: what a
+daemon reads when it lists everything. Plans are computed by other processes, and are not part of this: after the first
+measured way they are all stale. Medians of several, in milliseconds of this thread's own work. growth_decision: the
+time at the largest size over that at 100 nodes, divided by the ratio of the sizes; 1 is linear. --plot draws the
+growth.
 """
 
 import argparse
@@ -15,8 +18,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -27,7 +31,7 @@ from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.commands import Command, Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.earlier import Earlier
+from headway.daemon.coordination.earlier import REPEATED_S, Earlier
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import encode
@@ -234,13 +238,13 @@ def settle(records: Records, plans: PlanCache, earlier: Earlier, *, now: float) 
     raise RuntimeError("the cluster does not come to rest")
 
 
-def timed(work: Callable[[int], object], *, repeats: int) -> float:
-    """Return the median of the milliseconds of a piece of work, which is told its number."""
-    work(0)
+def timed(work: Callable[[], object], *, repeats: int) -> float:
+    """Return the median of the milliseconds of a piece of work. The first time is not among them."""
+    work()
     found = []
-    for number in range(1, repeats + 1):
+    for _ in range(repeats):
         began = time.thread_time()
-        work(number)
+        work()
         found.append(1e3 * (time.thread_time() - began))
     return median(found)
 
@@ -255,24 +259,32 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
     if phases != {Phase.RUNNING: running, Phase.QUEUED: NUM_QUEUED}:
         raise RuntimeError(f"the jobs are not as they should be measured: {phases}")
     found = {f"listing_{size}_mb": records.num_bytes / 1e6}
-    clock = itertools.count(int(SETTLED_AT) + 1)
-    events = (records.goodput, records.progress, records.probe, records.seen, records.speed, records.join)
-    for event in events:
+    now, numbers = SETTLED_AT, itertools.count(1)
+
+    def happens(event: Event, *, after_s: float = 1.0) -> None:
+        nonlocal now
+        now += after_s
+        event(next(numbers), now=now)
+
+    def decision(event: Event, *, after_s: float = 1.0) -> None:
+        happens(event, after_s=after_s)
+        decided = decide(records.view, now=now, plans=plans, earlier=earlier)
+        plans.decided(decided.missing, jobs=records.view.jobs, now=now)
+        # The record of use, of no job, is not carried out, so it is due each time.
+        if any(command.job for command in decided.commands):
+            raise RuntimeError(f"a decision that is measured does something: {decided.commands}")
+
+    def work_of_an_agent(event: Event) -> None:
+        happens(event)
+        next_steps(records.view, records.node_state(now=now))
+
+    for event in (records.goodput, records.progress, records.probe, records.seen, records.speed, records.join):
         kind = f"{event.__name__}_" if event != records.goodput else ""
-        numbers = itertools.count(1)
-
-        def decision(_: int, event: Event = event, numbers: Iterator[int] = numbers) -> None:
-            now = float(next(clock))
-            event(next(numbers), now=now)
-            decide(records.view, now=now, plans=plans, earlier=earlier)
-
-        def work_of_an_agent(_: int, event: Event = event, numbers: Iterator[int] = numbers) -> None:
-            now = float(next(clock))
-            event(next(numbers), now=now)
-            next_steps(records.view, records.node_state(now=now))
-
-        found[f"decision_{kind}{size}_ms"] = timed(decision, repeats=repeats)
-        found[f"agent_{kind}{size}_ms"] = timed(work_of_an_agent, repeats=repeats)
+        found[f"decision_{kind}{size}_ms"] = timed(partial(decision, event), repeats=repeats)
+        found[f"agent_{kind}{size}_ms"] = timed(partial(work_of_an_agent, event), repeats=repeats)
+    found[f"decision_waiting_{size}_ms"] = timed(partial(decision, records.goodput), repeats=repeats)
+    old = partial(decision, records.goodput, after_s=REPEATED_S)
+    found[f"decision_repeated_{size}_ms"] = timed(old, repeats=repeats)
     return found
 
 

@@ -6,6 +6,7 @@ etcd and continues. A command that is lost, late or overtaken is simply decided 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headway.daemon.coordination.accounting import usage_due_at, write_usage
@@ -85,13 +86,16 @@ from headway.daemon.coordination.conditions import (
     workers_late,
     workers_late_to_stop,
 )
-from headway.daemon.coordination.earlier import Basis, Earlier, Judged
+from headway.daemon.coordination.earlier import Basis, Earlier, Judged, Renew
 from headway.daemon.coordination.queue_order import in_turn, is_queued
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_devices import devices
+from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
+from headway.daemon.situation.outlook import all_ways, planned_nodes, slowest_way
 from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
+from headway.daemon.situation.reads import Reads
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
@@ -273,12 +277,10 @@ def decide(
         for job in in_turn(view, now=now)
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
-    common = (
-        view.num_changes,
-        quarantine_after,
-        tuple((job.name, job.num_changes, plans.version_of(job.name)) for job in view.jobs.values()),
-    )
-    turn = _Turn(view, earlier, _claims(situations, view, earlier, common, now=now))
+    common = (view.num_changes, quarantine_after, slowest_way(view), Same(planned_nodes(view)))
+    renew = partial(Reads.now, probes=view.probes, ways=all_ways(view), plans=plans)
+    versions = {job.name: (job.num_changes, plans.version_of(job.name)) for job in view.jobs.values()}
+    turn = _Turn(view, earlier, _claims(situations, view, earlier, (common, versions), renew, now=now), renew)
     judged = {name: turn.judged(situation, common) for name, situation in situations.items()}
     deadlines = [at for one in judged.values() for at in one.deadlines]
     commands = [one.command for one in judged.values() if one.command is not None]
@@ -288,10 +290,11 @@ def decide(
         deadlines.append(due_at)
     wake_at = min(deadlines, default=None)
     earlier.decided(situations, wake_at=wake_at)
-    missing = [request for one in judged.values() for request in one.missing]
-    stale = (*earlier.stale, *(request for one in judged.values() for request in one.stale))
+    missing = [request for one in judged.values() for request in one.reads.missing]
+    reads = (*earlier.claims_read.values(), *(one.reads for one in judged.values()))
+    stale = (request for each in reads for request in each.stale)
     # A job that already trains can wait for its plan: its requests are computed after others.
-    content = {name for name, one in judged.items() if one.missing and _is_content(situations[name])}
+    content = {name for name in {request.job for request in missing} if _is_content(situations[name])}
     return Decision(
         commands=tuple(commands),
         wake_at=wake_at,
@@ -302,32 +305,35 @@ def decide(
 
 
 def _claims(
-    situations: Mapping[str, JobSituation], view: ClusterView, earlier: Earlier, common: Basis, *, now: float
+    situations: Mapping[str, JobSituation],
+    view: ClusterView,
+    earlier: Earlier,
+    common: Basis,
+    renew: Renew,
+    *,
+    now: float,
 ) -> Claims:
     """Return the claims of all jobs. Shares depend on all jobs together, so they are settled before any job is
     decided about.
     """
     basis = (common, uses(situations.values(), view, now=now))
-    found = earlier.claims(basis, now=now)
+    found = earlier.claims(basis, renew, now=now)
     if found is not None and still_worth(found, situations):
+        for name, reads in earlier.claims_read.items():
+            situations[name].plans.inquiry.recall(reads.look_ups)
         return found
     found = settle_claims(situations, view, now=now)
-    inquiries = [situation.plans.inquiry for situation in situations.values()]
-    earlier.settled(
-        basis,
-        found,
-        can_last=not any(inquiry.missing for inquiry in inquiries),
-        stale=(request for inquiry in inquiries for request in inquiry.stale),
-    )
+    earlier.settled(basis, found, {name: situation.plans.reads for name, situation in situations.items()})
     return found
 
 
 class _Turn:
     """One decision's way through the jobs, first in first."""
 
-    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims) -> None:
+    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims, renew: Renew) -> None:
         self.broken: list[BrokenJob] = []
         self._earlier, self._claims = earlier, claims
+        self._renew = renew
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
         self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())
@@ -341,8 +347,8 @@ class _Turn:
         # A job that trains reads of jobs only its own records. Others name, in a sentence, those that have devices.
         others = self._others if job.phase.phase is not RUNNING else ()
         version = situation.plan_source.version_of(job.name)
-        basis = self._earlier.basis(job, common[:2], version, others, *self._ahead)
-        found = self._earlier.judged(job, basis, now=now) if self._is_as_seen else None
+        basis = self._earlier.basis(job, common, version, others, *self._ahead)
+        found = self._earlier.judged(job, basis, self._renew, now=now) if self._is_as_seen else None
         if found is None:
             found = self._judged_anew(situation)
             if self._is_as_seen and not self._is_broken(job.name):
@@ -391,16 +397,10 @@ def _judge(situation: JobSituation) -> Judged:
         takes = devices(offered) if isinstance(offered, ClusterPlan) else takes
     deadlines = [deadline for deadline in waits(situation) if deadline > now]
     inquiry = situation.plans.inquiry
-    if inquiry.missing:
+    if inquiry.misses_any:
         since = inquiry.waits_since
         deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
-    return Judged(
-        command=command,
-        takes=takes,
-        deadlines=tuple(deadlines),
-        missing=tuple(inquiry.missing),
-        stale=tuple(inquiry.stale),
-    )
+    return Judged(command=command, takes=takes, deadlines=tuple(deadlines), reads=situation.plans.reads)
 
 
 def first_row(situation: JobSituation) -> Row | None:

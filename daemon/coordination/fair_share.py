@@ -17,6 +17,7 @@ A waiting job that cannot have all it needs yet keeps its free devices, so that 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -123,7 +124,14 @@ class _Dealing:
         pinned = frozenset[DeviceKey]().union(*(claimant.pinned for claimant in claimants))
         usable = frozenset[DeviceKey]().union(*(claimant.usable for claimant in claimants))
         self._left = set(usable - pinned)
-        self._wanted_by = {device: sum(device in claimant.usable for claimant in claimants) for device in usable}
+        self._wanted_by = dict.fromkeys(usable, 0)
+        for wanted, number in Counter(claimant.usable for claimant in claimants).items():
+            for device in wanted:
+                self._wanted_by[device] += number
+        self._of_higher = {
+            priority: {device for device, holder in self._holder.items() if holder.priority > priority}
+            for priority in {claimant.priority for claimant in claimants}
+        }
         self._served = {claimant.job for claimant in claimants if not claimant.is_waiting and claimant.pinned}
         self._partial: set[str] = set()
 
@@ -157,7 +165,7 @@ class _Dealing:
     def _round(self, priority: int, asks: _Asks, *, spares_higher: bool) -> None:
         slots = self._slots(priority, asks)
         while slots:
-            slot = min(slots, key=self._turn)
+            slot = min(slots, key=self._turn) if len(slots) > 1 else slots[0]
             if not self._serve(slot.asks[0], spares_higher=spares_higher):
                 slot.asks.pop(0)
                 if not slot.asks:
@@ -201,7 +209,7 @@ class _Dealing:
             return
         allowed = self._left & claimant.usable
         if spares_higher:
-            allowed = {device for device in allowed if not self._is_of_higher(device, claimant)}
+            allowed -= self._of_higher[claimant.priority]
         chosen = self._least(claimant, allowed)
         if chosen is not None:
             self._give(claimant, chosen)
@@ -217,9 +225,9 @@ class _Dealing:
         chosen: list[DeviceKey] = []
         while not self._is_enough(claimant, given):
             nodes = {node for node, _ in given}
-            on_new_nodes = {device for device in left if device[0] not in nodes}
             needs_nodes = len(nodes) < claimant.least_nodes
-            choice = self._choice(claimant, on_new_nodes if needs_nodes else left, given)
+            among = {device for device in left if device[0] not in nodes} if needs_nodes else left
+            choice = self._choice(claimant, among, given)
             if choice is None:
                 return None
             chosen.append(choice)
@@ -247,6 +255,7 @@ class _Dealing:
         nodes = {node for node, _ in given}
         if len(nodes) >= claimant.most_nodes:
             among = {device for device in among if device[0] in nodes}
+        among = among & claimant.holds or among - self._holder.keys() or among
         return min(among, key=lambda device: self._harm(claimant, device, nodes), default=None)
 
     def _harm(self, claimant: Claimant, device: DeviceKey, nodes: set[str]) -> tuple[object, ...]:
@@ -269,7 +278,3 @@ class _Dealing:
 
     def _is_enough(self, claimant: Claimant, given: set[DeviceKey]) -> bool:
         return len(given) >= claimant.least_devices and len({node for node, _ in given}) >= claimant.least_nodes
-
-    def _is_of_higher(self, device: DeviceKey, claimant: Claimant) -> bool:
-        holder = self._holder.get(device)
-        return holder is not None and holder.priority > claimant.priority

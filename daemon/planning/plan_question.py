@@ -95,7 +95,8 @@ def usable_devices(
     spec: JobSpec, nodes: Iterable[NodeRecord], *, quarantined: Set[str], busy: Set[DeviceKey]
 ) -> frozenset[DeviceKey]:
     """Return the devices that a plan for the job may use, as `ask` puts them into its slots."""
-    return _offered_to(spec, nodes, quarantined).devices - busy
+    devices = _offered_to(spec, nodes, quarantined).devices
+    return devices - busy if busy else devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,8 @@ def _offer(
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
     wanted = sorted((node for node in nodes.value if _is_wanted(sites, node)), key=lambda node: natural(node.name))
     free = [node for node in wanted if node.name not in quarantined]
-    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in nodes.value if node.stays_out]
+    staying_out = sorted((node for node in nodes.value if node.stays_out), key=lambda node: natural(node.name))
+    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in staying_out]
     out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
     out += [told for node in wanted for told in _no_kernel(computes, node)]
     out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
@@ -156,7 +158,7 @@ def _offer(
 @lru_cache(maxsize=256)
 def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
     """Return the slots that are not busy."""
-    return tuple(slot for key, slot in offer.value.slots if key not in busy)
+    return tuple([slot for key, slot in offer.value.slots if key not in busy])
 
 
 @lru_cache(maxsize=1 << 15)
@@ -192,6 +194,8 @@ def differs_in_measurements_alone(one: PlanQuestion, other: PlanQuestion) -> boo
     """Return whether two questions have one job and the same devices: only times and files may differ."""
     if (_situation(one), one.blocked) != (_situation(other), other.blocked) or len(one.slots) != len(other.slots):
         return False
+    if one.slots is other.slots:
+        return True
     differ = [(before, now) for before, now in zip(one.slots, other.slots, strict=True) if before is not now]
     return {_unmeasured(before) for before, _ in differ} == {_unmeasured(now) for _, now in differ}
 
@@ -226,7 +230,7 @@ def _key(slot: DeviceSlot) -> tuple[str, str, int]:
 
 
 def _unmeasured(slot: DeviceSlot) -> DeviceSlot:
-    return replace(slot, device=replace(slot.device, speed=1.0, bfloat16_speed=0.0))
+    return replace(slot, device=slot.device.unmeasured)
 
 
 def no_worker(node: NodeRecord, device_indices: Iterable[int]) -> str:

@@ -6,7 +6,7 @@ since the epoch by the writer's clock, for people only: no decision compares two
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from headway.daemon.addresses import NodeEndpoint
@@ -51,6 +51,11 @@ class Device:
     def usable_bytes(self) -> int:
         """Return the memory that a plan may fill; 0: not known, not limited."""
         return max(self.memory_bytes - self.reserve_bytes, 1) if self.memory_bytes else 0
+
+    @property
+    def unmeasured(self) -> "Device":
+        """Return the device as before its speed was measured."""
+        return replace(self, speed=1.0, bfloat16_speed=0.0)
 
     def speed_of(self, dtype: str) -> float:
         """Return the relative speed of products of a dtype."""

@@ -1,14 +1,14 @@
 """Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import inf
-from operator import itemgetter
 from typing import Final
 
 from headway.daemon.costs.layer_costs import LayerCost, layer_costs
+from headway.daemon.costs.memory_lessons import Model
 from headway.daemon.costs.profiles import Layers, Profiles, Ways
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.rebalance import (
@@ -23,7 +23,7 @@ from headway.daemon.planning.rebalance import (
     probation_s,
 )
 from headway.daemon.records.identity import Same
-from headway.daemon.records.measurements import DeviceSpeed, ProbeRecord, ProfileRecord
+from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, StagePlan
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -32,6 +32,8 @@ LEAST_SAMPLES: Final = 8
 """Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`.
 The newest of these count.
 """
+Speeds = tuple[float, float]
+"""Relative speeds of a device in float32 and bfloat16, as in Device."""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
@@ -40,12 +42,7 @@ def measured(job: JobView, view: ClusterView) -> Profiles:
     layers = view.derived.lasting(
         f"layers of {job.name}", (processes, *job.profiles.values()), lambda: _layers(job, processes)
     )
-    links = view.derived.of(
-        "links",
-        (processes, view.num_probe_changes),
-        lambda: _ways_from(view.probes, view.probes, processes),
-    )
-    return Profiles(layers=layers, links=links)
+    return Profiles(layers=layers, links=all_ways(view))
 
 
 def _layers(job: JobView, present: Container[str]) -> Layers:
@@ -60,22 +57,29 @@ def _layers(job: JobView, present: Container[str]) -> Layers:
     ).layers
 
 
-def measured_ways(view: ClusterView, nodes: Iterable[str], relays: frozenset[str] = frozenset()) -> Ways:
+def all_ways(view: ClusterView) -> Ways:
+    """Return the measured ways between all present nodes: the same object, as long as they are the same."""
+    ways = _ways(view)
+    return view.derived.of("all ways", (ways,), lambda: tuple(chain.from_iterable(ways[name] for name in sorted(ways))))
+
+
+def measured_ways(view: ClusterView, nodes: Collection[str], relays: frozenset[str] = frozenset()) -> Ways:
     """Return the measured ways between some nodes, and those of any nodes through some relays."""
-    names = frozenset(nodes)
-    measuring = view.probes.keys() if relays else names & view.probes.keys()
-    ways = _ways_from(measuring, view.probes, _processes(view))
-    return tuple(way for way in ways if names.issuperset(way[0]) or way[1].via in relays)
+    ways, names = _ways(view), frozenset(nodes)
+    measuring = ways.keys() if relays else names & ways.keys()
+    return tuple(
+        way
+        for name in sorted(measuring)
+        for way in ways[name]
+        if names.issuperset(way[0]) or (relays and way[1].via in relays)
+    )
 
 
 def slowest_way(view: ClusterView) -> float:
     """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
-    processes = _processes(view)
-    return view.derived.of(
-        "slowest way",
-        (processes, view.num_probe_changes),
-        lambda: min((_slowest_of(name, Same(view.probes[name]), Same(processes)) for name in view.probes), default=inf),
-    )
+    ways, derived = _ways(view), view.derived
+    of_each = derived.each("slowest ways", ways, _slowest_of, since=ways)
+    return derived.of("slowest way", (of_each,), lambda: min(of_each.values(), default=inf))
 
 
 def _processes(view: ClusterView) -> dict[str, str]:
@@ -86,24 +90,38 @@ def _processes(view: ClusterView) -> dict[str, str]:
     )
 
 
-def _ways_from(names: Iterable[str], probes: Mapping[str, ProbeRecord], processes: dict[str, str]) -> Ways:
-    """Return the ways that some nodes have measured, sorted."""
-    present = Same(processes)
-    return tuple(chain.from_iterable(_ways_of(name, Same(probes[name]), present) for name in sorted(names)))
+def _ways(view: ClusterView) -> dict[str, Ways]:
+    """Return each node's measured ways to present nodes, sorted."""
+    processes, since = _processes(view), view.num_probe_changes
+    told = view.derived.each("ways", view.probes, _ways_told, since=since)
+
+    def to_present(name: str, record: ProbeRecord) -> Ways:
+        if processes.get(name) != record.incarnation:
+            return ()
+        is_whole = record.peers.keys() <= processes.keys()
+        return told[name] if is_whole else tuple(way for way in told[name] if way[0][1] in processes)
+
+    return view.derived.each("ways to present nodes", view.probes, to_present, since=since, common=processes)
 
 
-@lru_cache(maxsize=1 << 13)
-def _ways_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> Ways:
-    """Return a node's measured ways to present nodes, sorted. processes: the present incarnation of each node."""
-    if processes.value.get(name) != record.value.incarnation:
-        return ()
-    ways = sorted(record.value.peers.items(), key=itemgetter(0))
-    return tuple(((name, peer), probe) for peer, probe in ways if peer in processes.value)
+def _ways_told(name: str, record: ProbeRecord) -> Ways:
+    return tuple(((name, peer), record.peers[peer]) for peer in sorted(record.peers))
 
 
-@lru_cache(maxsize=1 << 13)
-def _slowest_of(name: str, record: Same[ProbeRecord], processes: Same[dict[str, str]]) -> float:
-    return min((probe.bytes_per_s for _, probe in _ways_of(name, record, processes)), default=inf)
+def _slowest_of(_: str, ways: Ways) -> float:
+    return min((probe.bytes_per_s for _, probe in ways), default=inf)
+
+
+def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
+    """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
+    derived, since = view.derived, view.num_record_changes
+    speeds = derived.each("speeds of devices", view.nodes, _speeds_of, since=since)
+    fastest = derived.lasting("fastest devices", (speeds,), lambda: _fastest(speeds.values()))
+
+    def as_planned(_: str, node: NodeRecord) -> NodeRecord:
+        return _with_speeds(_without_news(node), fastest)
+
+    return derived.each("nodes of plans", view.nodes, as_planned, since=since, common=fastest)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -113,39 +131,40 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
     """
     found = {node.name: node for node in nodes}
-    speeds: dict[tuple[str, str], set[tuple[float, float]]] = {}
-    for node in found.values():
-        for device in node.devices:
-            speeds.setdefault((device.kind, device.model), set()).add((device.speed, device.bfloat16_speed))
-    fastest = {
-        model: DeviceSpeed(float32=max(each[0] for each in seen), bfloat16=max(each[1] for each in seen))
-        for model, seen in speeds.items()
-    }
-    return {
-        name: _with_speeds(
-            Same(node),
-            tuple(fastest[device.kind, device.model] if device.model else None for device in node.devices),
-        )
-        for name, node in found.items()
-    }
+    fastest = _fastest(_speeds_of(name, node) for name, node in found.items())
+    return {name: _with_speeds(node, fastest) for name, node in found.items()}
 
 
-@lru_cache(maxsize=1 << 13)
-def _with_speeds(node: Same[NodeRecord], speeds: tuple[DeviceSpeed | None, ...]) -> NodeRecord:
-    """Return a node whose devices have other speeds. None: the device keeps its own."""
-    if not any(speeds):
-        return node.value
-    devices = (
-        replace(device, speed=speed.float32, bfloat16_speed=speed.bfloat16) if speed is not None else device
-        for device, speed in zip(node.value.devices, speeds, strict=True)
+def _speeds_of(_: str, node: NodeRecord) -> frozenset[tuple[Model, Speeds]]:
+    """Return the speeds of a node's devices of known models."""
+    return frozenset(
+        ((device.kind, device.model), (device.speed, device.bfloat16_speed)) for device in node.devices if device.model
     )
-    return replace(node.value, devices=tuple(devices))
 
 
-@lru_cache(maxsize=1 << 13)
-def as_planned(node: Same[NodeRecord]) -> NodeRecord:
+def _fastest(speeds: Iterable[frozenset[tuple[Model, Speeds]]]) -> dict[Model, Speeds]:
+    """Return the highest speeds of each model of device."""
+    found: dict[Model, Speeds] = {}
+    for model, (float32, bfloat16) in frozenset[tuple[Model, Speeds]]().union(*speeds):
+        known = found.get(model, (0.0, 0.0))
+        found[model] = max(known[0], float32), max(known[1], bfloat16)
+    return found
+
+
+def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecord:
+    """Return a node whose devices have the speeds of their models. A device of no known model keeps its own."""
+    devices = tuple(
+        replace(device, speed=speeds[0], bfloat16_speed=speeds[1])
+        if (speeds := fastest.get((device.kind, device.model))) is not None
+        else device
+        for device in node.devices
+    )
+    return replace(node, devices=devices) if devices != node.devices else node
+
+
+def _without_news(node: NodeRecord) -> NodeRecord:
     """Return a node without what plans do not read, and what changes often."""
-    return replace(node.value, generations={}, ailments={}, started_at=0.0)
+    return replace(node, generations={}, ailments={}, started_at=0.0)
 
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ the plan exists. The cluster may change in the meantime, so an answer may be for
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, Unpack
@@ -78,6 +78,14 @@ class Found:
     """True if the plan answers the present question, measurements included; otherwise a newer one is requested."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """A plan that a decision asked for, and the answer; None: the plan does not exist yet."""
+
+    request: PlanRequest
+    found: Found | None
+
+
 class PlanMissingError(Exception):
     """A decision needs a plan that does not exist yet."""
 
@@ -98,7 +106,9 @@ class Plans(Protocol):
         ...
 
     def version_of(self, job: str, /) -> int:
-        """Return a number that changes whenever `find` may answer a question of the job in another way."""
+        """Return a number that changes whenever `find` may answer a question of the job in another way, or a job misses
+        plans for a shorter time than before.
+        """
         ...
 
 
@@ -123,19 +133,23 @@ class Inquiry:
     def __init__(self, plans: Plans, job: str) -> None:
         self._plans = plans
         self._job = job
-        self.stale: list[PlanRequest] = []
-        """Plans that were used although measurements have changed since then."""
+        self.look_ups: list[LookUp] = []
         self._missing: dict[Purpose, PlanMissingError] = {}
 
     @property
-    def missing(self) -> list[PlanRequest]:
-        """Return the plans without which a decision was impossible."""
-        return [error.request for error in self._missing.values()]
+    def misses_any(self) -> bool:
+        """Return whether a decision was impossible without some plan."""
+        return bool(self._missing)
 
     @property
     def waits_since(self) -> float | None:
         """Return since when decisions have missed a plan that this one misses; None: none, or this is the first."""
         return self._plans.wanted_since(self._job) if self._missing else None
+
+    def recall(self, look_ups: Iterable[LookUp]) -> None:
+        """Take over what was looked up for the job when the claims of all jobs were settled."""
+        for each in look_ups:
+            self._note(each)
 
     def plan(
         self,
@@ -152,12 +166,15 @@ class Inquiry:
         question = ask(spec, nodes, profiles=profiles, **conditions)
         request = PlanRequest(job=self._job, purpose=purpose, question=question)
         found = self._plans.find(request)
+        self._note(LookUp(request, found))
         if found is None:
-            self._missing[purpose] = PlanMissingError(request)
             raise self._missing[purpose]
-        if not found.is_current:
-            self.stale.append(request)
         return found
+
+    def _note(self, look_up: LookUp) -> None:
+        self.look_ups.append(look_up)
+        if look_up.found is None:
+            self._missing[look_up.request.purpose] = PlanMissingError(look_up.request)
 
 
 @dataclass(slots=True)
@@ -225,6 +242,7 @@ class PlanCache:
                 entry.num_overtaken = entry.num_overtaken + 1 if key in wanted else 0
                 entry.is_unread = False
             if key not in wanted:
+                self._versions[key[0]] += entry.wanted_since is not None
                 entry.wanted_since = None
             elif entry.wanted_since is None:
                 entry.wanted_since = now

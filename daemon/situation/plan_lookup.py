@@ -10,19 +10,18 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
-from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, StagePlan
 from headway.daemon.situation.memory import lessons
 from headway.daemon.situation.outlook import (
-    as_fast_as_their_like,
-    as_planned,
     measured,
     on_probation,
     outlook,
+    planned_nodes,
     slowest_way,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
-from headway.daemon.situation.predictions import predicted
+from headway.daemon.situation.predictions import concerned, predicted, relays_of
+from headway.daemon.situation.reads import Reads
 from headway.daemon.view.quarantine import charged_by, left_out
 
 if TYPE_CHECKING:
@@ -36,6 +35,13 @@ class PlanLookup:
         self._situation = situation
         self.inquiry = Inquiry(situation.plan_source, situation.job.name)
         """Records which plans were requested, and which are missing."""
+        self._ways_of: set[str] = set()
+        """Nodes whose ways to each other predictions have read."""
+
+    @property
+    def reads(self) -> Reads:
+        """Return what has been read so far of what changes often."""
+        return Reads.of(self.inquiry.look_ups, self._ways_of, self._situation.view)
 
     @cached_property
     def best(self) -> Outcome:
@@ -141,13 +147,7 @@ class PlanLookup:
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
         """Return all present nodes by name, as plans see them."""
-        view = self._situation.view
-        present = view.nodes.values()
-        return view.derived.lasting(
-            "nodes of plans",
-            (view.num_record_changes,),
-            lambda: as_fast_as_their_like(as_planned(Same(node)) for node in present),
-        )
+        return planned_nodes(self._situation.view)
 
     @property
     def present(self) -> tuple[NodeRecord, ...]:
@@ -231,12 +231,16 @@ class PlanLookup:
         return self._predicted("in force", plan.stages) if plan is not None else None
 
     def _predicted(self, plan: str, stages: tuple[StagePlan, ...]) -> float | None:
-        situation = self._situation
+        present = self._situation.job.plan
+        if present is not None and stages is not present.stages and stages == present.stages:
+            return self.predicted_s  # the best plan is mostly the one in force
+        situation, known = self._situation, concerned(stages, self.nodes)
+        self._ways_of.update(self.nodes if relays_of(stages, known) else known)
         return predicted(
             f"{plan} of {situation.job.name}",
             situation.spec,
             stages,
-            nodes=self.nodes,
+            known=known,
             profiles=self.profiles,
             view=situation.view,
         )

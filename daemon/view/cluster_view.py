@@ -113,7 +113,9 @@ class ClusterView:
     judge_signature: Callable[[bytes, SpecRecord], Signature] | None = field(default=None, compare=False, repr=False)
     """Judges a submission as it lies in etcd; None: anybody's counts."""
     num_changes: int = field(default=0, compare=False)
-    """Number of changes of anything but one job's own records; which devices it has counts among the others."""
+    """Number of changes of anything but one job's own records, measured ways and speeds of devices; which devices a job
+    has counts among the others.
+    """
     num_node_changes: int = field(default=0, compare=False)
     """Number of changes of which nodes there are, where they are, and whom they reach."""
     num_record_changes: int = field(default=0, compare=False)
@@ -232,7 +234,7 @@ class ClusterView:
         What is measured is for the leader: ways between nodes, the rate of a job, how its seconds were spent.
         """
         num_in_jobs = sum(job.num_changes for job in self.jobs.values())
-        return self.num_changes - self.num_probe_changes, self.num_node_changes, self.num_record_changes, num_in_jobs
+        return self.num_changes, self.num_node_changes, self.num_record_changes, num_in_jobs
 
     def last_revision_of(self, key: str) -> int:
         """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
@@ -303,7 +305,7 @@ class ClusterView:
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
-        if place.folder not in ("jobs", "nodes", "reach"):
+        if place.folder not in ("jobs", "nodes", "probes", "reach"):
             self.num_changes += 1
         match place.folder:
             case "leader":
@@ -332,9 +334,9 @@ class ClusterView:
                 self.num_probe_changes += 1
                 set_record(self.probes, place.name, record)
             case "reach":
-                is_news = _tells(self.reach.get(place.name)) != _tells(record)
-                self.num_changes += is_news
-                self.num_node_changes += is_news
+                if _tells(self.reach.get(place.name)) != _tells(record):
+                    self.num_changes += 1
+                    self.num_node_changes += 1
                 set_record(self.reach, place.name, record)
             case "failures":
                 was_left_out = self._is_left_out(place.name)
@@ -411,8 +413,11 @@ class ClusterView:
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
         says_more = _says_more(before, after)
-        self.num_record_changes += says_more
-        self.num_changes += has_seen_more or says_more
+        # Numbers are compared by identity: adding nothing would make another number.
+        if says_more:
+            self.num_record_changes += 1
+        if has_seen_more or (says_more and _without_speeds(before) != _without_speeds(after)):
+            self.num_changes += 1
         if _whereabouts(before) != _whereabouts(after):
             self.num_node_changes += 1
 
@@ -445,11 +450,11 @@ def _is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> b
         return before is not after
     if _MEMBERSHIP(before) != _MEMBERSHIP(after):
         return True
-    return before.devices != after.devices and _without_speeds(before) != _without_speeds(after)
+    return before.devices != after.devices and _unmeasured(before) != _unmeasured(after)
 
 
-def _without_speeds(node: NodeRecord) -> list[Device]:
-    return [replace(device, speed=1.0) for device in node.devices]
+def _unmeasured(node: NodeRecord) -> tuple[Device, ...]:
+    return tuple(device.unmeasured for device in node.devices)
 
 
 def _says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
@@ -457,6 +462,11 @@ def _says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
     if before is None or after is None or before.generations == after.generations:
         return before != after
     return replace(before, generations=after.generations) != after
+
+
+def _without_speeds(node: NodeRecord | None) -> NodeRecord | None:
+    """Return a node's record without generations and without how fast its devices are."""
+    return replace(node, generations={}, devices=_unmeasured(node)) if node is not None else None
 
 
 def _tells(reach: ReachRecord | None) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.earlier import REPEATED_S, Earlier, Judged
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Phase, PhaseRecord
+from headway.daemon.situation.reads import Reads
 from headway.daemon.view.job_view import JobView
 
 RUNNING = JobView(name="j", phase=PhaseRecord(phase=Phase.RUNNING))
@@ -24,9 +25,14 @@ def decided(job: JobView, judged: Judged, *, now: float = 0.0, wake_at: float | 
     return earlier
 
 
+def kept(reads: Reads) -> Reads:
+    """What was read is still the same."""
+    return reads
+
+
 def knows(earlier: Earlier, job: JobView, *, now: float) -> bool:
     """Whether the judgement still holds."""
-    return earlier.judged(job, earlier.basis(job), now=now) is not None
+    return earlier.judged(job, earlier.basis(job), kept, now=now) is not None
 
 
 def test_a_judgement_holds_until_a_wait_ends_or_it_is_old() -> None:
@@ -54,7 +60,7 @@ def test_a_record_of_the_job_ends_its_judgement() -> None:
 
 
 def test_what_does_something_is_not_remembered() -> None:
-    """Nor what lacks a plan; and of jobs that are gone nothing is kept."""
+    """And of jobs that are gone nothing is kept."""
     assert not knows(decided(RUNNING, replace(QUIET, command=Transaction(job="j", reason="r"))), RUNNING, now=1.0)
     assert not knows(decided(RUNNING, replace(QUIET, takes=frozenset({("n", 0)}))), RUNNING, now=1.0)
     earlier = decided(RUNNING, QUIET)
@@ -65,15 +71,15 @@ def test_what_does_something_is_not_remembered() -> None:
 def test_claims_hold_until_their_time_or_the_next_wait_ends() -> None:
     """Equal claims leave judgements as they are, other ones end them; claims with an error are settled each time."""
     earlier = decided(RUNNING, QUIET, wake_at=5.0)
-    earlier.settled((1,), Claims(until=4.0), can_last=True, stale=())
+    earlier.settled((1,), Claims(until=4.0), {})
     basis = earlier.basis(RUNNING)
-    assert earlier.claims((1,), now=3.9) is not None
-    assert earlier.claims((2,), now=3.9) is None
-    assert earlier.claims((1,), now=4.0) is None
-    earlier.settled((1,), Claims(), can_last=True, stale=())
+    assert earlier.claims((1,), kept, now=3.9) is not None
+    assert earlier.claims((2,), kept, now=3.9) is None
+    assert earlier.claims((1,), kept, now=4.0) is None
+    earlier.settled((1,), Claims(), {})
     assert earlier.basis(RUNNING) == basis
-    assert earlier.claims((1,), now=5.0) is None, "a wait has ended"
-    earlier.settled((1,), Claims(by_job={"j": frozenset({("n", 0)})}), can_last=True, stale=())
+    assert earlier.claims((1,), kept, now=5.0) is None, "a wait has ended"
+    earlier.settled((1,), Claims(by_job={"j": frozenset({("n", 0)})}), {})
     assert earlier.basis(RUNNING) != basis
-    earlier.settled((1,), Claims(errors={"j": ValueError()}), can_last=True, stale=())
-    assert earlier.claims((1,), now=1.0) is None
+    earlier.settled((1,), Claims(errors={"j": ValueError()}), {})
+    assert earlier.claims((1,), kept, now=1.0) is None

@@ -1,6 +1,7 @@
 """A remembered prediction is that of the present records, whatever has changed."""
 
 import random
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,9 @@ from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecor
 from headway.daemon.records.records import PlanRecord, SpecRecord
 from headway.daemon.situation import predictions
 from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, measured
-from headway.daemon.situation.predictions import predicted
+from headway.daemon.situation.predictions import concerned, predicted
 from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.derived import Derived
 from tests.unit.daemon.planning.clusters import node
 
 SPEC = JobSpec(job=JobSection(name="demo"))
@@ -51,8 +53,11 @@ class Scene:
         job, view = self.view.jobs["demo"], self.view
         assert job.plan is not None
         nodes, profiles = as_fast_as_their_like(view.nodes.values()), measured(job, view)
-        found = predicted("demo", SPEC, job.plan.stages, nodes=nodes, profiles=profiles, view=view)
-        return found, predict(SPEC, job.plan.stages, nodes.values(), profiles=profiles)
+        known = concerned(job.plan.stages, nodes)
+        found = predicted("demo", SPEC, job.plan.stages, known=known, profiles=profiles, view=view)
+        bare = copy(view)
+        bare.derived = Derived()
+        return found, predict(SPEC, job.plan.stages, nodes.values(), profiles=measured(job, bare))
 
 
 @pytest.mark.parametrize("seed", range(5))

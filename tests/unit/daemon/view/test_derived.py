@@ -36,6 +36,39 @@ def test_a_value_follows_every_change() -> None:
         )
 
 
+def test_the_value_of_each_record_follows_every_change() -> None:
+    """Records come, go and are replaced, and what all values rest on changes: each value is that of its record now.
+    Nothing is computed for records that are the same objects, and equal values stay the same object.
+    """
+    random_ = random.Random(2)
+    derived, records, base = Derived(), dict[str, Record](), [0]
+    computed: list[str] = []
+
+    def value(name: str, record: Record) -> list[int]:
+        computed.append(name)
+        return [record.number // 2 + base[0]]
+
+    for since in range(500):
+        name, before = random_.choice("abcdef"), derived.each("each", records, value, since=since, common=base)
+        computed.clear()
+        changed = {name}
+        match random_.randrange(4):
+            case 0:
+                records.pop(name, None)
+                changed = set()
+            case 1:
+                base, changed = [random_.randrange(2)], {*records}
+            case _:
+                records[name] = Record(random_.randrange(4))
+        found = derived.each("each", records, value, since=since + 1, common=base)
+        assert found == {name: [record.number // 2 + base[0]] for name, record in records.items()}
+        assert {*computed} == changed
+        assert len(computed) == len(changed)
+        assert found is before if found == before else found is not before
+        assert all(found[name] is before[name] for name in found if before.get(name) == found[name])
+        assert derived.each("each", records, value, since=since + 1, common=base) is found
+
+
 def test_a_value_is_computed_once_for_the_same_records() -> None:
     """Also when there are no records, and when the value is None."""
     derived = Derived()
