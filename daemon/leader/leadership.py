@@ -227,7 +227,7 @@ class Leadership:
             seconds = time.perf_counter() - began
             if seconds > SLOW_DECISION_S:
                 self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(view.jobs))
-            if not runner.take_up((*decision.missing, *decision.stale), until=until):
+            if not runner.take_up(decision.missing, decision.stale, until=until):
                 return decision
 
     def _is_deposed(self) -> bool:

@@ -71,6 +71,9 @@ class PlanRunner:
         self._deadline_s = deadline_s
         self._work: list[_Work] = []
         self._failures: dict[tuple[str, Purpose], _Failure] = {}
+        self._num_begun = 0
+        self._begun: dict[tuple[str, Purpose], int] = {}
+        """Which computation was the last one for a plan."""
 
     @property
     def under_way(self) -> tuple[asyncio.Future[Outcome], ...]:
@@ -91,6 +94,7 @@ class PlanRunner:
             self._cache.answered(work.request, self._outcome(work.request, work.done.result))
             _log.info("plan_computed", **_names(work.request), seconds=round(self._clock() - work.began_at, 3))
         self._failures = {key: failure for key, failure in self._failures.items() if self._cache.knows(*key)}
+        self._begun = {key: number for key, number in self._begun.items() if self._cache.knows(*key)}
         for failure in self._failures.values():
             if failure.request is not None and self._clock() >= failure.retry_at:
                 self._cache.forget(failure.request)
@@ -103,16 +107,21 @@ class PlanRunner:
                 self._cache.answered(work.request, PlanRefused(reason=reason))
                 _log.error("plan_late", **names, deadline_s=self._deadline_s)
 
-    def take_up(self, wanted: Sequence[PlanRequest], *, until: float) -> bool:
+    def take_up(self, missing: Sequence[PlanRequest], stale: Sequence[PlanRequest] = (), *, until: float) -> bool:
         """Start the first missing plan, if none is being computed. Return whether the plan is already available.
 
+        stale: plans that are there, of older measurements. If none is missing, the one that was computed least recently
+        is next: measurements that never cease would otherwise leave all others as they are.
         until: the end of the wait for it, at most `AT_ONCE_S`, by the clock.
 
         """
         late = [work.request for work in self._work]
-        request = next((request for request in wanted if request not in late), None)
+        in_turn = sorted(stale, key=lambda request: self._begun.get((request.job, request.purpose), 0))
+        request = next((request for request in (*missing, *in_turn) if request not in late), None)
         if request is None or any(not work.is_late for work in self._work):
             return False
+        self._num_begun += 1
+        self._begun[request.job, request.purpose] = self._num_begun
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         began_at = self._clock()

@@ -94,6 +94,27 @@ async def test_a_small_plan_is_there_at_once() -> None:
     assert isinstance(found.outcome, ClusterPlan)
 
 
+async def test_plans_of_older_measurements_are_computed_in_turn() -> None:
+    """Measurements never cease, so that all of them are always stale. One that is missing goes before."""
+    computed: list[str] = []
+
+    def compute(question: PlanQuestion) -> ClusterPlan | PlanRefused:
+        computed.append(question.spec.job.name)
+        return answer(question)
+
+    runner = PlanRunner(PlanCache(), compute=compute)
+    stale = [request(2, job=name) for name in ("first", "second", "third")]
+
+    async def take_up(missing: list[PlanRequest]) -> None:
+        if not runner.take_up(missing, stale, until=time.monotonic() + AT_ONCE_S):
+            await asyncio.wait_for(runner.under_way[-1], DEADLINE_S)
+            runner.collect()
+
+    for missing in ([], [], [request(2, job="urgent")], [], []):
+        await take_up(missing)
+    assert computed == ["first", "second", "urgent", "third", "first"]
+
+
 async def test_a_plan_past_its_deadline_counts_as_none_and_others_have_their_turn() -> None:
     """Its job hears that there is no plan, and another job's plan is computed. A late answer is still used."""
     release, now = threading.Event(), 100.0
