@@ -12,9 +12,11 @@ PER_S: Final = 3.0
 """Replies per second that it hears one by one in the long run."""
 PER_NODE_S: Final = 2e-3
 """Seconds per node of the cluster for which changes gather."""
-LEAST_S: Final = 0.1
-"""Changes do not gather for less than this: in a small cluster, with 50 nodes or fewer, they never do."""
+LEAST_S: Final = 0.5
+"""Least time for which they gather: a rest takes three messages itself."""
 MOST_S: Final = 1.0
+FEW_NODES: Final = 50
+"""In a cluster of so many nodes changes never gather."""
 
 
 class WatchPace:
@@ -31,5 +33,6 @@ class WatchPace:
 
     def rest_s(self, num_nodes: int) -> float:
         """Return for how many seconds changes had better gather from now on; 0: not at all."""
-        gather_s = min(PER_NODE_S * num_nodes, MOST_S)
-        return gather_s if self._left < 1.0 and gather_s > LEAST_S else 0.0
+        if num_nodes <= FEW_NODES or self._left >= 1.0:
+            return 0.0
+        return min(max(PER_NODE_S * num_nodes, LEAST_S), MOST_S)
