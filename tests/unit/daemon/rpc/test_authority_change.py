@@ -32,9 +32,11 @@ def test_both_are_trusted_then_the_new_one_signs_then_it_is_alone(tmp_path: Path
     assert signing.certificate != old.certificate
     third = issued(signing, "third")
     assert [issuer_of(one, signing.trusted) for one in (first, third)] == [old.certificate, signing.certificate]
-    assert set(signing.derived_keys(b"x")) == set(begun.derived_keys(b"x"))
-    assert signing.derived_keys(b"x")[0] != begun.derived_keys(b"x")[0]
+    both = signing.trusted
+    assert set(signing.derived_keys(b"x", trusted=both)) == set(begun.derived_keys(b"x", trusted=both))
+    assert signing.derived_keys(b"x", trusted=both)[0] != begun.derived_keys(b"x", trusted=both)[0]
     last = authority_change.drop(tmp_path / "ca")
+    assert signing.derived_keys(b"x", trusted=last.trusted) == last.derived_keys(b"x", trusted=b"damaged")
     assert (issuer_of(first, last.trusted), issuer_of(third, last.trusted)) == (None, signing.certificate)
     for folder in ("ca", "ca/first", "ca/second", "ca/third"):
         assert trusted(tmp_path / folder) == [signing.certificate]
