@@ -58,7 +58,8 @@ def drop(directory: Path) -> CertificateAuthority:
 
 
 def _trust(directory: Path, pem: bytes) -> None:
-    for folder in (directory, *sorted(path.parent for path in directory.glob(f"*/{CERTIFICATE_FILE}"))):
+    """Write ca.pem everywhere, and last in the authority's folder: until then the step may be repeated."""
+    for folder in (*sorted(path.parent for path in directory.glob(f"*/{CERTIFICATE_FILE}")), directory):
         _write(folder / CA_FILE, pem)
 
 

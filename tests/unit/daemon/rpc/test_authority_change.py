@@ -72,6 +72,29 @@ def test_a_step_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     assert len(trusted(folder)) == 2
 
 
+@pytest.mark.parametrize("num_written", [1, 2, 3])
+def test_a_first_step_that_was_cut_off_reaches_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    """It dies after any of its files: the next call ends with both authorities in all of them."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    for name in ("etcd", "first"):
+        issued(authority, name)
+    write, written = authority_change._write, list[Path]()
+
+    def die(path: Path, content: bytes) -> None:
+        write(path, content)
+        written.append(path)
+        if len(written) == num_written:
+            raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(authority_change, "_write", die)
+        authority_change.begin(authority.directory)
+    authority_change.begin(authority.directory)
+    assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd", "ca/first")} == {2}
+
+
 def test_a_key_without_its_certificate_is_no_authority(tmp_path: Path) -> None:
     """Somebody has copied one of the two files alone."""
     folder = CertificateAuthority.create(tmp_path / "ca").directory
