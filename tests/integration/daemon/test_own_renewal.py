@@ -140,6 +140,8 @@ def test_a_process_that_died_between_the_two_files_is_finished(playground: Playg
     assert (folder / "key.pem").read_bytes() == old
     made = playground.etcd.authority.certify(key.public_key(), "ann", role=Role.READER)
     write_private(folder / "cert.pem", certificate_pem(made))
+    with pytest.raises(ConfigError, match="a renewal was cut off: `headway certs renew` ends it"):
+        ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=folder).identity()
     own_renewal.finish(folder)
     assert (folder / "key.pem").read_bytes() == key_pem(key)
     assert not (folder / "next-key.pem").exists()
