@@ -19,6 +19,7 @@ from headway.daemon.rpc.certificates import (
     new_authority,
     write_private,
 )
+from headway.stages.durable import make_durable
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE
 
 
@@ -64,7 +65,11 @@ def _trust(directory: Path, pem: bytes) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing of it: a daemon may read it at any time."""
+    """Write the whole file or nothing of it: a daemon may read it at any time, and the machine may lose its power."""
     part = path.with_name(f"{path.name}.part")
-    write_private(part, content)
-    part.replace(path)
+    try:
+        write_private(part, content)
+        make_durable(part)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}; then run the same line again", str(path)) from error

@@ -96,6 +96,19 @@ def test_a_first_step_that_was_cut_off_reaches_every_folder(
     assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd", "ca/first")} == {2}
 
 
+def test_a_full_disk_costs_the_same_line_once_more(tmp_path: Path) -> None:
+    """One line names the file that could not be written, and the step is done again."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    issued(authority, "etcd")
+    obstacle = tmp_path / "ca/etcd/ca.pem.part"
+    obstacle.mkdir()
+    with pytest.raises(ConfigError, match=r"etcd/ca\.pem: cannot be written: .*; then run the same line again"):
+        authority_change.begin(authority.directory)
+    obstacle.rmdir()
+    authority_change.begin(authority.directory)
+    assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd")} == {2}
+
+
 def test_a_key_without_its_certificate_is_no_authority(tmp_path: Path) -> None:
     """Somebody has copied one of the two files alone."""
     folder = CertificateAuthority.create(tmp_path / "ca").directory
