@@ -118,7 +118,8 @@ def rotate(
     if sign:
         authority_change.sign(directory)
         say(f"{directory}: the new authority signs; restart the daemons with this authority, one after the other")
-        say("next: --drop, once `headway certs list` shows a certificate of today or later for everybody")
+        say("next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited,")
+        say("and every job that was submitted before has ended")
         return
     if drop:
         authority_change.drop(directory)
@@ -127,7 +128,7 @@ def rotate(
         authority_change.begin(directory)
         say(f"{directory}: a second authority, which does not sign yet")
     then = "" if drop else "; next: --sign"
-    say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, which is restarted{then}")
+    say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}")
 
 
 def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:

@@ -49,7 +49,8 @@ class ClusterAddress:
         """Return this client's certificate. Raises ConfigError, naming the file that is missing or unusable."""
         if self.certificates is None:
             return None
-        from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+        from headway.daemon.joining.signing_request import NEXT_KEY
+        from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
 
         try:
             identity = TlsIdentity.read(self.certificates)
@@ -59,7 +60,14 @@ class ClusterAddress:
                 str(error.filename),
             ) from error
         where = str(self.certificates / CERTIFICATE_FILE)
-        check_own_certificate(read_certificate(identity.certificate, where), where, serves=False)
+        certificate = read_certificate(identity.certificate, where)
+        check_own_certificate(certificate, where, serves=False)
+        try:
+            check_own_key(certificate, identity.key, self.certificates)
+        except ConfigError as error:
+            if (self.certificates / NEXT_KEY).exists():
+                raise ConfigError("a renewal was cut off: `headway certs renew` ends it", error.where) from error
+            raise
         return identity
 
     def certificate_end(self) -> str:

@@ -133,6 +133,8 @@ class EtcdClient:
                     etcd_pb2.RangeRequest(key=start, range_end=end, limit=limit, revision=revision)
                 )
             except StoreUnreachableError:
+                if not self._connection.is_up:
+                    raise  # the page was not too large: etcd is away
                 self._page_keys = max(limit // SMALLER, 1)
                 if limit == 1 or not entries:
                     raise

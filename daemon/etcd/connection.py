@@ -106,6 +106,12 @@ class EtcdConnection:
         return self._channels[self.endpoint]
 
     @property
+    def is_up(self) -> bool:
+        """Return whether a member is connected: a call that has failed found somebody, who took too long."""
+        states = [channel.get_state() for channel in self._channels.values()]
+        return grpc.ChannelConnectivity.READY in states
+
+    @property
     def endpoint(self) -> str:
         """Return host:port of the member that is asked at present."""
         return self.access.endpoints[self._index]

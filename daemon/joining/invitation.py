@@ -59,8 +59,10 @@ def checked(invitation: InvitationRecord, *, lasts_s: float) -> InvitationRecord
 
 def sealed(record: SealedT, seal_key: bytes) -> SealedT:
     """Return an invitation, or a note of what was issued, with its seal."""
-    bare = replace(record, seal="")
-    return replace(bare, seal=hmac.new(seal_key, encode(bare), hashlib.sha256).hexdigest())
+    raw = encode(bare := replace(record, seal=""))
+    if isinstance(bare, InvitationRecord):  # earlier releases sealed it without this field, which nobody has filled
+        raw = raw.replace(b'"key_sha256":"",', b"")
+    return replace(bare, seal=hmac.new(seal_key, raw, hashlib.sha256).hexdigest())
 
 
 def is_true(record: SealedT, seal_keys: Iterable[bytes]) -> bool:

@@ -104,9 +104,13 @@ class Renewals:
         """Return whether all daemons with the authority have another one than this certificate's, which this node
         trusts: the old one may soon be trusted no more.
         """
-        signing = {node.authority for node in self._cluster.view.nodes.values() if node.authority}
+        nodes = self._cluster.view.nodes.values()
+        signing = {node.authority for node in nodes if node.has_authority or node.authority}
         trusted = self._identity.now().ca
-        if not signing or (issuer := issuer_of(certificate, trusted)) is None or fingerprint(issuer) in signing:
+        # A daemon of an earlier release does not say which one it has, and may answer with the old one for ever.
+        if not signing or "" in signing or (issuer := issuer_of(certificate, trusted)) is None:
+            return False
+        if fingerprint(issuer) in signing:
             return False
         return not signing.isdisjoint(map(fingerprint, x509.load_pem_x509_certificates(trusted)))
 

@@ -94,8 +94,6 @@ class Signer:
         self._is_member = is_member
         self._trusted = trusted or (lambda: authority.trusted)
         self._clock = clock
-        self._seal_keys = authority.derived_keys(SEAL_PURPOSE)
-        """The first one seals. What another one has sealed is true as well: of the authority before this one."""
 
     @property
     def ca_sha256(self) -> bytes:
@@ -248,6 +246,11 @@ class Signer:
                 continue
             if self._is_member(host) or await self._etcd.get(Keys.issued(host)) is not None:
                 raise RefusedError(f"{host} is the name of another certificate: leave it out of the hosts")
+
+    @property
+    def _seal_keys(self) -> tuple[bytes, ...]:
+        """The first one seals. What the authority before this one has sealed is true as well, while that is trusted."""
+        return self._authority.derived_keys(SEAL_PURPOSE, trusted=self._trusted())
 
     def _written(self, record: SealedT) -> bytes:
         return encode(sealed(record, self._seal_keys[0]))

@@ -5,13 +5,12 @@ is dialled.
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.renewals import forget_renewed
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.rpc.certificates import LOCAL_HOSTS, issuer_of, names_in
-from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
@@ -66,12 +65,7 @@ def _check(identity: TlsIdentity, directory: Path) -> None:
     """Raise ConfigError, naming the file, unless peers take this certificate."""
     read_certificate(identity.ca, str(directory / CA_FILE))
     certificate = read_certificate(identity.certificate, str(directory / CERTIFICATE_FILE))
-    try:
-        key = load_pem_private_key(identity.key, password=None)
-    except (ValueError, TypeError) as error:
-        raise ConfigError("is not a private key in PEM", str(directory / KEY_FILE)) from error
-    if key.public_key() != certificate.public_key():
-        raise ConfigError(f"is not the key of {CERTIFICATE_FILE}", str(directory / KEY_FILE))
+    check_own_key(certificate, identity.key, directory)
     if issuer_of(certificate, identity.ca) is None:
         raise ConfigError(f"was not issued by the authority in {CA_FILE}", str(directory / CERTIFICATE_FILE))
     check_own_certificate(certificate, str(directory / CERTIFICATE_FILE), serves=True)

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from headway.daemon.addresses import split_address
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import InvariantLostError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.front.front_process import FrontProcess
@@ -25,6 +25,7 @@ from headway.daemon.node.identity import open_identity
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.rpc.certificates import names_in, own_names
 from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import bind_node_service, stand_by_replies
 from headway.daemon.serving.stream_limits import StreamLimits
@@ -117,8 +118,8 @@ async def _serve(config: RelayConfig) -> None:
 
 
 async def _follow(config: RelayConfig, identity: RenewableIdentity, names: Sequence[str], limits: StreamLimits) -> None:
-    """Renew the certificate, and follow who is revoked. Whatever ends that leaves the relay as it is."""
-    access = EtcdAccess(endpoints=config.etcd, identity=identity)
+    """Renew the certificate, and follow who is revoked. If etcd refuses this relay for good, it stays as it is."""
+    access, activities = EtcdAccess(endpoints=config.etcd, identity=identity), Activities()
     async with EtcdClient(access) as etcd:
         cluster = ClusterWatch(etcd, view=ClusterView())
         renewals = Renewals(
@@ -126,7 +127,7 @@ async def _follow(config: RelayConfig, identity: RenewableIdentity, names: Seque
             identity,
             name=next(iter(names), ""),
             folder=config.certificates / RENEWALS,
-            tell=lambda reason: log.warning("certificate_ends", reason=reason) if reason else None,
+            tell=lambda reason: activities.trouble("certificate", reason),
         )
         revocations = Revocations(
             cluster,
@@ -135,9 +136,8 @@ async def _follow(config: RelayConfig, identity: RenewableIdentity, names: Seque
             revoke=limits.revoke,
             on_own=lambda error: log.error("certificate_revoked", reason=str(error)),
         )
+        following = {"cluster watch": cluster.run, "renewals": renewals.run, "revocations": revocations.run}
         try:
-            async with asyncio.TaskGroup() as group:
-                for run in (cluster.run, renewals.run, revocations.run):
-                    group.create_task(run())
-        except* ConfigError as errors:
-            log.error("etcd_not_followed", reason=str(errors.exceptions[0]))
+            await activities.run(following)
+        except InvariantLostError as error:
+            log.error("etcd_not_followed", reason=str(error))

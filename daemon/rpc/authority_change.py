@@ -19,6 +19,7 @@ from headway.daemon.rpc.certificates import (
     new_authority,
     write_private,
 )
+from headway.stages.durable import make_durable
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE
 
 
@@ -58,12 +59,17 @@ def drop(directory: Path) -> CertificateAuthority:
 
 
 def _trust(directory: Path, pem: bytes) -> None:
-    for folder in (directory, *sorted(path.parent for path in directory.glob(f"*/{CERTIFICATE_FILE}"))):
+    """Write ca.pem everywhere, and last in the authority's folder: until then the step may be repeated."""
+    for folder in (*sorted(path.parent for path in directory.glob(f"*/{CERTIFICATE_FILE}")), directory):
         _write(folder / CA_FILE, pem)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing of it: a daemon may read it at any time."""
+    """Write the whole file or nothing of it: a daemon may read it at any time, and the machine may lose its power."""
     part = path.with_name(f"{path.name}.part")
-    write_private(part, content)
-    part.replace(path)
+    try:
+        write_private(part, content)
+        make_durable(part)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}; then run the same line again", str(path)) from error

@@ -157,11 +157,16 @@ class CertificateAuthority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def derived_keys(self, purpose: bytes) -> tuple[bytes, ...]:
+    def derived_keys(self, purpose: bytes, *, trusted: bytes) -> tuple[bytes, ...]:
         """Return secrets that only those know who have the authority's key: its own, and that of the authority before
-        or after it.
+        or after it, as long as that is among the certificates in PEM that are trusted.
         """
-        return tuple(hmac.digest(key_pem(key), purpose, "sha256") for key in (self._key, *self._other_keys))
+        try:
+            known = [each.public_key() for each in x509.load_pem_x509_certificates(trusted)]
+        except ValueError:
+            known = []
+        others = [key for key in self._other_keys if key.public_key() in known]
+        return tuple(hmac.digest(key_pem(key), purpose, "sha256") for key in (self._key, *others))
 
     def delete(self) -> None:
         """Delete the folder with everything in it. Idempotent."""

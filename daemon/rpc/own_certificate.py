@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.rpc.certificates import names_in
 from headway.stages.sockets.roles import Role, holder, roles_among
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 NEAR: Final = timedelta(days=14)
 _CLIENTS, _SERVERS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
@@ -43,6 +44,16 @@ def check_own_certificate(
         if purpose not in allowed:
             what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
             raise ConfigError(what, where)
+
+
+def check_own_key(certificate: x509.Certificate, key: bytes, folder: Path) -> None:
+    """Raise ConfigError, naming the file, unless a folder's key is that of its certificate."""
+    try:
+        found = load_pem_private_key(key, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError("is not a private key in PEM", str(folder / KEY_FILE)) from error
+    if found.public_key() != certificate.public_key():
+        raise ConfigError(f"is not the key of {CERTIFICATE_FILE}", str(folder / KEY_FILE))
 
 
 def end_of(certificate: x509.Certificate, where: str, *, now: datetime) -> str:

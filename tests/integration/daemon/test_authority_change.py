@@ -13,7 +13,8 @@ from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import StoreError
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.joining.invitation import RefusedError
+from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
+from headway.daemon.joining.join_messages import AskCertificate
 from headway.daemon.joining.renewals import LOOKED_AT_EVERY_S
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
@@ -25,7 +26,7 @@ from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
-from tests.integration.daemon.join_place import join_place
+from tests.integration.daemon.join_place import invitation, join_place
 from tests.integration.daemon.test_joining import program
 
 ONE_PORT = {"HEADWAY_ONE_PORT": "true"}
@@ -158,3 +159,22 @@ async def test_what_the_old_authority_has_noted_is_believed_until_it_is_dropped(
     last = authority_change.drop(authority.directory)
     with pytest.raises(RefusedError, match="is not of this authority"):
         await Signer(last, client, is_member=lambda _: False).renew(other, signing_request("m", new_key()))
+
+
+async def test_the_key_of_a_dropped_authority_invites_nobody(etcd: Etcd, client: EtcdClient, tmp_path: Path) -> None:
+    """Somebody has stolen it, and may write to etcd. The daemon that signs knows the old key until it starts again."""
+    stolen = CertificateAuthority.create(tmp_path / "ca")
+    authority_change.begin(stolen.directory)
+    signing, ca = authority_change.sign(stolen.directory), stolen.directory / "ca.pem"
+    signer = Signer(signing, client, is_member=lambda _: False, trusted=ca.read_bytes)
+    thief = Signer(stolen, client, is_member=lambda _: False)
+
+    async def joined(name: str) -> str:
+        secret = await thief.invite(invitation(name, role="operator"), lasts_s=60.0)
+        asked = AskCertificate(name=name, secret=secret, request=signing_request(name, new_key()))
+        return (await signer.join(asked)).role
+
+    assert await joined("before") == "operator", "both are trusted"
+    authority_change.drop(stolen.directory)
+    with pytest.raises(RefusedError, match=NO_INVITATION):
+        await joined("after")

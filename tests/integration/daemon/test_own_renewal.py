@@ -5,10 +5,11 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from headway.daemon.client import own_renewal
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Put
-from headway.daemon.joining.renewals import asked_of_authority
+from headway.daemon.joining.renewals import Renewals, asked_of_authority
 from headway.daemon.joining.signing_request import new_key
+from headway.daemon.node import relay_host
+from headway.daemon.node.identity import open_identity
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -140,6 +143,8 @@ def test_a_process_that_died_between_the_two_files_is_finished(playground: Playg
     assert (folder / "key.pem").read_bytes() == old
     made = playground.etcd.authority.certify(key.public_key(), "ann", role=Role.READER)
     write_private(folder / "cert.pem", certificate_pem(made))
+    with pytest.raises(ConfigError, match="a renewal was cut off: `headway certs renew` ends it"):
+        ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=folder).identity()
     own_renewal.finish(folder)
     assert (folder / "key.pem").read_bytes() == key_pem(key)
     assert not (folder / "next-key.pem").exists()
@@ -200,6 +205,35 @@ async def test_a_relay_renews_its_certificate_and_hears_no_revoked_node(
         finally:
             process.terminate()
     assert process.returncode == 0, (tmp_path / "relay.log").read_text()
+
+
+async def test_a_relay_whose_renewals_fail_hears_who_is_revoked(
+    playground: Playground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody foresaw costs the renewals alone, and they are tried again."""
+    tried = list[float]()
+
+    async def fail(_: Renewals) -> None:
+        tried.append(time.monotonic())
+        raise ValueError("nobody foresaw this")
+
+    monkeypatch.setattr(Renewals, "run", fail)
+    folder = playground.etcd.authority.issue("relay", role=Role.NODE)
+    config = relay_host.RelayConfig(listen="", certificates=folder, etcd=(playground.etcd.endpoint,))
+    identity, refused = open_identity(folder, tmp_path / "renewals"), list[Collection[str]]()
+    limits: Any = SimpleNamespace(revoke=refused.append)
+    following = asyncio.create_task(relay_host._follow(config, identity, ("relay",), limits))
+    try:
+        async with asyncio.timeout(20.0):
+            while len(tried) < 2:
+                await asyncio.sleep(0.05)
+            record = RevokedRecord(name="node", revoked_at=time.time())
+            await playground.client.transaction([], [Put(Keys.revoked("node"), encode(record))])
+            while not refused or "node" not in refused[-1]:
+                await asyncio.sleep(0.05)
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
 
 
 async def stands_by(port: int, identity: TlsIdentity) -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.errors import StoreUnreachableError
+from headway.daemon.etcd.client import FIRST_PAGE_KEYS, EtcdClient
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord, NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.proto import etcd_pb2
 from tests.integration.etcd.backup import empty, restore_backup, save_backup
 from tests.integration.etcd.test_cluster_watch import until_desired, watching
 
@@ -43,6 +46,31 @@ async def until_reachable(cluster: ClusterWatch, is_reachable: bool) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while cluster.is_reachable is not is_reachable:
             await cluster.changed(cluster.version)
+
+
+async def test_listings_do_not_shrink_while_etcd_is_away(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt fails for another reason than the size of its page: afterwards thousands of daemons list at once."""
+    async with EtcdClient(server.access(timeout_s=1.0)) as client:
+        await client.put(KEY, RUNNING)
+        answer, limits = client._range, list[int]()
+
+        def asked(request: etcd_pb2.RangeRequest) -> Awaitable[etcd_pb2.RangeResponse]:
+            limits.append(request.limit)
+            return answer(request)
+
+        monkeypatch.setattr(client, "_range", asked)
+        await client.get_prefix("")
+        await server.kill()
+        for _ in range(3):
+            with pytest.raises(StoreUnreachableError):
+                await client.get_prefix("")
+        await server.restart()
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                with suppress(StoreUnreachableError):
+                    await client.get_prefix("")
+                    break
+        assert min(limits) == FIRST_PAGE_KEYS, limits
 
 
 @pytest.mark.parametrize("away_s", [1.5, pytest.param(30.0, marks=pytest.mark.slow)])

@@ -73,8 +73,11 @@ def test_a_running_process_trusts_what_its_folder_says_now(place: Place) -> None
 
 
 async def test_a_certificate_is_renewed_when_another_authority_signs(place: Place) -> None:
-    """Not before this node trusts it, and not while a daemon still signs with the old one."""
+    """Not before this node trusts it, and not while a daemon still signs with the old one, or does not say with which:
+    an earlier release would answer at once with the old one, again and again.
+    """
     await place_of_two_authorities(place, signing=("new",), trusts_both=True, asks=True)
+    await place_of_two_authorities(place, signing=("new", "unsaid"), trusts_both=True, asks=False)
     await place_of_two_authorities(place, signing=("new",), trusts_both=False, asks=False)
     await place_of_two_authorities(place, signing=("old", "new"), trusts_both=True, asks=False)
 
@@ -85,18 +88,29 @@ async def place_of_two_authorities(place: Place, *, signing: tuple[str, ...], tr
     known = {"old": place.authority.certificate, "new": other}
     own = certificate_pem(known["old"])
     (place.named / "ca.pem").write_bytes(own + certificate_pem(other) if trusts_both else own)
+    told_of = {name: fingerprint(certificate) for name, certificate in known.items()} | {"unsaid": ""}
     nodes: Any = {
-        name: SimpleNamespace(has_authority=False, authority=fingerprint(known[name])) for name in signing
+        name: SimpleNamespace(has_authority=name == "unsaid", authority=told_of[name]) for name in signing
     } | {"n": SimpleNamespace(has_authority=False, authority="")}
     cluster: Any = SimpleNamespace(view=SimpleNamespace(issued={"n": object()}, nodes=nodes), revision=7, version=0)
-    told = list[str]()
+    asked = list[str]()
+
+    async def ask(_nodes: object, _identity: object, request: str) -> str:
+        asked.append(request)
+        raise ConfigError("does not answer", "authority")
+
     identity = RenewableIdentity(place.named, place.folder)
-    running = asyncio.create_task(Renewals(cluster, identity, name="n", folder=place.folder, tell=told.append).run())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait({running})
-    assert bool(told) is asks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(renewals, "asked_of_authority", ask)
+        told = list[str]()
+        running = asyncio.create_task(
+            Renewals(cluster, identity, name="n", folder=place.folder, tell=told.append).run()
+        )
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running})
+    assert (bool(asked), bool(told)) == (asks, asks)
 
 
 def test_a_renewal_that_cannot_be_read_leaves_the_one_before(place: Place) -> None:

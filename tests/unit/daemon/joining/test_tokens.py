@@ -1,11 +1,16 @@
 """Tokens as people copy them, and the small rules of invitations."""
 
+import hashlib
+import hmac
+from dataclasses import replace
+
 import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.flood_guard import FloodGuard
-from headway.daemon.joining.invitation import read_duration
+from headway.daemon.joining.invitation import is_true, read_duration, sealed
 from headway.daemon.joining.join_token import JoinToken, read_token, write_token
+from headway.daemon.records.certificate_records import InvitationRecord
 
 TOKEN = JoinToken("node-b", ("10.0.0.7:7070/join", "a:1,[::1]:2/n~join"), bytes(range(32)), bytes(range(24)))
 
@@ -60,3 +65,29 @@ def test_times_have_units() -> None:
     for text in ("", "h", "1", "-1h", "1.5h", "1w", "٣h", "9" * 20 + "d"):
         with pytest.raises(ConfigError, match="--lasts"):
             read_duration(text, "--lasts")
+
+
+def test_an_invitation_of_an_earlier_release_is_true() -> None:
+    """It knew of no key that has joined, and sealed these bytes. A key that has joined is under the seal too."""
+    raw = (
+        b'{"format":1,"name":"n","role":"node","hosts":["h"],"etcd":["10.0.0.5:2379"],"secret_sha256":"ab",'
+        b'"expires_at":2.5,"valid_s":60.0,"replaces":"","invited_by":["me"],"seal":""}'
+    )
+    seal = hmac.new(b"key", raw, hashlib.sha256).hexdigest()
+    record = InvitationRecord(
+        name="n",
+        role="node",
+        hosts=("h",),
+        etcd=("10.0.0.5:2379",),
+        secret_sha256="ab",
+        expires_at=2.5,
+        valid_s=60.0,
+        invited_by=("me",),
+        seal=seal,
+    )
+    assert is_true(record, [b"key"])
+    assert sealed(record, b"key") == record
+    assert not is_true(replace(record, key_sha256="cd"), [b"key"])
+    used = sealed(replace(record, key_sha256="cd"), b"key")
+    assert is_true(used, [b"key"])
+    assert not is_true(replace(used, key_sha256=""), [b"key"])

@@ -32,9 +32,11 @@ def test_both_are_trusted_then_the_new_one_signs_then_it_is_alone(tmp_path: Path
     assert signing.certificate != old.certificate
     third = issued(signing, "third")
     assert [issuer_of(one, signing.trusted) for one in (first, third)] == [old.certificate, signing.certificate]
-    assert set(signing.derived_keys(b"x")) == set(begun.derived_keys(b"x"))
-    assert signing.derived_keys(b"x")[0] != begun.derived_keys(b"x")[0]
+    both = signing.trusted
+    assert set(signing.derived_keys(b"x", trusted=both)) == set(begun.derived_keys(b"x", trusted=both))
+    assert signing.derived_keys(b"x", trusted=both)[0] != begun.derived_keys(b"x", trusted=both)[0]
     last = authority_change.drop(tmp_path / "ca")
+    assert signing.derived_keys(b"x", trusted=last.trusted) == last.derived_keys(b"x", trusted=b"damaged")
     assert (issuer_of(first, last.trusted), issuer_of(third, last.trusted)) == (None, signing.certificate)
     for folder in ("ca", "ca/first", "ca/second", "ca/third"):
         assert trusted(tmp_path / folder) == [signing.certificate]
@@ -68,6 +70,43 @@ def test_a_step_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     (folder / "old-ca-key.pem").write_bytes((folder / "ca-key.pem").read_bytes())
     assert authority_change.sign(folder).certificate != begun.certificate
     assert len(trusted(folder)) == 2
+
+
+@pytest.mark.parametrize("num_written", [1, 2, 3])
+def test_a_first_step_that_was_cut_off_reaches_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    """It dies after any of its files: the next call ends with both authorities in all of them."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    for name in ("etcd", "first"):
+        issued(authority, name)
+    write, written = authority_change._write, list[Path]()
+
+    def die(path: Path, content: bytes) -> None:
+        write(path, content)
+        written.append(path)
+        if len(written) == num_written:
+            raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(authority_change, "_write", die)
+        with pytest.raises(SystemExit):
+            authority_change.begin(authority.directory)
+    authority_change.begin(authority.directory)
+    assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd", "ca/first")} == {2}
+
+
+def test_a_full_disk_costs_the_same_line_once_more(tmp_path: Path) -> None:
+    """One line names the file that could not be written, and the step is done again."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    issued(authority, "etcd")
+    obstacle = tmp_path / "ca/etcd/ca.pem.part"
+    obstacle.mkdir()
+    with pytest.raises(ConfigError, match=r"etcd/ca\.pem: cannot be written: .*; then run the same line again"):
+        authority_change.begin(authority.directory)
+    obstacle.rmdir()
+    authority_change.begin(authority.directory)
+    assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd")} == {2}
 
 
 def test_a_key_without_its_certificate_is_no_authority(tmp_path: Path) -> None:
