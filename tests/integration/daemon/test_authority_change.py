@@ -81,6 +81,7 @@ async def answers(playground: Playground, name: str, identity: TlsIdentity) -> b
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 async def test_one_authority_follows_another_while_the_cluster_runs(cluster: Playground, tmp_path: Path) -> None:
     """Both are trusted, the new one signs, an invited node renews by itself in its process, the old one is dropped."""
     server, reached = cluster.etcd.server, ("--etcd", cluster.etcd.endpoint, "--certs", str(tmp_path / "ca/me"))
