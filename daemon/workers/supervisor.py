@@ -48,7 +48,7 @@ class Listener(Protocol):
         """Note that a worker's status has changed."""
         ...
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
         """Note layer files that a worker wrote. Returns why they cannot be kept, or an empty text."""
         ...
 
@@ -90,6 +90,8 @@ class Supervisor:
         self._server: grpc.aio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._taking: set[asyncio.Task[None]] = set()
+        """Files of workers that are being taken in."""
 
     @property
     def socket_path(self) -> Path:
@@ -290,12 +292,15 @@ class Supervisor:
         try:
             self._take(handle, report)
         except Exception as error:  # an error costs the report's generation, not the worker's stream
-            run_key = handle.status.started or handle.status.prepared
-            kind = report.WhichOneof("report")
-            log.exception("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job)
-            if run_key is not None:
-                reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
-                self.fail(handle.index, run_key, reason)
+            self._not_taken(handle, report, error)
+
+    def _not_taken(self, handle: WorkerHandle, report: control_pb2.Report, error: Exception) -> None:
+        run_key = handle.status.started or handle.status.prepared
+        kind = report.WhichOneof("report")
+        log.error("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job, exc_info=error)
+        if run_key is not None:
+            reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
+            self.fail(handle.index, run_key, reason)
 
     def _take(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         match report.WhichOneof("report"):
@@ -339,7 +344,10 @@ class Supervisor:
                 best_batch = report.at_boundary.best_batch if report.at_boundary.HasField("best_batch") else None
                 handle.status = status.did_stop(Standstill(run_key, report.at_boundary.boundary, best_batch))
             case "wrote":
-                self._wrote(handle, report.wrote)
+                # a task, because the disk may hang
+                taking = asyncio.get_running_loop().create_task(self._wrote(handle, report), name="files of a worker")
+                self._taking.add(taking)
+                taking.add_done_callback(self._taking.discard)
             case "released":
                 handle.status = status.released()
             case "refused":
@@ -348,9 +356,17 @@ class Supervisor:
                 log.warning("report_unknown", worker=handle.name, kind=other)
         log.info("worker_reported", worker=handle.name, report=report.WhichOneof("report"), job=handle.status.job)
 
-    def _wrote(self, handle: WorkerHandle, wrote: control_pb2.Wrote) -> None:
+    async def _wrote(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
+        """Take in files. An order to write is answered when they are held."""
+        wrote, incarnation = report.wrote, handle.status.incarnation
         run_key = JobGeneration(wrote.job, wrote.generation)
-        refused = self._listener.worker_wrote(wrote)
+        try:
+            refused = await self._listener.worker_wrote(wrote)
+        except Exception as error:
+            self._not_taken(handle, report, error)
+            return
+        if handle.status.incarnation != incarnation:
+            return  # the process has ended meanwhile
         if not wrote.is_snapshot:
             handle.status = handle.status.answered(OrderKind.WRITE, run_key)
             if refused:
@@ -360,6 +376,7 @@ class Supervisor:
                 job=run_key.job, generation=run_key.generation, boundary=wrote.boundary, reason=refused
             )
             self._listener.worker_missed_snapshot(missed)
+        self._listener.worker_changed()
 
     def _refused(self, handle: WorkerHandle, refused: control_pb2.Refused) -> None:
         run_key = JobGeneration(refused.job, refused.generation)

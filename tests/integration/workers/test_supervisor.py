@@ -51,7 +51,7 @@ class Ears:
         """Counted."""
         self.num_changes += 1
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
+    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
         """Everything can be kept."""
         return ""
 
