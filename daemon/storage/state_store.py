@@ -17,7 +17,7 @@ import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.folders import make_folder
+from headway.daemon.storage.folders import make_folder, make_private
 from headway.daemon.storage.state_key import StateKey, StoredFile
 
 if TYPE_CHECKING:
@@ -102,11 +102,7 @@ class StateStore:
     def open(self) -> None:
         """Make the folder, private to this user, and delete files of an earlier daemon. Blocks. Raises ConfigError."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self._directory.lstat()
-            if not self._directory.is_dir() or self._directory.is_symlink() or status.st_uid != os.getuid():
-                raise ConfigError("belongs to another user, or is not a folder", str(self._directory))
-            self._directory.chmod(0o700)
+            make_private(self._directory)
             self.wipe()
         except OSError as error:
             raise ConfigError(f"cannot be used as store_dir: {error.strerror}", str(self._directory)) from error

@@ -14,6 +14,7 @@ from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.storage.folders import make_private
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.workers.process import WorkerProcess, last_lines
@@ -37,6 +38,7 @@ MAX_DAMAGED = 8
 
 DYING_S = 5.0
 """Grace period for a worker to exit after it reported a fatal error."""
+SOCKET_CHECK_S = 2.0
 ENDING_S = 5.0
 """Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 
@@ -88,7 +90,7 @@ class Supervisor:
         self._roster = Roster(devices, settings, on_exit=self._exited, on_not_started=self._changed)
         self._recent = RecentOperationsDesk()
         self._server: grpc.aio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
         self._is_stopping = False
         self._taking: set[asyncio.Task[None]] = set()
         """Files of workers that are being taken in."""
@@ -129,7 +131,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve workers until cancelled. `stop` ends them."""
-        if self._watching is None:
+        if not self._watching:
             await self.start()
         await asyncio.Event().wait()
 
@@ -148,15 +150,17 @@ class Supervisor:
             self._changed()
             raise
         self._roster.start()
-        watching = self._activities.keep("watch over workers", self._watch)
-        self._watching = asyncio.create_task(watching, name="watch over workers")
+        watches = {"watch over workers": self._watch, "socket of workers": self._keep_socket}
+        self._watching = tuple(
+            asyncio.create_task(self._activities.keep(name, watch), name=name) for name, watch in watches.items()
+        )
 
     async def stop(self) -> None:
         """Order every worker to quit, kill those that do not, and stop serving."""
         self._is_stopping = True
         self._roster.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         everybody = list(self._roster.everybody)
         processes = [handle.process for handle in everybody if handle.process is not None]
         for handle in everybody:
@@ -428,6 +432,22 @@ class Supervisor:
                     handle.liveness.on_watchdog_stall(stalled_s, _now())
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
                     self._condemn(handle, complaint)
+
+    async def _keep_socket(self) -> None:
+        """Serve the workers' socket again when somebody has deleted it, as cleaners of /tmp do."""
+        while True:
+            await asyncio.sleep(SOCKET_CHECK_S)
+            if self._server is not None and self.socket_path.is_socket():
+                continue
+            make_private(self.socket_path.parent)
+            log.error("socket_of_workers_gone", path=str(self.socket_path))
+            # The sockets at which links find these workers lay beside it: others would never reach them again.
+            for handle in list(self._roster.everybody):
+                self._condemn(handle, "was cut off: its node's folder of sockets was deleted", was_moved=True)
+            if (server := self._server) is not None:
+                self._server = None
+                await server.stop(grace=None)  # first, because its end deletes whatever has the socket's name
+            self._server = await serve_workers(self.socket_path, self)
 
     def _condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
         if handle.process is not None and not handle.verdict:
