@@ -36,7 +36,7 @@ class Disk:
     def serve(self) -> None:
         """Note the caller, and let it wait."""
         self.callers.add(threading.current_thread())
-        self.answers.wait(PATIENCE_S)
+        self.answers.wait(2.0)
 
 
 @pytest.fixture
