@@ -174,9 +174,12 @@ async def test_a_node_whose_store_hangs_asks_to_be_left_out(
     monkeypatch.setattr(membership_module, "STORE_CHECK_S", 0.05)
     record = SimpleNamespace(stays_out="")
     changes: list[str] = []
-    registration = SimpleNamespace(
-        record=record, change=lambda stays_out: (changes.append(stays_out), setattr(record, "stays_out", stays_out))
-    )
+
+    def change(stays_out: str) -> None:
+        changes.append(stays_out)
+        record.stays_out = stays_out
+
+    registration = SimpleNamespace(record=record, change=change)
     activities = Activities()
     membership = Membership.__new__(Membership)
     membership._house = SimpleNamespace(store=store, activities=activities)  # type: ignore[assignment]
