@@ -102,7 +102,7 @@ def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int
         header = StateHeader(job=JOB, layer=key.layer, boundary=0, timeline=1, dtype="float32")
         path = store.path_of(key)
         written = write_state(path, {"current/weight": torch.randn(LAYER_BYTES // 4)}, header)
-        store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
+        await store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
         expected = written.digest
         steps.append(FetchState(0, FETCH_OF, key, holders, "", expected))
     return steps

@@ -80,7 +80,7 @@ async def measure(*, num_samples: int, num_files: int) -> dict[str, Figure]:
                     header = StateHeader(job="bench", layer=key.layer, boundary=0, timeline=1, dtype="float32")
                     path = owner.path_of(key)
                     written = await asyncio.to_thread(write_state, path, tensors, header)
-                    owner.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
+                    await owner.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
                 between = cpu_s()
                 for key in keys:
                     held = owner.contents[key]

@@ -159,9 +159,9 @@ class Agent:
         """Note batches that the last stage's worker finished."""
         self.progress.add(progress)
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
         """Take layer files that a worker wrote into the store. Returns why they cannot be kept, or an empty text."""
-        return self._keeper.wrote(wrote)
+        return await self._keeper.wrote(wrote)
 
     def worker_refused_file(self, path: str) -> None:
         """Drop a damaged file; another is fetched before Start is ordered again."""

@@ -88,7 +88,7 @@ class StateKeeper:
 
     # --- From workers -----------------------------------------------------------------------------------------------
 
-    def wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def wrote(self, wrote: control_pb2.Wrote) -> str:
         """Take in files that a worker wrote. Return why they cannot be kept, or an empty text.
 
         Files outside the job's own past are deleted, and so is a snapshot that exceeds the quota. A stop's files are
@@ -101,13 +101,13 @@ class StateKeeper:
         paths = [Path(file.path) for file in wrote.files]
         if job is None or timeline is None or not is_welcome(job, timeline, wrote.boundary):
             log.warning("state_not_wanted", job=wrote.job, generation=wrote.generation, boundary=wrote.boundary)
-            self._discard(paths)
+            await self._discard(paths)
             return ""
-        for file in wrote.files:
-            key = StateKey(wrote.job, timeline, wrote.boundary, file.layer)
-            try:
-                self._store.adopt(
-                    key,
+        try:
+            await self._store.require_written({Path(file.path): file.size_bytes for file in wrote.files})
+            for file in wrote.files:
+                self._store.hold(
+                    StateKey(wrote.job, timeline, wrote.boundary, file.layer),
                     Path(file.path),
                     size_bytes=file.size_bytes,
                     checksum=file.checksum,
@@ -115,12 +115,11 @@ class StateKeeper:
                     uid=_uid(job),
                     has_quota=wrote.is_snapshot,
                 )
-            except RecoveryError as error:
-                if wrote.is_snapshot:
-                    keys = [StateKey(wrote.job, timeline, wrote.boundary, other.layer) for other in wrote.files]
-                    self._store.remove(self._store.forget(keys))
-                    self._discard(paths)
-                return str(error)
+        except RecoveryError as error:
+            if wrote.is_snapshot:
+                self._store.delete(*(StateKey(wrote.job, timeline, wrote.boundary, file.layer) for file in wrote.files))
+                await self._discard(paths)
+            return str(error)
         return ""
 
     def refused_file(self, path: Path) -> None:
@@ -130,11 +129,10 @@ class StateKeeper:
                 log.error("damaged_file_dropped", key=str(key))
                 self._store.delete(key)
 
-    def _discard(self, paths: Iterable[Path]) -> None:
+    async def _discard(self, paths: Iterable[Path]) -> None:
         """Delete files that a worker wrote and no job needs, except those that the store holds."""
-        known = {file.path for file in self._store.contents.values()}
-        with contextlib.suppress(OSError):
-            self._store.remove(path for path in paths if path not in known)
+        with contextlib.suppress(RecoveryError):
+            await self._store.discard(paths)
 
     # --- Steps ------------------------------------------------------------------------------------------------------
 
@@ -307,8 +305,9 @@ class StateKeeper:
             await self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
 
     async def delete(self, step: DeleteState) -> None:
-        """Forget files at once, and delete them in a thread, because deleting a large file takes time."""
-        await asyncio.to_thread(self._store.remove, self._store.forget(step.keys))
+        """Forget files at once, and wait until they are deleted."""
+        self._store.delete(*step.keys)
+        await self._store.removed()
 
     def abandon(self, keys: Iterable[StateKey]) -> None:
         """Drop the bytes fetched so far of files that are no longer wanted."""
@@ -327,14 +326,17 @@ class StateKeeper:
             await asyncio.sleep(SWEEP_PERIOD_S)
             try:
                 await self._sweep_once()
-            except OSError as error:
+            except RecoveryError as error:
                 log.warning("sweep_failed", reason=str(error))
 
     async def _sweep_once(self) -> None:
         known, written, now = self._store.known_paths(), self._written(), time.time()
-        sweep = self._store.sweep
-        num_bytes = await asyncio.to_thread(sweep, known, older_than=now - LEFT_AFTER_S, spared=written)
-        num_bytes += await asyncio.to_thread(sweep, known, older_than=now - STRAY_AFTER_S)
+
+        def sweep(beat: Beat) -> int:
+            num_bytes = self._store.sweep(known, older_than=now - LEFT_AFTER_S, spared=written, beat=beat)
+            return num_bytes + self._store.sweep(known, older_than=now - STRAY_AFTER_S, beat=beat)
+
+        num_bytes = await self._store.in_thread(sweep)
         if num_bytes:
             log.warning("stray_files_deleted", size_bytes=num_bytes)
 

@@ -37,6 +37,7 @@ from headway.daemon.joining.join_messages import (
 )
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, key_pem
+from headway.daemon.storage.folders import make_private
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 
 log = structlog.get_logger()
@@ -46,6 +47,7 @@ OWN_VALIDITY: Final = timedelta(days=2)
 OWN_RENEWAL_S: Final = 86400.0
 CLOSE_S: Final = 1.0
 REST_S: Final = 0.2
+SOCKET_CHECK_S: Final = 2.0
 """Pause after the process had no file left for a connection."""
 
 Sign = Callable[[AskCertificate], Awaitable[JoinAnswer]]
@@ -105,7 +107,11 @@ class JoinPort:
         try:
             while True:
                 try:
-                    connection, _ = await loop.sock_accept(self._listener)
+                    async with asyncio.timeout(SOCKET_CHECK_S):
+                        connection, _ = await loop.sock_accept(self._listener)
+                except TimeoutError:
+                    self._listen_again()
+                    continue
                 except OSError:
                     await asyncio.sleep(REST_S)
                     continue
@@ -118,6 +124,21 @@ class JoinPort:
     def close(self) -> None:
         """Listen no more."""
         self._listener.close()
+
+    def _listen_again(self) -> None:
+        """Make the socket again, if somebody has deleted it, as cleaners of /tmp do."""
+        path = socket_path(self._folder, SERVER_NAME, TLS_SUFFIX)
+        if path is None or path.is_socket():
+            return
+        try:
+            make_private(self._folder)
+            listener = _listen(self._folder)
+        except (OSError, ConfigError) as error:
+            log.warning("join_port_gone", reason=str(error))
+            return
+        log.warning("join_port_opened_again", path=str(path))
+        self._listener.close()
+        self._listener = listener
 
     def _welcome(self, connection: socket.socket) -> None:
         if not self._guard.lets_in(self._clock()):

@@ -16,7 +16,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.view.retirement import jobs_to_retire, names_to_forget, retired_record
+from headway.daemon.view.retirement import EndingsSeen, jobs_to_retire, names_to_forget, retired_record
 
 PERIOD_S: Final = 60.0
 AT_ONCE: Final = 20
@@ -37,6 +37,7 @@ class JobRetirement:
         most: int,
         kept_days: float,
         period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """most, kept_days: as in `jobs_to_retire`."""
         self._etcd = etcd
@@ -45,6 +46,8 @@ class JobRetirement:
         self._most = most
         self._kept_days = kept_days
         self._period_s = period_s
+        self._clock = clock
+        self._endings = EndingsSeen()
 
     async def run(self) -> None:
         """Retire until cancelled."""
@@ -55,10 +58,14 @@ class JobRetirement:
     async def look(self) -> None:
         """Retire what is due now. What etcd does not take is due at the next look."""
         view, now = self._view, time.time()
-        if not self._is_leading() or view.steady_since is None:
+        if view.steady_since is None:
+            return
+        # also while another daemon leads, so that the ages go on when this one does
+        ended_for_s = self._endings.look(view, now=self._clock())
+        if not self._is_leading():
             return
         try:
-            jobs = jobs_to_retire(view, now=now, most=self._most, kept_days=self._kept_days)[:AT_ONCE]
+            jobs = jobs_to_retire(view, ended_for_s=ended_for_s, most=self._most, kept_days=self._kept_days)[:AT_ONCE]
             forgotten = [Keys.retired(name) for name in names_to_forget(view)[:AT_ONCE]]
             # With the list come the revisions that it rests on: a job may be resumed while others are retired.
             retirements = [_Retirement.of(job, view, now=now) for job in jobs]

@@ -114,7 +114,11 @@ class NodeConfig:
 
     """
     ended_jobs_kept_days: float = 30.0
-    """Days after its end at which a job is retired; 0: its age does not matter. The leader's setting counts."""
+    """Days after its end at which a job is retired; 0: its age does not matter. The leader's setting counts.
+
+    The leader's own daemon must have seen the end for as long: no date of a clock is trusted.
+
+    """
     stop_timeout_s: float = 120.0
     """Maximum wait for the stop boundary of a clean leave."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"

@@ -144,7 +144,7 @@ class Daemon:
             stack.callback(owned.release)
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         store.open()
-        stack.callback(store.close)
+        stack.push_async_callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         places = list(config.allowed_places)

@@ -67,6 +67,7 @@ STATE_DIR_RETRY_S: Final = 2.0
 STATE_DIR_SILENCE_S: Final = 10.0
 """Time for the state folder's file system to answer: a disk that is busy with a checkpoint may take seconds."""
 LOCK_CHECK_S: Final = 10.0
+STORE_CHECK_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +245,7 @@ class Membership:
                     "cluster": lambda: self._follow_cluster(agent),
                     "generations": lambda: self._follow_generations(agent),
                     "state folder lock": self._keep_state_dir,
+                    "layer store": self._keep_store,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
                     PEER_LIVENESS: peer_liveness.run,
@@ -390,6 +392,21 @@ class Membership:
             trouble = await self._use_state_folder(self._house.memory.check_lock)
             self._house.activities.trouble("state folder lock", trouble)
             self._stay_out("state folder lock", trouble)
+
+    async def _keep_store(self) -> None:
+        """Ask for plans without this node while the disk of its layer files hangs, or takes no files."""
+        store = self._house.store
+        while True:
+            await asyncio.sleep(STORE_CHECK_S)
+            trouble = ""
+            try:
+                await store.check()
+            except StorageAwayError:
+                trouble = f"store_dir {store.directory} cannot be written: its file system does not answer"
+            except RecoveryError as error:
+                trouble = f"store_dir {store.directory} cannot be written: {error.reason}"
+            self._house.activities.trouble("layer store", trouble)
+            self._stay_out("layer store", trouble)
 
     async def _use_state_folder(self, act: Callable[[], object]) -> str:
         """Read or write in the state folder; return why that is not possible. Raises InvariantLostError.

@@ -7,7 +7,7 @@ repeated with back-off, so that a healed pair is used again. Discoveries of link
 import asyncio
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,6 +37,8 @@ the rest.
 """
 AT_ONCE: Final = 8
 """Maximum number of dials at a time."""
+TO_ONE_NODE: Final = 2
+"""Maximum number of those to one node: a hung node with many workers must not hold up the proofs of the others."""
 EVERY_S: Final = 120.0
 """Interval of proofs of a port that answers."""
 FIRST_RETRY_S: Final = 2.0
@@ -301,10 +303,17 @@ class Reaching:
         return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
 
     def _dial_next(self, group: asyncio.TaskGroup) -> None:
+        to_node = Counter(node for node, _, _ in self._dialling)
+        held_back: deque[Target] = deque()
         while self._waiting and len(self._dialling) < AT_ONCE:
             target = self._waiting.popleft()
+            if to_node[target.node] >= TO_ONE_NODE:
+                held_back.append(target)
+                continue
+            to_node[target.node] += 1
             name = f"reach {target.node} {target.port}"
             self._dialling[key_of(target)] = group.create_task(self._prove_one(target, group), name=name)
+        self._waiting.extendleft(reversed(held_back))
 
     async def _prove_one(self, target: Target, group: asyncio.TaskGroup) -> None:
         try:

@@ -7,6 +7,7 @@ one: that makes the holder check its own file, and delete a damaged one.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.daemon.storage.state_store import IncomingFile, InThread, StateStore
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.state.file_digest import FileDigest
 
@@ -51,14 +52,22 @@ async def fetch_from_nodes(
     come stay for the next attempt, until the file is abandoned.
     """
     # One incoming file for all holders: each continues where the one before stopped.
-    incoming = store.receive(key, size_bytes=expected.size_bytes)
+    incoming = await store.receive(key, size_bytes=expected.size_bytes)
     reasons = []
     for endpoint in endpoints:
         try:
             await download(
-                client, endpoint, key, incoming, expected, unhurried=unhurried, is_forwarded=is_forwarded, tell=tell
+                client,
+                endpoint,
+                key,
+                incoming,
+                expected,
+                in_thread=store.in_thread,
+                unhurried=unhurried,
+                is_forwarded=is_forwarded,
+                tell=tell,
             )
-            store.adopt(
+            await store.adopt(
                 key,
                 incoming.path,
                 size_bytes=expected.size_bytes,
@@ -91,9 +100,11 @@ async def fetch_stored(
     url: the folder. fetch(path, beat): writes the verified file to a path, in a thread.
     """
     store.require_room(expected.size_bytes, str(key), held=key)
-    path = store.path_of(key)
+    path = await store.place_for(key)
     await threads.run(url, lambda beat: fetch(path, beat))
-    store.adopt(key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid)
+    await store.adopt(
+        key, path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid
+    )
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
 
 
@@ -104,24 +115,32 @@ async def download(
     incoming: IncomingFile,
     expected: FileDigest,
     *,
+    in_thread: InThread,
     unhurried: bool = False,
     is_forwarded: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError."""
-    offset = incoming.offset
+    """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError.
+
+    in_thread: runs what uses the disk.
+    """
+    offset = await in_thread(lambda _: incoming.offset)
     try:
         pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
         async for piece in in_time(endpoint, pieces, heard=client.heard):
-            incoming.append(piece, offset=offset)
+            await in_thread(partial(_append, incoming, piece, offset))
             offset += len(piece)
             tell(offset)
-        await asyncio.to_thread(incoming.verify, expected.checksum)
+        await in_thread(lambda beat: incoming.verify(expected.checksum, beat))
     except RecoveryError:
         if not is_forwarded:
             await _let_it_check(client, endpoint, key, expected)
         raise
-    incoming.put_in_place()
+    await in_thread(lambda _: incoming.put_in_place())
+
+
+def _append(incoming: IncomingFile, piece: bytes, offset: int, _: Beat) -> None:
+    incoming.append(piece, offset=offset)
 
 
 async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: FileDigest) -> None:

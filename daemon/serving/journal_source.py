@@ -7,6 +7,7 @@ import asyncio
 import tempfile
 from bisect import bisect_left
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -120,7 +121,8 @@ class JournalSource:
 
     async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
         if (file := self._store.get(key)) is not None:
-            return await asyncio.to_thread(_entries, file.path, _as_written(job, key))
+            path, written = file.path, _as_written(job, key)
+            return await self._store.in_thread(lambda _: _entries(path, written))
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / f"{JOURNAL}.safetensors"
             holders = job.holders(key.timeline, key.boundary, JOURNAL)
@@ -132,7 +134,9 @@ class JournalSource:
                 endpoint = self._view.nodes[name].endpoint
                 incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
                 try:
-                    await download(self._client, endpoint, key, incoming, expected)
+                    await download(
+                        self._client, endpoint, key, incoming, expected, in_thread=partial(self._reads.run, folder)
+                    )
                 except (PeerError, RecoveryError) as error:
                     failure = RecoveryError(str(key), str(error))
                     continue

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from headway.daemon.serving.stream_limits import STREAMS_PER_CONNECTION, StreamL
 from headway.daemon.serving.trace_source import TraceSource
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint, resolve_checkpoint_dir
-from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
@@ -276,7 +276,8 @@ class NodeService(control_pb2_grpc.NodeServicer):
             if offset >= file.size_bytes:
                 await self._check(key, file)
             fault_point("transfer.file", path=file.path, layer=key.layer, boundary=key.boundary, node=desk.node)
-            async for piece in _in_thread(desk.store.read(key, offset=offset)):
+            pieces = desk.store.read(key, offset=offset)
+            while piece := await desk.store.in_thread(lambda _: next(pieces, b"")):
                 fault_point("transfer.chunk", layer=key.layer, offset=offset, boundary=key.boundary, node=desk.node)
                 yield piece
                 offset += len(piece)
@@ -306,11 +307,14 @@ class NodeService(control_pb2_grpc.NodeServicer):
 
         Raises RecoveryError, and deletes the file, when it does.
         """
-        try:
-            is_good = await asyncio.to_thread(content_checksum, file.path) == file.checksum
-        except (DamagedFileError, OSError):
-            is_good = False
-        if not is_good:
+
+        def is_good(beat: Beat) -> bool:
+            try:
+                return content_checksum(file.path, beat=beat) == file.checksum
+            except (DamagedFileError, OSError):
+                return False
+
+        if not await self._desk.store.in_thread(is_good):
             log.error("damaged_file_dropped", key=str(key))
             self._desk.store.delete(key)
             raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has deleted it")
@@ -399,12 +403,6 @@ class _answering:  # noqa: N801 (reads as a statement)
             await self._context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         elif isinstance(error, PeerError):
             await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
-
-
-async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces of a file, read in a thread."""
-    while piece := await asyncio.to_thread(next, pieces, b""):
-        yield piece
 
 
 async def stand_by_replies(

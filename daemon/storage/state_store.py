@@ -1,28 +1,53 @@
-"""Keeps a node's layer files: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum."""
+"""Keeps a node's layer files: `<store>/<job>/<timeline>/<boundary>/<file>`, each known by size and checksum.
 
+The disk may hang. So the event loop keeps only the lists, and everything on the disk happens in threads of the store's
+own: when they get no answer, the calls end with an error, and the daemon goes on.
+"""
+
+import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.daemon.storage.folders import make_folder, make_private
 from headway.daemon.storage.state_key import StateKey, StoredFile
 
 if TYPE_CHECKING:
     from headway.stages.state.state_file import ContentCheck
 
 CHUNK_BYTES = 1 << 20
-NUM_MKDIR_ATTEMPTS: Final = 10
+NUM_AT_ONCE: Final = 4
+SILENCE_S: Final = 20.0
+"""Time for the store's file system to answer: a disk that is busy with a checkpoint may take seconds."""
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class InThread(Protocol):
+    """Runs a blocking call in a thread."""
+
+    def __call__(self, act: Callable[[Beat], T], /) -> Awaitable[T]:
+        """Return act(beat). Raises RecoveryError."""
+        ...
 
 
 class StateStore:
-    """The store of one node, in its own folder. Not thread-safe, but files may be read and hashed in threads."""
+    """The store of one node, in its own folder, for one event loop. Functions that block say so."""
 
-    def __init__(self, directory: Path, *, quota_bytes: int = 0) -> None:
+    def __init__(self, directory: Path, *, quota_bytes: int = 0, silence_s: float = SILENCE_S) -> None:
         """quota_bytes 0: the size of the file system."""
         self._directory = directory
+        self._threads = FileThreads("layer files", num_at_once=NUM_AT_ONCE, silence_s=silence_s, most_hung=1)
+        self._removals: set[asyncio.Task[None]] = set()
         self._quota_bytes = quota_bytes
         self._files: dict[StateKey, StoredFile] = {}
         self._incoming: dict[StateKey, int] = {}
@@ -45,41 +70,70 @@ class StateStore:
         """Return the bytes of complete files."""
         return sum(file.size_bytes for file in self._files.values())
 
-    def open(self) -> None:
-        """Make the folder, private to this user, and delete files of an earlier daemon. Raises ConfigError."""
+    @property
+    def directory(self) -> Path:
+        """Return the store's folder."""
+        return self._directory
+
+    async def in_thread(self, act: Callable[[Beat], T], /) -> T:
+        """Return act(beat), which uses the store's folder, from a thread. Raises RecoveryError; StorageAwayError when
+        the file system does not answer.
+
+        A cancelled caller waits for the thread: the next attempt on a file must not meet the bytes of this one.
+        """
+        call = asyncio.ensure_future(self._threads.run(str(self._directory), act))
         try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait({call})
+            if not call.cancelled():
+                call.exception()  # nobody waits for it
+            raise
+
+    async def check(self) -> None:
+        """Find out whether the folder can be written. Raises RecoveryError."""
+
+        def touch(_: Beat) -> None:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self._directory.lstat()
-            if not self._directory.is_dir() or self._directory.is_symlink() or status.st_uid != os.getuid():
-                raise ConfigError("belongs to another user, or is not a folder", str(self._directory))
-            self._directory.chmod(0o700)
+            os.utime(self._directory)
+
+        await self.in_thread(touch)
+
+    def open(self) -> None:
+        """Make the folder, private to this user, and delete files of an earlier daemon. Blocks. Raises ConfigError."""
+        try:
+            make_private(self._directory)
             self.wipe()
         except OSError as error:
             raise ConfigError(f"cannot be used as store_dir: {error.strerror}", str(self._directory)) from error
 
     def wipe(self) -> None:
-        """Forget and delete everything."""
+        """Forget and delete everything. Blocks."""
         self._files.clear()
         self._incoming.clear()
         for entry in self._directory.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
-    def close(self) -> None:
-        """Delete the folder itself: its files end with its daemon."""
+    async def close(self) -> None:
+        """Delete the folder itself: its files end with its daemon. A disk that hangs keeps them."""
+
+        def delete(beat: Beat) -> None:
+            for path in self._files_on_disk():
+                beat()
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self._directory, ignore_errors=True)
+
         self._files.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(RecoveryError):
+            await self.in_thread(delete)
 
     def directory_of(self, job: str, timeline: int, boundary: int) -> Path:
-        """Return the folder of a boundary's files, made if it does not exist. Raises RecoveryError."""
+        """Return the folder of a boundary's files, made if it does not exist. Blocks. Raises RecoveryError."""
         directory = self.timeline_directory_of(job, timeline) / str(boundary)
-        for attempt in range(1, NUM_MKDIR_ATTEMPTS + 1):
-            try:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                break
-            except OSError as error:
-                if isinstance(error, FileNotFoundError) and attempt < NUM_MKDIR_ATTEMPTS:
-                    continue  # a thread has just deleted an empty folder above it
-                raise RecoveryError(str(directory), f"cannot be made: {error.strerror or error}") from error
+        try:
+            make_folder(directory)
+        except OSError as error:
+            raise RecoveryError(str(directory), f"cannot be made: {error.strerror or error}") from error
         return directory
 
     def timeline_directory_of(self, job: str, timeline: int) -> Path:
@@ -87,9 +141,14 @@ class StateStore:
         return self._directory / job / str(timeline)
 
     def path_of(self, key: StateKey) -> Path:
-        """Return the path of a key's file, in a folder that exists. Raises RecoveryError."""
+        """Return the path of a key's file, in a folder that exists. Blocks. Raises RecoveryError."""
         self.directory_of(key.job, key.timeline, key.boundary)
         return self._place_of(key)
+
+    async def place_for(self, key: StateKey) -> Path:
+        """Return the path at which a key's file is to be written, in a folder that exists. Raises RecoveryError."""
+        await self.removed()  # a deletion that comes late would take the new file
+        return await self.in_thread(lambda _: self.path_of(key))
 
     def _place_of(self, key: StateKey) -> Path:
         return self.timeline_directory_of(key.job, key.timeline) / str(key.boundary) / f"{key.layer}.safetensors"
@@ -98,7 +157,31 @@ class StateStore:
         """Return the file of a key, or None."""
         return self._files.get(key)
 
-    def adopt(
+    async def adopt(
+        self, key: StateKey, path: Path, *, size_bytes: int, checksum: str, generation: int = 0, uid: str = ""
+    ) -> StoredFile:
+        """Take in a file that was written into `directory_of` the key, within the quota.
+
+        Raises RecoveryError when the file does not exist, or there is no room.
+        """
+        await self.require_written({path: size_bytes})
+        return self.hold(key, path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
+
+    async def require_written(self, files: Mapping[Path, int]) -> None:
+        """Raise RecoveryError unless every file is there, with its size."""
+
+        def look(_: Beat) -> None:
+            for path, size_bytes in files.items():
+                try:
+                    found_bytes = path.stat().st_size
+                except OSError as error:
+                    raise RecoveryError(str(path), error.strerror or str(error)) from error
+                if found_bytes != size_bytes:
+                    raise RecoveryError(str(path), f"has {found_bytes} bytes, not the {size_bytes} that were written")
+
+        await self.in_thread(look)
+
+    def hold(
         self,
         key: StateKey,
         path: Path,
@@ -109,16 +192,7 @@ class StateStore:
         uid: str = "",
         has_quota: bool = True,
     ) -> StoredFile:
-        """Take in a file that was written into `directory_of` the key, within the quota unless told otherwise.
-
-        Raises RecoveryError when the file does not exist, or there is no room.
-        """
-        try:
-            found_bytes = path.stat().st_size
-        except OSError as error:
-            raise RecoveryError(str(key), f"{path}: {error.strerror}") from error
-        if found_bytes != size_bytes:
-            raise RecoveryError(str(key), f"{path} has {found_bytes} bytes, not the {size_bytes} that were written")
+        """Hold a file that is written, within the quota unless told otherwise. Raises RecoveryError."""
         if has_quota:
             self.require_room(size_bytes, str(key), held=key)
         self._incoming.pop(key, None)
@@ -140,44 +214,72 @@ class StateStore:
                 f"and store_quota_bytes allows {self._quota_bytes}",
             )
 
-    def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
+    async def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
         """Begin or continue a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
 
         Raises RecoveryError when it would exceed the quota, together with all arriving files, or has no folder.
         """
         self.require_room(size_bytes, str(key), held=key)
-        path = self.path_of(key)
+        path = await self.place_for(key)
+        self.require_room(size_bytes, str(key), held=key)  # others may have begun meanwhile
         self._incoming[key] = size_bytes
         return IncomingFile(str(key), path, size_bytes=size_bytes)
 
     def abandon(self, key: StateKey) -> None:
-        """Drop the pieces of an arriving file. If there are none, nothing happens."""
+        """Drop the pieces of an arriving file, soon. If there are none, nothing happens."""
         if self._incoming.pop(key, None) is not None:
-            path = self._place_of(key)
-            partial_path(path).unlink(missing_ok=True)
-            _remove_if_empty(path.parent, up_to=self._directory)
+            self._remove_soon([partial_path(self._place_of(key))])
 
     def read(self, key: StateKey, *, offset: int = 0) -> Iterator[bytes]:
-        """Yield the file's bytes from an offset on, in chunks. Raises RecoveryError when the file is not held."""
+        """Yield the file's bytes from an offset on, in chunks: each blocks. Raises RecoveryError when the file is not
+        held.
+        """
         file = self._files.get(key)
         if file is None:
             raise RecoveryError(str(key), "is not held by this node")
         return read_chunks(file.path, offset=offset)
 
-    def delete(self, key: StateKey) -> None:
-        """Delete a file, and its folders when they are empty. Deleting a file that is not held is no error."""
-        self.remove(self.forget([key]))
+    def delete(self, *keys: StateKey) -> None:
+        """Stop holding files at once, and delete them soon, with their folders when they are empty.
 
-    def forget(self, keys: Iterable[StateKey]) -> list[Path]:
+        Deleting a file that is not held is no error.
+        """
+        if paths := self._forget(keys):
+            self._remove_soon(paths)
+
+    async def discard(self, paths: Iterable[Path]) -> None:
+        """Delete files that are not held. Raises RecoveryError."""
+        known = {file.path for file in self._files.values()}
+        unknown = [path for path in paths if path not in known]
+        await self.in_thread(lambda beat: self.remove(unknown, beat))
+
+    async def removed(self) -> None:
+        """Wait for deletions that have begun."""
+        if self._removals:
+            await asyncio.wait(set(self._removals))
+
+    def _remove_soon(self, paths: list[Path]) -> None:
+        async def remove() -> None:
+            try:
+                await self.in_thread(lambda beat: self.remove(paths, beat))
+            except RecoveryError as error:
+                log.warning("layer_files_not_removed", num_files=len(paths), reason=str(error))  # a sweep finds them
+
+        removal = asyncio.get_running_loop().create_task(remove(), name="removal of layer files")
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+
+    def _forget(self, keys: Iterable[StateKey]) -> list[Path]:
         """Stop holding files; return the paths to remove."""
         paths = [file.path for key in keys if (file := self._files.pop(key, None)) is not None]
         if paths:
             self.on_change()
         return paths
 
-    def remove(self, paths: Iterable[Path]) -> None:
-        """Remove files from the disk, and their folders when they are empty; may run in a thread."""
+    def remove(self, paths: Iterable[Path], beat: Beat = lambda: None) -> None:
+        """Remove files from the disk, and their folders when they are empty. Blocks."""
         for path in paths:
+            beat()
             path.unlink(missing_ok=True)
             _remove_if_empty(path.parent, up_to=self._directory)
 
@@ -186,8 +288,15 @@ class StateStore:
         awaited = [self._place_of(key) for key in self._incoming]
         return frozenset({*(file.path for file in self._files.values()), *awaited, *map(partial_path, awaited)})
 
-    def sweep(self, known: Set[Path], *, older_than: float, spared: Set[Path] = frozenset()) -> int:
-        """Delete unknown files that were last written before a time; return their bytes. For a thread.
+    def sweep(
+        self,
+        known: Set[Path],
+        *,
+        older_than: float,
+        spared: Set[Path] = frozenset(),
+        beat: Beat = lambda: None,
+    ) -> int:
+        """Delete unknown files that were last written before a time; return their bytes. Blocks.
 
         spared: folders in which nothing is deleted.
         """
@@ -195,6 +304,7 @@ class StateStore:
         for path in [path for path in self._files_on_disk() if path not in known]:
             if not spared.isdisjoint(path.parents):
                 continue
+            beat()
             try:
                 status = path.stat()
                 if status.st_mtime < older_than:
@@ -213,7 +323,7 @@ class StateStore:
 class IncomingFile:
     """An arriving state file: bytes go to a partial file next to it, which takes its name when it is verified.
 
-    The checksum is computed as the bytes come. Bytes of an earlier attempt are read again.
+    The checksum is computed as the bytes come. Bytes of an earlier attempt are read again. Everything blocks.
     """
 
     def __init__(self, what: str, path: Path, *, size_bytes: int) -> None:
@@ -248,8 +358,8 @@ class IncomingFile:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
 
-    def verify(self, checksum: str) -> None:
-        """Check the bytes; may run in a thread. Raises RecoveryError, and drops the file, when they are wrong."""
+    def verify(self, checksum: str, beat: Beat = lambda: None) -> None:
+        """Check the bytes. Raises RecoveryError, and drops the file, when they are wrong."""
         from headway.stages.errors import DamagedFileError
         from headway.stages.state.state_file import content_checksum
 
@@ -257,7 +367,7 @@ class IncomingFile:
             if self._content is not None and self._content.num_bytes == self._partial.stat().st_size:
                 found = self._content.checksum()
             else:
-                found = content_checksum(self._partial)
+                found = content_checksum(self._partial, beat=beat)
         except (DamagedFileError, OSError) as error:
             self._partial.unlink(missing_ok=True)
             raise RecoveryError(self._what, f"arrived damaged: {error}") from error

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.storage.folders import make_folder
 from headway.daemon.storage.state_key import BASE_PREFIX
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.start_order import leads
@@ -99,7 +100,7 @@ def write_layers(order: Write, session: HeldSession) -> Wrote:
     job, boundary, timeline = order.job_name, Boundary(order.boundary), Timeline(order.timeline)
     train = session.spec.train
     directory = Path(order.directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     wrote = Wrote(job=job, generation=order.generation, boundary=boundary, timeline=timeline)
     for name in order.layers:
         path = directory / f"{name}{SUFFIX}"

@@ -123,7 +123,7 @@ def order_message(
                 timeline=step.timeline,
                 boundary=step.boundary,
                 layers=step.layers,
-                directory=str(store.directory_of(step.run_key.job, step.timeline, step.boundary)),
+                directory=str(store.timeline_directory_of(step.run_key.job, step.timeline) / str(step.boundary)),
             )
             within_s = loading_s(spec_of(step.run_key.job), step.layers)
             return AddressedOrder(OrderKind.WRITE, step.run_key, control_pb2.Order(write=write), within_s=within_s)

@@ -14,6 +14,7 @@ import grpc.aio
 import structlog
 
 from headway.daemon.records.records import PROTOCOL_VERSION
+from headway.daemon.storage.folders import make_private
 from headway.proto import control_pb2, control_pb2_grpc
 
 log = structlog.get_logger()
@@ -107,10 +108,9 @@ class WorkerService(control_pb2_grpc.WorkerServicer):
 
 async def serve_workers(socket_path: Path, attachments: Attachments) -> grpc.aio.Server:
     """Return a started server on a unix socket, whose folder is made private. Stop it with `await
-    server.stop(grace)`.
+    server.stop(grace)`. Raises OSError when the folder is somebody else's.
     """
-    socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    socket_path.parent.chmod(0o700)
+    make_private(socket_path.parent)
     socket_path.unlink(missing_ok=True)
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

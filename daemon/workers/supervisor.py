@@ -14,6 +14,7 @@ from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.storage.folders import make_private
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import TICK_S, Beat, StallWatch
 from headway.daemon.workers.process import WorkerProcess, last_lines
@@ -37,6 +38,7 @@ MAX_DAMAGED = 8
 
 DYING_S = 5.0
 """Grace period for a worker to exit after it reported a fatal error."""
+SOCKET_CHECK_S = 2.0
 ENDING_S = 5.0
 """Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 
@@ -48,7 +50,7 @@ class Listener(Protocol):
         """Note that a worker's status has changed."""
         ...
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
         """Note layer files that a worker wrote. Returns why they cannot be kept, or an empty text."""
         ...
 
@@ -88,8 +90,10 @@ class Supervisor:
         self._roster = Roster(devices, settings, on_exit=self._exited, on_not_started=self._changed)
         self._recent = RecentOperationsDesk()
         self._server: grpc.aio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
         self._is_stopping = False
+        self._taking: set[asyncio.Task[None]] = set()
+        """Files of workers that are being taken in."""
 
     @property
     def socket_path(self) -> Path:
@@ -127,7 +131,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve workers until cancelled. `stop` ends them."""
-        if self._watching is None:
+        if not self._watching:
             await self.start()
         await asyncio.Event().wait()
 
@@ -146,15 +150,17 @@ class Supervisor:
             self._changed()
             raise
         self._roster.start()
-        watching = self._activities.keep("watch over workers", self._watch)
-        self._watching = asyncio.create_task(watching, name="watch over workers")
+        watches = {"watch over workers": self._watch, "socket of workers": self._keep_socket}
+        self._watching = tuple(
+            asyncio.create_task(self._activities.keep(name, watch), name=name) for name, watch in watches.items()
+        )
 
     async def stop(self) -> None:
         """Order every worker to quit, kill those that do not, and stop serving."""
         self._is_stopping = True
         self._roster.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         everybody = list(self._roster.everybody)
         processes = [handle.process for handle in everybody if handle.process is not None]
         for handle in everybody:
@@ -290,12 +296,15 @@ class Supervisor:
         try:
             self._take(handle, report)
         except Exception as error:  # an error costs the report's generation, not the worker's stream
-            run_key = handle.status.started or handle.status.prepared
-            kind = report.WhichOneof("report")
-            log.exception("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job)
-            if run_key is not None:
-                reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
-                self.fail(handle.index, run_key, reason)
+            self._not_taken(handle, report, error)
+
+    def _not_taken(self, handle: WorkerHandle, report: control_pb2.Report, error: Exception) -> None:
+        run_key = handle.status.started or handle.status.prepared
+        kind = report.WhichOneof("report")
+        log.error("report_not_taken", worker=handle.name, kind=kind, job=handle.status.job, exc_info=error)
+        if run_key is not None:
+            reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
+            self.fail(handle.index, run_key, reason)
 
     def _take(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
         match report.WhichOneof("report"):
@@ -339,7 +348,10 @@ class Supervisor:
                 best_batch = report.at_boundary.best_batch if report.at_boundary.HasField("best_batch") else None
                 handle.status = status.did_stop(Standstill(run_key, report.at_boundary.boundary, best_batch))
             case "wrote":
-                self._wrote(handle, report.wrote)
+                # a task, because the disk may hang
+                taking = asyncio.get_running_loop().create_task(self._wrote(handle, report), name="files of a worker")
+                self._taking.add(taking)
+                taking.add_done_callback(self._taking.discard)
             case "released":
                 handle.status = status.released()
             case "refused":
@@ -348,9 +360,17 @@ class Supervisor:
                 log.warning("report_unknown", worker=handle.name, kind=other)
         log.info("worker_reported", worker=handle.name, report=report.WhichOneof("report"), job=handle.status.job)
 
-    def _wrote(self, handle: WorkerHandle, wrote: control_pb2.Wrote) -> None:
+    async def _wrote(self, handle: WorkerHandle, report: control_pb2.Report) -> None:
+        """Take in files. An order to write is answered when they are held."""
+        wrote, incarnation = report.wrote, handle.status.incarnation
         run_key = JobGeneration(wrote.job, wrote.generation)
-        refused = self._listener.worker_wrote(wrote)
+        try:
+            refused = await self._listener.worker_wrote(wrote)
+        except Exception as error:
+            self._not_taken(handle, report, error)
+            return
+        if handle.status.incarnation != incarnation:
+            return  # the process has ended meanwhile
         if not wrote.is_snapshot:
             handle.status = handle.status.answered(OrderKind.WRITE, run_key)
             if refused:
@@ -360,6 +380,7 @@ class Supervisor:
                 job=run_key.job, generation=run_key.generation, boundary=wrote.boundary, reason=refused
             )
             self._listener.worker_missed_snapshot(missed)
+        self._listener.worker_changed()
 
     def _refused(self, handle: WorkerHandle, refused: control_pb2.Refused) -> None:
         run_key = JobGeneration(refused.job, refused.generation)
@@ -411,6 +432,22 @@ class Supervisor:
                     handle.liveness.on_watchdog_stall(stalled_s, _now())
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
                     self._condemn(handle, complaint)
+
+    async def _keep_socket(self) -> None:
+        """Serve the workers' socket again when somebody has deleted it, as cleaners of /tmp do."""
+        while True:
+            await asyncio.sleep(SOCKET_CHECK_S)
+            if self._server is not None and self.socket_path.is_socket():
+                continue
+            make_private(self.socket_path.parent)
+            log.error("socket_of_workers_gone", path=str(self.socket_path))
+            # The sockets at which links find these workers lay beside it: others would never reach them again.
+            for handle in list(self._roster.everybody):
+                self._condemn(handle, "was cut off: its node's folder of sockets was deleted", was_moved=True)
+            if (server := self._server) is not None:
+                self._server = None
+                await server.stop(grace=None)  # first, because its end deletes whatever has the socket's name
+            self._server = await serve_workers(self.socket_path, self)
 
     def _condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
         if handle.process is not None and not handle.verdict:

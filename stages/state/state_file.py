@@ -200,8 +200,10 @@ def read_state(path: Path, *, loading: DeviceLoading | None = None) -> tuple[Sta
     return header, tensors
 
 
-def content_checksum(path: Path) -> str:
+def content_checksum(path: Path, *, beat: Callable[[], None] = lambda: None) -> str:
     """Return the content's checksum, computed in one pass and little memory, and compared with the file's own.
+
+    beat: is called with each piece that is read.
 
     Raises DamagedFileError when a byte is missing, added or altered, OSError when the file cannot be read.
     """
@@ -210,6 +212,7 @@ def content_checksum(path: Path) -> str:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, max(1, content.size_bytes))))
         while num_read := file.readinto(buffer):
             content.update(buffer[:num_read])
+            beat()
     return content.checksum()
 
 

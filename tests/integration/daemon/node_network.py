@@ -56,11 +56,11 @@ class Node:
         """Return the address at which it is dialled."""
         return NodeEndpoint(self.name, self.address)
 
-    def hold(self, data: bytes = DATA) -> None:
+    async def hold(self, data: bytes = DATA) -> None:
         """Put KEY's file into its store."""
         path = self.store.path_of(KEY)
         path.write_bytes(data)
-        self.store.adopt(KEY, path, size_bytes=len(data), checksum=FILE.checksum)
+        await self.store.adopt(KEY, path, size_bytes=len(data), checksum=FILE.checksum)
 
 
 @dataclass

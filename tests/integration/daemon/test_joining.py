@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from headway.daemon.cli import program as cli
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.joining import join_port
 from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
 from headway.daemon.joining.join_client import join
 from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES, AskCertificate, JoinAnswer
@@ -565,3 +566,18 @@ async def program(folder: Path, *words: str) -> str:
         return done.stdout.strip()
 
     return await asyncio.to_thread(run)
+
+
+async def test_a_deleted_socket_of_the_port_is_made_again(
+    place: JoinPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner of /tmp took the folder's sockets: a machine joins all the same, a little later."""
+    monkeypatch.setattr(join_port, "SOCKET_CHECK_S", 0.1)
+    token = await place.invited("a")
+    await place.join(token)
+    socket = next(path for path in tmp_path.iterdir() if path.is_socket())
+    socket.unlink()
+    async with asyncio.timeout(20):
+        while not socket.is_socket():
+            await asyncio.sleep(0.05)
+    await place.join(await place.invited("b"))

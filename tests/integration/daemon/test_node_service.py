@@ -36,7 +36,7 @@ from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, Network
 
 async def test_a_held_file_is_given_from_any_byte(network: Network) -> None:
     """The whole file, the rest of it, and its end."""
-    network.a.hold()
+    await network.a.hold()
     assert await network.read(network.a) == DATA
     assert await network.read(network.a, offset=1_500_000) == DATA[1_500_000:]
     assert await network.read(network.a, offset=len(DATA)) == b""
@@ -44,7 +44,7 @@ async def test_a_held_file_is_given_from_any_byte(network: Network) -> None:
 
 async def test_a_node_that_has_it_not_looks_for_a_holder_only_when_asked(network: Network) -> None:
     """b holds the file and etcd says so; a gives it when it may forward, and says what is missing when not."""
-    network.b.hold()
+    await network.b.hold()
     network.job.state[1, 5] = {"b": HELD_BY_B}
     assert await network.read(network.a, offset=77, forward=True) == DATA[77:]
     with pytest.raises(RecoveryError, match="head at boundary 5 of j, timeline 1: is not held by node a"):

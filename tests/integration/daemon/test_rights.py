@@ -57,7 +57,7 @@ ALLOWED = {
 @pytest.mark.parametrize("role", ALLOWED, ids=str)
 async def test_a_daemon_asks_each_caller_for_its_role(network: Network, tmp_path: Path, role: Role | None) -> None:
     """Each call of each role: answered, or refused in one line that names the certificate and who may."""
-    network.a.hold(DATA)
+    await network.a.hold(DATA)
     authority = CertificateAuthority.open(tmp_path / "authority")
     client = NodeClient(TlsIdentity.read(authority.issue("ann", role=role)))
     refused = {}

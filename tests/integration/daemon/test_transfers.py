@@ -27,7 +27,7 @@ from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Ne
 
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
     """The first holder is gone, the second gives it: the file is in the store, verified."""
-    network.b.hold()
+    await network.b.hold()
     endpoints = [NodeEndpoint("b", "127.0.0.1:1"), network.b.endpoint]
     await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
     assert b"".join(network.a.store.read(KEY)) == DATA
@@ -35,7 +35,7 @@ async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:
 
 async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(network: Network) -> None:
     """b breaks off after its first chunk; the second holder is asked for the rest only."""
-    network.b.hold()
+    await network.b.hold()
     asked: list[int] = []
 
     class Breaking(NodeClient):
@@ -62,7 +62,7 @@ async def test_a_fetch_resumes_at_the_next_holder_where_the_first_one_broke(netw
 async def test_a_silent_holder_is_given_up_for_the_next(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts the call and sends nothing, as a stopped process does: the next one gives the file."""
     monkeypatch.setattr(transfer, "SILENCE_S", 0.3)
-    network.b.hold()
+    await network.b.hold()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoints = [NodeEndpoint("b", f"127.0.0.1:{silent.getsockname()[1]}"), network.b.endpoint]
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=endpoints, expected=FILE)
@@ -103,7 +103,7 @@ async def test_a_file_that_waits_its_turn_on_a_slow_line_is_not_given_up(monkeyp
 
 async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp_path: Path) -> None:
     """a cannot read the checkpoint folder and b can: b reads it, a has the file, verified."""
-    network.b.hold()
+    await network.b.hold()
     held = network.b.store.get(KEY)
     assert held is not None
     folder = str(tmp_path / "checkpoints")
@@ -120,11 +120,12 @@ async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp
 
 async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:
     """b's file was altered after it was registered: a does not take it, and b holds it no more."""
-    network.b.hold(DATA[:-1] + b"!")
+    await network.b.hold(DATA[:-1] + b"!")
     with pytest.raises(RecoveryError, match="arrived damaged"):
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=FILE)
     assert network.a.store.get(KEY) is None
     assert network.b.store.get(KEY) is None
+    await network.b.store.removed()
     assert not network.b.store.path_of(KEY).exists()
 
 
@@ -147,7 +148,7 @@ async def test_a_file_beyond_the_quota_is_not_fetched(network: Network, tmp_path
 async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> None:
     """b may send 16 Mbit/s of copies: 2.5 MB of one take over a second, those that a worker waits for are not held."""
     outgoing = network.desks["b"].outgoing = OutgoingTransfers(16.0)
-    network.b.hold()
+    await network.b.hold()
     began = time.monotonic()
     for unhurried in (True, False):
         endpoints = [network.b.endpoint]
@@ -165,7 +166,7 @@ async def test_a_copy_is_slowed_down_and_a_recovery_is_not(network: Network) -> 
 async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
     """a hands on what b holds, for an export: b is told that nobody waits for it."""
     outgoing = network.desks["b"].outgoing = OutgoingTransfers(1000.0)
-    network.b.hold()
+    await network.b.hold()
     network.job.state[1, 5] = {"b": HELD_BY_B}
     pieces = network.client.fetch_state(network.a.endpoint, KEY, forward=True, unhurried=True)
     assert b"".join([piece async for piece in pieces]) == DATA

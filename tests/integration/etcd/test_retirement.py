@@ -150,3 +150,24 @@ async def test_a_removed_job_leaves_its_highest_generation(client: EtcdClient, t
     found = await view_of(client)
     assert not found.jobs
     assert found.retired["j"].generation == 5
+
+
+async def test_a_leader_whose_date_is_months_ahead_retires_no_job_of_today(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed job could still be resumed from what nodes keep. After thirty days of steady time it is retired."""
+    await led(client)
+    revision = await submitted(client, "j", Phase.FAILED, since=time.time())
+    ahead_s, steady = 90 * 86400.0, [0.0]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + ahead_s)
+    async with following(client) as cluster:
+        assert await cluster.caught_up(revision, timeout_s=10.0)
+        retiring = retirement(cluster, client, most=200, kept_days=30, clock=lambda: steady[0])
+        for days in (0, 29):
+            steady[0] = days * 86400.0
+            await retiring.look()
+            assert (await view_of(client)).jobs.keys() == {"j"}
+        steady[0] = 31 * 86400.0
+        await retiring.look()
+    assert (await view_of(client)).jobs.keys() == set()

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -51,7 +53,7 @@ class Ears:
         """Counted."""
         self.num_changes += 1
 
-    def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
+    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
         """Everything can be kept."""
         return ""
 
@@ -258,3 +260,23 @@ async def test_a_killed_worker_that_does_not_end_counts_as_dead(
         os.kill(before, signal.SIGKILL)
         await harness.until(lambda: not harness.supervisor.trouble, "the end of the process")
         assert harness.supervisor.down_devices == (0,)
+
+
+async def test_a_deleted_folder_of_sockets_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaner of /tmp took it: the worker, which others could reach no more, makes room for one that they can. In a
+    folder that somebody else made there meanwhile nobody serves, and the worker goes on.
+    """
+    monkeypatch.setattr(supervisor, "SOCKET_CHECK_S", 0.1)
+    async with supervisor_harness(tmp_path, num_spares=0) as harness:
+        await harness.until(lambda: harness.status.is_up, "a worker")
+        before, folder = harness.status.pid, tmp_path / "run"
+        shutil.rmtree(folder)
+        (tmp_path / "theirs").mkdir(mode=0o755)
+        folder.symlink_to(tmp_path / "theirs")
+        await asyncio.sleep(0.5)
+        assert (list(folder.iterdir()), harness.status.pid) == ([], before)
+        assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o755
+        folder.unlink()
+        await harness.until(lambda: harness.status.is_up and harness.status.pid != before, "the next worker")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert harness.supervisor.socket_path.is_socket()

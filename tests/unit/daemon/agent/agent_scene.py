@@ -113,7 +113,7 @@ class Scene:
     def job(self) -> JobView:
         return self.view.jobs["j"]
 
-    def write(self, boundary: int, *, timeline: int = 1, size_bytes: int = 5) -> str:
+    async def write(self, boundary: int, *, timeline: int = 1, size_bytes: int = 5) -> str:
         """Write a worker's snapshot: files at their places, and the report."""
         folder = self.store.directory_of("j", timeline, boundary)
         files = []
@@ -126,7 +126,7 @@ class Scene:
         wrote = control_pb2.Wrote(
             job="j", generation=1, boundary=boundary, files=files, timeline=timeline, is_snapshot=True
         )
-        return self.agent.worker_wrote(wrote)
+        return await self.agent.worker_wrote(wrote)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that the agent does."""

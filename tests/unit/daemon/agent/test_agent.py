@@ -24,7 +24,7 @@ from tests.unit.daemon.agent.agent_scene import G1, PARTS, PLAN, QuietSupervisor
 async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
     """After its lease lapsed and its records went, the node registers its files again under the new lease."""
     async with scene.at_work():
-        assert scene.write(20) == ""
+        assert await scene.write(20) == ""
         await scene.until(lambda: scene.registered(20) is not None)
         record = scene.registered(20)
         assert record is not None
@@ -51,7 +51,7 @@ async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Sce
 
     scene.etcd.before = go_back
     async with scene.at_work():
-        scene.write(20)
+        await scene.write(20)
         await scene.until(lambda: not scene.store.contents)
     assert scene.registered(20) is None
     assert not scene.etcd.leases, "nothing was put"
@@ -64,7 +64,7 @@ async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypat
     monkeypatch.setattr("headway.daemon.agent.own_records.WATCH_S", 1000.0)
     scene.etcd.is_losing = True
     async with scene.at_work():
-        scene.write(20)
+        await scene.write(20)
         await scene.until(lambda: scene.etcd.revision > 101)
         assert scene.registered(20) is None
         job = scene.job
@@ -89,7 +89,7 @@ async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> N
     scene.etcd.on_change = note
     async with scene.at_work():
         for boundary in (20, 40, 60):
-            scene.write(boundary)
+            await scene.write(boundary)
             await scene.until(lambda boundary=boundary: scene.registered(boundary) is not None)  # type: ignore[misc]
         await scene.until(lambda: not any(key.boundary == 20 for key in scene.store.contents))
     assert held_at_delete == [True]
@@ -121,34 +121,35 @@ async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
 async def test_a_damaged_file_leaves_store_disk_and_record(scene: Scene, tmp_path: Path) -> None:
     """A worker refuses the file."""
     async with scene.at_work():
-        scene.write(20)
+        await scene.write(20)
         await scene.until(lambda: scene.registered(20) is not None)
         path = tmp_path / "store" / "j" / "1" / "20" / "head.safetensors"
         scene.agent.worker_refused_file(str(path))
-        assert not path.exists()
+        await scene.until(lambda: not path.exists())
         await scene.until(lambda: "head" not in (record.files if (record := scene.registered(20)) else {"head": 0}))
 
 
-def test_a_late_snapshot_of_an_abandoned_timeline_is_deleted(scene: Scene) -> None:
-    assert scene.write(20, timeline=7) == ""
+async def test_a_late_snapshot_of_an_abandoned_timeline_is_deleted(scene: Scene) -> None:
+    assert await scene.write(20, timeline=7) == ""
     assert not scene.store.contents
     assert not list(scene.store.directory_of("j", 7, 20).iterdir())
 
 
-def test_a_snapshot_beyond_the_quota_is_dropped_whole(scene: Scene, tmp_path: Path) -> None:
+async def test_a_snapshot_beyond_the_quota_is_dropped_whole(scene: Scene, tmp_path: Path) -> None:
     """The reason is one line, and the files that were already written are deleted."""
-    assert "store_quota_bytes allows 1000" in scene.write(20, size_bytes=400)
+    assert "store_quota_bytes allows 1000" in await scene.write(20, size_bytes=400)
     assert not scene.store.contents
+    await scene.store.removed()
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_files_of_a_stop_are_kept_beyond_the_quota(scene: Scene) -> None:
+async def test_files_of_a_stop_are_kept_beyond_the_quota(scene: Scene) -> None:
     """Without them, the job would compute everything since the last boundary again."""
     wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
     wrote.files.add(layer="head", path=str(path), size_bytes=2000, checksum="x")
-    assert scene.agent.worker_wrote(wrote) == ""
+    assert await scene.agent.worker_wrote(wrote) == ""
     assert [file.path for file in scene.store.contents.values()] == [path]
 
 
@@ -296,6 +297,6 @@ async def test_a_step_that_raises_is_retried_after_a_pause(scene: Scene, monkeyp
 
     monkeypatch.setattr(scene.etcd, "transaction", buggy)
     async with scene.at_work():
-        assert scene.write(40) == ""
+        assert await scene.write(40) == ""
         await scene.until(lambda: scene.view.revision_of(state_key(40)) > 0)
     assert num >= 3

@@ -51,7 +51,7 @@ async def test_failures_of_a_removed_job_are_forgotten(tmp_path: Path, monkeypat
     monkeypatch.setattr(scene.etcd, "transaction", refused)
     async with scene.at_work():
         for boundary in (20, 40, 60):
-            scene.write(boundary)
+            await scene.write(boundary)
         await scene.until(lambda: len(scene.agent._failures) > 0)
         del scene.view.jobs["j"]
         scene.agent.cluster_changed()

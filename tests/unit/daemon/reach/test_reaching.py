@@ -20,6 +20,7 @@ from headway.daemon.reach.reaching import (
     LONGEST_RETRY_S,
     MAX_PROVEN,
     REST_S,
+    TO_ONE_NODE,
     ReachBook,
     Reaching,
     is_current,
@@ -340,6 +341,35 @@ async def test_a_dial_begins_when_another_ends(monkeypatch: pytest.MonkeyPatch) 
     running = asyncio.create_task(Reaching(node="n0", incarnation="n0-1", dial=dial, **around).run())
     await asyncio.wait_for(are_all.wait(), 10.0)
     assert most == AT_ONCE
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_hung_node_with_many_workers_holds_up_no_other() -> None:
+    """None of its ports answers: two dials wait for it, and every other node is proven meanwhile."""
+    hung, dialled = 0, set[str]()
+    are_all = asyncio.Event()
+
+    async def dial(target: Target) -> str:
+        nonlocal hung
+        if target.node == "n1":
+            hung += 1
+            await asyncio.Event().wait()
+        dialled.add(target.node)
+        if len(dialled) == 9:
+            are_all.set()
+        return ""
+
+    workers = tuple(
+        WorkerPort(device_index=index, address=f"n1:{index}", incarnation=f"w{index}") for index in range(8)
+    )
+    others = [node(f"n{index}") for index in range(2, 11)]
+    view = view_of(node("n0"), replace(node("n1"), workers=workers), *others)
+    watch = SimpleNamespace(view=view, version=1, is_reachable=False, changed=lambda _: asyncio.Event().wait())
+    around: dict[str, Any] = {"etcd": None, "cluster": watch, "lease_id": lambda: 1}
+    running = asyncio.create_task(Reaching(node="n0", incarnation="n0-1", dial=dial, **around).run())
+    await asyncio.wait_for(are_all.wait(), 10.0)
+    assert hung == TO_ONE_NODE
     running.cancel()
     await asyncio.wait({running})
 

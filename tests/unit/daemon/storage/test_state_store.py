@@ -40,25 +40,25 @@ def store(tmp_path: Path) -> StateStore:
     return store
 
 
-def receive(store: StateStore, data: bytes, *, checksum: str, key: StateKey = KEY) -> None:
+async def receive(store: StateStore, data: bytes, *, checksum: str, key: StateKey = KEY) -> None:
     """Bring a file in, in two chunks."""
-    incoming = store.receive(key, size_bytes=len(data))
+    incoming = await store.receive(key, size_bytes=len(data))
     incoming.append(data[:100], offset=0)
     incoming.append(data[100:], offset=100)
     incoming.verify(checksum)
     incoming.put_in_place()
-    store.adopt(key, incoming.path, size_bytes=len(data), checksum=checksum)
+    await store.adopt(key, incoming.path, size_bytes=len(data), checksum=checksum)
 
 
-def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) -> None:
+async def test_a_file_comes_in_chunks_and_is_read_from_an_offset(store: StateStore) -> None:
     """Two chunks make a file; a reader that resumes at byte 7 gets the rest."""
-    receive(store, DATA, checksum=CHECKSUM)
+    await receive(store, DATA, checksum=CHECKSUM)
     assert b"".join(store.read(KEY, offset=7)) == DATA[7:]
     assert store.size_bytes == len(DATA)
 
 
 @pytest.mark.parametrize("kind", ["no folder", "nobody may write", "it goes again and again"])
-def test_a_folder_that_cannot_be_made_is_one_error(
+async def test_a_folder_that_cannot_be_made_is_one_error(
     store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A file lies in its way, the disk is read-only, or its parent vanishes for ever: the folder and the reason."""
@@ -71,49 +71,51 @@ def test_a_folder_that_cannot_be_made_is_one_error(
             raise OSError(number, os.strerror(number), str(self))
 
         monkeypatch.setattr(Path, "mkdir", refuse)
-    for attempt in (lambda: store.path_of(KEY), lambda: store.receive(KEY, size_bytes=10)):
-        with pytest.raises(RecoveryError, match=r"store/j/1/5: cannot be made: "):
-            attempt()
+    told = r"store/j/1/5: cannot be made: "
+    with pytest.raises(RecoveryError, match=told):
+        store.path_of(KEY)
+    with pytest.raises(RecoveryError, match=told):
+        await store.receive(KEY, size_bytes=10)
     assert not store.awaited
 
 
-def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
+async def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
     """One byte differs: the file is refused, and the next attempt begins at 0."""
     with pytest.raises(RecoveryError, match="arrived damaged"):
-        receive(store, DATA[:-1] + b"!", checksum=CHECKSUM)
+        await receive(store, DATA[:-1] + b"!", checksum=CHECKSUM)
     assert store.get(KEY) is None
-    assert store.receive(KEY, size_bytes=len(DATA)).offset == 0
+    assert (await store.receive(KEY, size_bytes=len(DATA))).offset == 0
 
 
-def test_a_whole_file_of_other_content_is_refused(store: StateStore) -> None:
+async def test_a_whole_file_of_other_content_is_refused(store: StateStore) -> None:
     """It is sound, and not the one that was registered."""
     with pytest.raises(RecoveryError, match="arrived with checksum"):
-        receive(store, DATA, checksum="f" * 64)
+        await receive(store, DATA, checksum="f" * 64)
     assert store.get(KEY) is None
 
 
-def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
+async def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
     """100 bytes arrived: the next holder is asked from there, and a chunk that leaves a gap is refused."""
-    store.receive(KEY, size_bytes=len(DATA)).append(DATA[:100], offset=0)
-    again = store.receive(KEY, size_bytes=len(DATA))
+    (await store.receive(KEY, size_bytes=len(DATA))).append(DATA[:100], offset=0)
+    again = await store.receive(KEY, size_bytes=len(DATA))
     assert again.offset == 100
     with pytest.raises(RecoveryError, match="began at byte 200, not 100"):
         again.append(DATA[200:], offset=200)
 
 
-def test_bytes_from_before_a_break_are_verified_too(store: StateStore) -> None:
+async def test_bytes_from_before_a_break_are_verified_too(store: StateStore) -> None:
     """One byte of the earlier attempt is wrong: the whole file is refused."""
     for first, is_good in ((b"!" + DATA[1:100], False), (DATA[:100], True)):
-        store.receive(KEY, size_bytes=len(DATA)).append(first, offset=0)
-        again = store.receive(KEY, size_bytes=len(DATA))
+        (await store.receive(KEY, size_bytes=len(DATA))).append(first, offset=0)
+        again = await store.receive(KEY, size_bytes=len(DATA))
         again.append(DATA[100:], offset=100)
         with nullcontext() if is_good else pytest.raises(RecoveryError, match="arrived damaged"):
             again.verify(CHECKSUM)
 
 
-def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
+async def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
     """The first holder sends an altered file, the second the good one, into the same place: it is taken."""
-    incoming = store.receive(KEY, size_bytes=len(DATA))
+    incoming = await store.receive(KEY, size_bytes=len(DATA))
     for sent in (DATA[:-1] + b"!", b"\xff" * len(DATA)):
         incoming.append(sent, offset=0)
         with pytest.raises(RecoveryError, match="arrived damaged"):
@@ -123,21 +125,22 @@ def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
     incoming.verify(CHECKSUM)
 
 
-def test_an_abandoned_fetch_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
+async def test_an_abandoned_fetch_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
     """The fetch is given up: its partial file and its folders go, and its room is free again."""
-    store.receive(KEY, size_bytes=9000).append(DATA[:100], offset=0)
+    (await store.receive(KEY, size_bytes=9000)).append(DATA[:100], offset=0)
     other = replace(KEY, layer="embed")
     with pytest.raises(RecoveryError, match="store_quota_bytes allows 10000"):
-        store.receive(other, size_bytes=9000)
+        await store.receive(other, size_bytes=9000)
     store.abandon(KEY)
+    await store.removed()
     assert list((tmp_path / "store").iterdir()) == []
     assert store.awaited == frozenset()
-    store.receive(other, size_bytes=9000)
+    await store.receive(other, size_bytes=9000)
 
 
-def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No space is left: the error names the folder, and the partial file does not lie in the way."""
-    incoming = store.receive(KEY, size_bytes=len(DATA))
+    incoming = await store.receive(KEY, size_bytes=len(DATA))
     incoming.append(DATA[:100], offset=0)
 
     def full(*_: object, **__: object) -> None:
@@ -151,19 +154,19 @@ def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.M
     assert incoming.offset == 0
 
 
-def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
+async def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
     """Of 10000 bytes most are held: 7000 more are refused with the figures; replacing the same file is fine."""
-    receive(store, DATA, checksum=CHECKSUM)
+    await receive(store, DATA, checksum=CHECKSUM)
     with pytest.raises(RecoveryError, match=f"would hold {len(DATA) + 7000} bytes, and store_quota_bytes allows 10000"):
         store.require_room(7000, "block.0")
     store.require_room(7000, "head", held=KEY)
 
 
-def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path: Path) -> None:
+async def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path: Path) -> None:
     """Beside a held file and one on its way in lie an old stray one and one that is just being written."""
-    receive(store, DATA, checksum=CHECKSUM)
+    await receive(store, DATA, checksum=CHECKSUM)
     awaited = replace(KEY, layer="embed")
-    store.receive(awaited, size_bytes=10).append(b"part", offset=0)
+    (await store.receive(awaited, size_bytes=10)).append(b"part", offset=0)
     folder = store.directory_of("j", 1, 7)
     for name in ("old", "new"):
         (folder / name).write_bytes(b"stray")
@@ -175,7 +178,7 @@ def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tmp_path
     assert left == {"head.safetensors", "embed.partial", "new"}
 
 
-def test_a_sweep_spares_the_folders_where_workers_write(store: StateStore) -> None:
+async def test_a_sweep_spares_the_folders_where_workers_write(store: StateStore) -> None:
     """Timeline 1 was left by a worker that died in the middle of a file; on timeline 2 another may write for long."""
     for timeline in (1, 2):
         stray = store.directory_of("j", timeline, 7) / ".head.safetensors.0a.tmp"
@@ -229,41 +232,43 @@ def test_a_folder_is_made_while_those_above_it_go(store: StateStore, monkeypatch
     assert store.path_of(KEY).parent.is_dir()
 
 
-def test_a_file_that_is_larger_than_it_was_said_to_be_is_cut(store: StateStore, tmp_path: Path) -> None:
+async def test_a_file_that_is_larger_than_it_was_said_to_be_is_cut(store: StateStore, tmp_path: Path) -> None:
     """Registered with 150 bytes, and more come: no byte beyond them is written, and the next holder begins anew."""
-    incoming = store.receive(KEY, size_bytes=150)
+    incoming = await store.receive(KEY, size_bytes=150)
     incoming.append(DATA[:100], offset=0)
     with pytest.raises(RecoveryError, match="arrived with more than the 150 bytes that it should have"):
         incoming.append(DATA[100:200], offset=100)
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
-    assert store.receive(KEY, size_bytes=150).offset == 0
+    assert (await store.receive(KEY, size_bytes=150)).offset == 0
 
 
-def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
+async def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
     """A file is taken in, and let go: each is told once; letting go of what is not held is nothing."""
     told: list[int] = []
     store.on_change = lambda: told.append(len(store.contents))
-    receive(store, DATA, checksum=CHECKSUM)
+    await receive(store, DATA, checksum=CHECKSUM)
     store.delete(KEY)
     store.delete(KEY)
     assert told == [1, 0]
 
 
-def test_a_written_file_of_another_size_is_not_adopted(store: StateStore) -> None:
+async def test_a_written_file_of_another_size_is_not_adopted(store: StateStore) -> None:
     """The worker said 10 bytes and the file has 3, or none is there: both are told."""
     path = store.path_of(KEY)
     path.write_bytes(b"abc")
     with pytest.raises(RecoveryError, match="has 3 bytes, not the 10"):
-        store.adopt(KEY, path, size_bytes=10, checksum=CHECKSUM)
+        await store.adopt(KEY, path, size_bytes=10, checksum=CHECKSUM)
     with pytest.raises(RecoveryError, match="No such file"):
-        store.adopt(KEY, path.with_name("none"), size_bytes=10, checksum=CHECKSUM)
+        await store.adopt(KEY, path.with_name("none"), size_bytes=10, checksum=CHECKSUM)
 
 
-def test_deleting_removes_empty_folders(store: StateStore, tmp_path: Path) -> None:
+async def test_deleting_removes_empty_folders(store: StateStore, tmp_path: Path) -> None:
     """The last file of a job goes, and its folders with it."""
-    receive(store, DATA, checksum=CHECKSUM)
+    await receive(store, DATA, checksum=CHECKSUM)
     store.delete(KEY)
     store.delete(KEY)
+    assert not store.contents
+    await store.removed()
     assert list((tmp_path / "store").iterdir()) == []
 
 

@@ -20,7 +20,7 @@ from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.reports.retired_jobs import retired_line, sentence_on
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.retirement import DAY_S, jobs_to_retire, names_to_forget, retired_record
+from headway.daemon.view.retirement import DAY_S, EndingsSeen, jobs_to_retire, names_to_forget, retired_record
 from tests.fakes.simulated_cluster import small_spec
 
 NOW = 100 * DAY_S
@@ -45,7 +45,8 @@ class Scene:
             self.put(Keys.of(name, leaf), record)
 
     def due(self, *, most: int = 200, kept_days: float = 30.0) -> list[str]:
-        return [job.name for job in jobs_to_retire(self.view, now=NOW, most=most, kept_days=kept_days)]
+        ages = {name: NOW - job.phase.since for name, job in self.view.jobs.items()}
+        return [job.name for job in jobs_to_retire(self.view, ended_for_s=ages, most=most, kept_days=kept_days)]
 
 
 def test_of_many_ended_jobs_the_oldest_are_retired() -> None:
@@ -63,6 +64,21 @@ def test_a_job_is_retired_thirty_days_after_its_end() -> None:
     scene.job("young", Phase.FINISHED, days=29)
     assert scene.due() == ["old"]
     assert scene.due(kept_days=0) == [], "age does not matter"
+
+
+def test_the_age_of_an_end_is_the_time_for_which_it_was_seen() -> None:
+    """The date of the record is of another clock, and counts for nothing. A job that is resumed and ends again is as
+    young as its second end.
+    """
+    scene, seen = Scene(), EndingsSeen()
+    scene.job("j", Phase.FAILED, days=99)
+    scene.job("runs", Phase.RUNNING, days=99)
+    assert seen.look(scene.view, now=5.0) == {"j": 0.0}
+    assert seen.look(scene.view, now=65.0) == {"j": 60.0}
+    scene.job("j", Phase.RUNNING, days=3)
+    assert seen.look(scene.view, now=70.0) == {}
+    scene.job("j", Phase.FAILED, days=2)
+    assert seen.look(scene.view, now=80.0) == {"j": 0.0}
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ("finished", "failed", "cancelled")])
