@@ -93,15 +93,15 @@ class CountingClient(NodeClient):
         return super().fetch_state(endpoint, key, offset=offset, forward=forward, unhurried=unhurried)
 
 
-def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int) -> list[FetchState]:
+async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int) -> list[FetchState]:
     """One boundary, the same bytes in every store; what brings it to a reader."""
     torch.manual_seed(1)
     steps = []
     for index in range(num_layers):
         key = StateKey(JOB, 1, 0, f"block.{index}")
         header = StateHeader(job=JOB, layer=key.layer, boundary=0, timeline=1, dtype="float32")
-        path = store.path_of(key)
-        written = write_state(path, {"current/weight": torch.randn(LAYER_BYTES // 4)}, header)
+        path, weights = await store.place_for(key), {"current/weight": torch.randn(LAYER_BYTES // 4)}
+        written = await asyncio.to_thread(write_state, path, weights, header)
         await store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
         expected = written.digest
         steps.append(FetchState(0, FETCH_OF, key, holders, "", expected))
@@ -184,7 +184,7 @@ async def read_all(cluster: Cluster, name: str) -> int:
                 group.create_task(fetch(step))
     finally:
         await client.close()
-        store.close()
+        await store.close()
     return client.num_asked - len(cluster.steps)
 
 
@@ -197,7 +197,7 @@ async def measure(line: Line, *, num_layers: int, num_holders: int, num_readers:
         names = tuple(f"holder-{index}" for index in range(num_holders))
         for name in names:
             store, cluster.view.nodes[name] = await stack.enter_async_context(holding(cluster, name, line))
-            cluster.steps = await asyncio.to_thread(write_layers, store, names, num_layers=num_layers)
+            cluster.steps = await write_layers(store, names, num_layers=num_layers)
         began = time.monotonic()
         given_up = await asyncio.gather(*(read_all(cluster, f"reader-{index}") for index in range(num_readers)))
         seconds = time.monotonic() - began
