@@ -12,6 +12,7 @@ from headway.daemon.joining.join_client import Joined
 from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
 from headway.daemon.rpc.certificates import write_private
+from headway.stages.durable import make_durable
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
@@ -26,6 +27,10 @@ class JoinedFolder:
         self.folder = folder
         self._name = token.name
         files = [KEY_FILE] if (folder / NEXT_KEY).exists() else [CA_FILE, CERTIFICATE_FILE, KEY_FILE, SETTINGS_FILE]
+        if all((folder / name).exists() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)):
+            settings = folder / SETTINGS_FILE
+            start = f": start it with `headway daemon --config {settings}`" if settings.exists() else ""
+            raise ConfigError(f"has joined already{start}; or name another folder with --dir", str(folder))
         if there := [name for name in files if (folder / name).exists()]:
             raise ConfigError(f"has {there[0]} already; name another folder with --dir", str(folder))
         with self._told():
@@ -44,6 +49,9 @@ class JoinedFolder:
             write_private(self.folder / CA_FILE, answer.authority.encode())
             if answer.role == Role.NODE:
                 write_private(self.folder / SETTINGS_FILE, node_settings(self._name, joined, settings).encode())
+            for name in (CERTIFICATE_FILE, CA_FILE):
+                make_durable(self.folder / name)
+            make_durable(self.folder)  # the key says that all the others are there
             (self.folder / NEXT_KEY).replace(self.folder / KEY_FILE)
 
     @contextmanager

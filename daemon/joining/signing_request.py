@@ -12,6 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.rpc.certificates import key_pem, make_private_directory, write_private
+from headway.stages.durable import make_durable
 
 NEXT_KEY: Final = "next-key.pem"
 """Key of an attempt that has not ended, in its holder's folder: if the answer is lost, the same key asks again."""
@@ -36,6 +37,8 @@ def next_key(folder: Path, present: bytes) -> ec.EllipticCurvePrivateKey:
             return key
     key = new_key()
     write_private(path, key_pem(key))
+    make_durable(path)  # the authority gives a certificate to this key alone
+    make_durable(folder)
     return key
 
 

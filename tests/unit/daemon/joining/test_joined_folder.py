@@ -1,5 +1,6 @@
 """The folder of a machine that joins: what was cut off is done again with the same key, and nothing is overwritten."""
 
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,9 +62,13 @@ def test_a_full_disk_costs_no_token(tmp_path: Path) -> None:
 def test_an_identity_is_never_touched(tmp_path: Path) -> None:
     """Of somebody who has joined there, or whose files somebody has copied there without a key."""
     JoinedFolder(tmp_path / "n", TOKEN).keep(joined(tmp_path), {})
-    with pytest.raises(ConfigError, match=r"has ca\.pem already; name another folder"):
+    start = re.escape(f"has joined already: start it with `headway daemon --config {tmp_path}/n/daemon.toml`; or name")
+    with pytest.raises(ConfigError, match=start):
         JoinedFolder(tmp_path / "n", TOKEN)
     (tmp_path / "n/next-key.pem").write_bytes(b"of a renewal")
+    with pytest.raises(ConfigError, match=start):
+        JoinedFolder(tmp_path / "n", TOKEN)
+    (tmp_path / "n/ca.pem").unlink()
     with pytest.raises(ConfigError, match=r"has key\.pem already; name another folder"):
         JoinedFolder(tmp_path / "n", TOKEN)
     (tmp_path / "m").mkdir()
