@@ -154,10 +154,13 @@ class NodeConfig:
 
     @property
     def layer_store_dir(self) -> Path:
-        """Return the folder of layer files: `store_dir`, or a folder in memory for this node alone, or below
-        `state_dir`.
+        """Return the folder of layer files: below `store_dir`, or in memory for this node alone, or below `state_dir`.
+
+        It is emptied at each start, so it is never a folder that people name: that may have files of theirs.
         """
-        return self.store_dir or _folder_in_memory(self.name, self.state_dir) or self.state_dir / "store"
+        if self.store_dir is not None:
+            return self.store_dir / "headway-layers"
+        return _folder_in_memory(self.name, self.state_dir) or self.state_dir / "store"
 
 
 FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))

@@ -273,10 +273,14 @@ def general_name(host: str) -> x509.GeneralName:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make a folder that no other user may open. Raises ConfigError."""
+    """Make a folder that no other user may open. Raises ConfigError.
+
+    One that is there and has something in it keeps its mode: others may need it, as they do `/`.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        directory.chmod(0o700)
+        if not any(directory.iterdir()):
+            directory.chmod(0o700)
     except OSError as error:
         raise ConfigError(f"cannot be made: {error.strerror}; name another folder", str(directory)) from error
 

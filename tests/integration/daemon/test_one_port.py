@@ -64,6 +64,7 @@ def front_of(pid: int) -> int:
     raise AssertionError("nobody serves the port")
 
 
+@pytest.mark.slow
 async def test_a_job_through_one_port_a_node(tmp_path: Path) -> None:
     """Two nodes, of which one loses the process that serves its port in the middle: links resume, no bit changes."""
     spec = replace(small_job("one-port", batches=60), placement=SAME_CUT)

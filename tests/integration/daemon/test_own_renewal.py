@@ -176,6 +176,7 @@ def test_a_person_is_told_two_weeks_before_the_end(
         assert told.err == (f"{ends}`headway certs renew` gets the next one\n" if num_lines else "")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_relay_renews_its_certificate_and_hears_no_revoked_node(
     reached: tuple[str, ...], playground: Playground, tmp_path: Path

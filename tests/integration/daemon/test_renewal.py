@@ -142,6 +142,7 @@ async def test_a_node_that_rewrites_what_was_issued_gets_nothing(
     assert await place.signer.renew(first, request())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_certificates_end_while_a_job_trains_and_nobody_notices(tmp_path: Path, oracle: Oracle) -> None:
     """A node's certificates last ten seconds. After some of them another node's worker dies and dials the long-lived

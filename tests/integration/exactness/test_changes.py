@@ -81,6 +81,7 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
     assert len(set(result.generations)) >= 2, "the join came too late to change anything"
 
 
+@pytest.mark.slow
 async def test_a_cluster_stopped_and_started_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """A node stops half way, which saves the job; two start on the same folder and finish: the same bits."""
     spec = small_job("stop-start", batches=BATCHES, microbatches=MICROBATCHES)

@@ -27,6 +27,7 @@ def with_held_out_text(spec: JobSpec, folder: Path) -> JobSpec:
     return replace(spec, data=DataSpec(source=str(folder), sha256=read_index(folder).sha256))
 
 
+@pytest.mark.slow
 async def test_evaluations_survive_a_kill(harness: FaultHarness, oracle: Oracle, tmp_path: Path) -> None:
     """2-1-2, an evaluation with every third batch, and a worker that dies within one: each is told once, to the bit,
     and `status` has the newest."""

@@ -41,6 +41,7 @@ async def until_found(harness: FaultHarness, one: str, other: str) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_pair_that_cannot_talk_is_planned_around(tmp_path: Path, oracle: Oracle) -> None:
     """One direction between two of three nodes is blocked: they are no neighbours, nobody is blamed, bits are equal."""
     spec = faulty_job("planned-around")

@@ -146,6 +146,7 @@ def test_what_a_line_loses_is_counted(bench: Any, loss: float) -> None:
     assert sent.num_lost < 0.05 * sent.number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["proxy", pytest.param("namespaces", marks=pytest.mark.slow)], indirect=True)
 def test_two_sites_give_the_bits_of_one(bench: Any, kind: str) -> None:
     """Real compute, 2bw, over 60 ms with jitter and with a cut of a second and a half in the middle, deeper than on

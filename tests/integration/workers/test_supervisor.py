@@ -201,6 +201,7 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
         del os.environ[ENVIRONMENT]
 
 
+@pytest.mark.slow
 async def test_a_worker_without_a_free_port_says_so_until_there_is_one(tmp_path: Path) -> None:
     """Somebody listens at the only port that it may have: the device is down, the reason names the port; then it is."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -320,6 +320,7 @@ def _simulated_over_predicted(seed: int) -> tuple[float, list[int]]:
     return seconds / plan.predicted_batch_seconds, [len(positions) for positions in replicas_of(plan.stages)]
 
 
+@pytest.mark.slow
 def test_uneven_replicas_take_as_long_as_predicted() -> None:
     """Ten plans whose stages have unlike numbers of unlike workers: what the simulator sees is what was promised,
     within 4 % on average and 20 % where turns fall worst. With groups that follow one another it was 40 %."""

@@ -1,5 +1,6 @@
 """A node's settings: what counts when several places speak, and what is said about mistakes."""
 
+import asyncio
 import re
 from inspect import signature
 from pathlib import Path
@@ -17,6 +18,7 @@ from headway.daemon.node.config import (
     listen_address,
     read_node_config,
 )
+from headway.daemon.storage.state_store import StateStore
 
 
 def write(path: Path, text: str) -> Path:
@@ -229,3 +231,13 @@ def test_the_example_has_every_setting() -> None:
     example = Path(__file__).parents[4] / "systemd" / "daemon.toml"
     keys = re.findall(r"^(?:# )?(\w+) = ", example.read_text(), flags=re.MULTILINE)
     assert sorted([*keys, "checkpoint_root"]) == sorted(FIELD_NAMES)
+
+
+def test_a_store_is_a_folder_of_its_own_below_the_one_that_is_named(tmp_path: Path) -> None:
+    """A store is emptied when its daemon starts and deleted when it ends: files of people in that folder stay."""
+    (tmp_path / "thesis.tex").write_text("ours")
+    config = NodeConfig(name="node-1", store_dir=tmp_path)
+    store = StateStore(config.layer_store_dir)
+    store.open()
+    asyncio.run(store.close())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

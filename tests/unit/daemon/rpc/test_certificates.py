@@ -128,3 +128,11 @@ def test_a_certificate_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     for bad in (ssl.DER_cert_to_PEM_cert(version), ssl.DER_cert_to_PEM_cert(extensions), "", "no certificate"):
         with pytest.raises(ConfigError, match=r"^cert\.pem: is not a certificate in PEM$"):
             read_certificate(bad.encode(), "cert.pem")
+
+
+def test_a_folder_that_others_use_keeps_its_mode(tmp_path: Path) -> None:
+    """`headway certs ca` in a folder such as / closes it to nobody; the key in it is still ours alone."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "theirs").write_text("")
+    CertificateAuthority.create(tmp_path)
+    assert (mode(tmp_path), mode(tmp_path / "ca-key.pem")) == (0o755, 0o600)
