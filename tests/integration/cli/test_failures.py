@@ -37,6 +37,7 @@ def test_an_exception_in_a_worker_reaches_the_user(program: Any) -> None:
     assert program.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_history_that_has_no_place_is_named(program: Any) -> None:
     """A setting that no daemon can follow: one line names it, and nothing is left."""
     variables = {"HEADWAY_HISTORY_DIR": "/dev/null/history"}

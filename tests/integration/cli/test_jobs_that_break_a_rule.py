@@ -71,6 +71,7 @@ def test_a_checkpoint_without_a_job_file_is_checked(standing: Any) -> None:
         assert "\x1b" not in err
 
 
+@pytest.mark.slow
 def test_a_job_that_went_past_submit_fails_alone(standing: Any, wait_until: Callable[..., None]) -> None:
     """Two poisoned jobs are written into etcd: both fail with the rule; the daemons live, and the next job trains.
 

@@ -204,6 +204,7 @@ async def test_a_second_signal_does_not_wait(playground: Any) -> None:
     await playground.nothing_left()
 
 
+@pytest.mark.slow
 async def test_missing_data_fails_the_job_in_one_line(playground: Any, tmp_path: Path) -> None:
     """One job names a folder that no node has, others some that its node forbids: the reasons name the folders."""
     playground.start("a", num_devices=2, allowed_places=tmp_path)

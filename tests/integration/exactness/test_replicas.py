@@ -92,6 +92,7 @@ async def test_replicas_of_every_schedule_give_the_same_bits(
 # --- Deaths and changes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "microbatch", "op"),
     [

@@ -49,6 +49,7 @@ def tied(spec: JobSpec) -> JobSpec:
     return replace(spec, model=replace(spec.model, tie_word_embeddings=True))
 
 
+@pytest.mark.slow
 async def test_replicas_at_both_ends_survive_a_kill(harness: FaultHarness, oracle: Oracle) -> None:
     """2-1-2: both workers of each end add up with those that share their groups; one of the last stage dies. Each block
     is a mixture of experts."""
