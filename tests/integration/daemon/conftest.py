@@ -28,6 +28,8 @@ from headway.stages.data.shard_writer import writing_shards
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.integration.conftest import Etcd
+from tests.integration.daemon.join_place import JoinPlace, join_place
 from tests.integration.daemon.node_network import Network, node_network
 
 DEADLINE_S = 90.0
@@ -229,3 +231,10 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
     """Both services on the loopback, with certificates of one authority."""
     async with node_network(tmp_path) as network:
         yield network
+
+
+@pytest.fixture
+async def place(etcd: Etcd, client: EtcdClient, tmp_path: Path) -> AsyncIterator[JoinPlace]:
+    """A join port of the authority that etcd trusts."""
+    async with join_place(etcd.authority, client, tmp_path) as found:
+        yield found
