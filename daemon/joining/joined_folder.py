@@ -26,11 +26,11 @@ class JoinedFolder:
         """Make it, with this machine's key. Raises ConfigError; the token is still good then."""
         self.folder = folder
         self._name = token.name
-        files = [KEY_FILE] if (folder / NEXT_KEY).exists() else [CA_FILE, CERTIFICATE_FILE, KEY_FILE, SETTINGS_FILE]
         if all((folder / name).exists() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)):
             settings = folder / SETTINGS_FILE
             start = f": start it with `headway daemon --config {settings}`" if settings.exists() else ""
             raise ConfigError(f"has joined already{start}; or name another folder with --dir", str(folder))
+        files = [KEY_FILE] if (folder / NEXT_KEY).exists() else [CA_FILE, CERTIFICATE_FILE, KEY_FILE, SETTINGS_FILE]
         if there := [name for name in files if (folder / name).exists()]:
             raise ConfigError(f"has {there[0]} already; name another folder with --dir", str(folder))
         with self._told():
@@ -44,12 +44,12 @@ class JoinedFolder:
         """
         answer = joined.answer
         ssl.PEM_cert_to_DER_cert(answer.certificate)
+        files = {CERTIFICATE_FILE: answer.certificate.encode(), CA_FILE: answer.authority.encode()}
+        if answer.role == Role.NODE:
+            files[SETTINGS_FILE] = node_settings(self._name, joined, settings).encode()
         with self._told():
-            write_private(self.folder / CERTIFICATE_FILE, answer.certificate.encode())
-            write_private(self.folder / CA_FILE, answer.authority.encode())
-            if answer.role == Role.NODE:
-                write_private(self.folder / SETTINGS_FILE, node_settings(self._name, joined, settings).encode())
-            for name in (CERTIFICATE_FILE, CA_FILE):
+            for name, content in files.items():
+                write_private(self.folder / name, content)
                 make_durable(self.folder / name)
             make_durable(self.folder)  # the key says that all the others are there
             (self.folder / NEXT_KEY).replace(self.folder / KEY_FILE)

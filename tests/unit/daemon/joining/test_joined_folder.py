@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.joining import joined_folder
 from headway.daemon.joining.join_client import Joined
 from headway.daemon.joining.join_messages import JoinAnswer
 from headway.daemon.joining.join_token import JoinToken
@@ -42,6 +43,11 @@ def joined(tmp_path: Path) -> Joined:
     return Joined(answer, "10.0.0.9")
 
 
+def public_key(folder: JoinedFolder) -> object:
+    """The key that a request asks for."""
+    return x509.load_pem_x509_csr(folder.request.encode()).public_key()
+
+
 def test_a_full_disk_costs_no_token(tmp_path: Path) -> None:
     """One line, and the same line again when there is room: with the same key, which the authority knows by then."""
     with files_of_at_most(64), pytest.raises(ConfigError, match="n: cannot be written: File too large"):
@@ -57,6 +63,38 @@ def test_a_full_disk_costs_no_token(tmp_path: Path) -> None:
     key = load_pem_private_key((tmp_path / "n/key.pem").read_bytes(), password=None)
     assert key.public_key() == asked.public_key()
     assert (tmp_path / "n/key.pem").stat().st_mode & 0o077 == 0
+
+
+class DeadError(BaseException):
+    """The process has died."""
+
+
+@pytest.mark.parametrize("num_made", range(5))
+def test_a_join_that_died_at_any_write_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_made: int
+) -> None:
+    """It dies when so many files and folders are on the disk: the same line, with the same key, makes the rest."""
+    folder, answer, made = JoinedFolder(tmp_path / "n", TOKEN), joined(tmp_path), 0
+
+    def make_durable(_: Path) -> None:
+        nonlocal made
+        if made == num_made:
+            raise DeadError
+        made += 1
+
+    monkeypatch.setattr(joined_folder, "make_durable", make_durable)
+    if num_made < 4:
+        with pytest.raises(DeadError):
+            folder.keep(answer, {})
+        assert not (tmp_path / "n/key.pem").exists(), "it would count as joined"
+        monkeypatch.undo()
+        again = JoinedFolder(tmp_path / "n", TOKEN)
+        assert public_key(again) == public_key(folder)
+        again.keep(answer, {})
+    else:
+        folder.keep(answer, {})
+    assert {path.name for path in (tmp_path / "n").iterdir()} == FILES
+    assert made == min(num_made, 4), "three files and their folder come before the key"
 
 
 def test_an_identity_is_never_touched(tmp_path: Path) -> None:
