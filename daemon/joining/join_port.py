@@ -47,8 +47,9 @@ OWN_VALIDITY: Final = timedelta(days=2)
 OWN_RENEWAL_S: Final = 86400.0
 CLOSE_S: Final = 1.0
 REST_S: Final = 0.2
-SOCKET_CHECK_S: Final = 2.0
 """Pause after the process had no file left for a connection."""
+SOCKET_CHECK_S: Final = 2.0
+"""Longest interval of looks whether the socket is still there."""
 
 Sign = Callable[[AskCertificate], Awaitable[JoinAnswer]]
 

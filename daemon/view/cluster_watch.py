@@ -201,7 +201,8 @@ class ClusterWatch:
         self._bump()
 
     def _take_batch(self, batch: WatchBatch) -> None:
-        now, before = self._clock(), self.view.acted_on
+        now, leads = self._clock(), self.leads()
+        before = None if leads else self.view.acted_on
         self._pace.heard(now=now)
         for event in batch.events:
             self.view.apply(
@@ -211,8 +212,7 @@ class ClusterWatch:
         self.revision = batch.revision
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
-        leads = self.leads()
-        if not leads and self.view.acted_on == before:
+        if before is not None and self.view.acted_on == before:
             return
         if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
             self._bump()

@@ -39,6 +39,7 @@ MAX_DAMAGED = 8
 DYING_S = 5.0
 """Grace period for a worker to exit after it reported a fatal error."""
 SOCKET_CHECK_S = 2.0
+"""Interval of looks whether the workers' socket is still there."""
 ENDING_S = 5.0
 """Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 
