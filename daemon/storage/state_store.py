@@ -168,7 +168,8 @@ class StateStore:
         return self.hold(key, path, size_bytes=size_bytes, checksum=checksum, generation=generation, uid=uid)
 
     async def require_written(self, files: Mapping[Path, int]) -> None:
-        """Raise RecoveryError unless every file is there, with its size."""
+        """Raise RecoveryError unless every file is there, with its size, and no deletion that comes late takes it."""
+        await self.removed()
 
         def look(_: Beat) -> None:
             for path, size_bytes in files.items():

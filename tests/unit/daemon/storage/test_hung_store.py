@@ -135,21 +135,48 @@ async def test_a_file_counts_as_held_only_when_its_size_was_seen(store: StateSto
     assert KEY in store.contents
 
 
-async def test_a_late_deletion_does_not_take_the_next_file(store: StateStore, disk: Disk) -> None:
+@pytest.fixture
+def may_unlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Deletions alone wait until it is set."""
+    found, unlink = threading.Event(), Path.unlink
+
+    def late(path: Path, **options: Any) -> None:
+        found.wait(PATIENCE_S)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    yield found
+    found.set()
+
+
+async def test_a_late_deletion_does_not_take_the_next_file(store: StateStore, may_unlink: threading.Event) -> None:
     """A damaged file goes, on a slow disk, and another is to be written in its place: it waits until the first is
     gone.
     """
     path = write(store)
     await store.adopt(KEY, path, size_bytes=5, checksum="x")
-    disk.hang()
     store.delete(KEY)
     placing = asyncio.create_task(store.place_for(KEY))
     await asyncio.sleep(0.05)
     assert not placing.done()
-    disk.answers.set()
+    may_unlink.set()
     (await placing).write_bytes(b"another")
     await store.removed()
     assert path.read_bytes() == b"another"
+
+
+async def test_a_file_that_a_late_deletion_takes_is_not_held(store: StateStore, may_unlink: threading.Event) -> None:
+    """A worker writes a file again while the deletion of the one before is on its way: nobody is told of it."""
+    path = write(store)
+    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    store.delete(KEY)
+    path.write_bytes(b"again")
+    adopting = asyncio.create_task(store.adopt(KEY, path, size_bytes=5, checksum="y"))
+    await asyncio.sleep(0.05)
+    may_unlink.set()
+    with pytest.raises(RecoveryError, match="No such file"):
+        await adopting
+    assert KEY not in store.contents
 
 
 async def test_a_cancelled_call_ends_before_its_file_is_used_again(store: StateStore, disk: Disk) -> None:
