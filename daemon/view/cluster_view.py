@@ -6,7 +6,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from headway.daemon.records.measurements import (
     ReachRecord,
 )
 from headway.daemon.records.records import (
-    Device,
     NodeRecord,
     SpecRecord,
 )
@@ -51,6 +50,7 @@ _MEMBERSHIP = attrgetter(
     "arithmetic_class",
     "protocol",
 )
+_BESIDE_DEVICES = attrgetter(*({each.name for each in fields(NodeRecord)} - {"devices", "generations"}))
 _WHEREABOUTS = attrgetter("incarnation", "protocol", "host", "site", "is_draining")
 
 
@@ -416,7 +416,7 @@ class ClusterView:
         # Numbers are compared by identity: adding nothing would make another number.
         if says_more:
             self.num_record_changes += 1
-        if has_seen_more or (says_more and _without_speeds(before) != _without_speeds(after)):
+        if has_seen_more or (says_more and _says_more_than_speeds(before, after)):
             self.num_changes += 1
         if _whereabouts(before) != _whereabouts(after):
             self.num_node_changes += 1
@@ -450,23 +450,28 @@ def _is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> b
         return before is not after
     if _MEMBERSHIP(before) != _MEMBERSHIP(after):
         return True
-    return before.devices != after.devices and _unmeasured(before) != _unmeasured(after)
+    return _has_other_devices(before, after)
 
 
-def _unmeasured(node: NodeRecord) -> tuple[Device, ...]:
-    return tuple(device.unmeasured for device in node.devices)
+def _has_other_devices(before: NodeRecord, after: NodeRecord) -> bool:
+    """Return whether more than measured speeds of devices has changed."""
+    if before.devices == after.devices:
+        return False
+    return [each.unmeasured for each in before.devices] != [each.unmeasured for each in after.devices]
 
 
 def _says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
     """Return whether more has changed than what a node has seen: of that, all tell more with every plan of any job."""
-    if before is None or after is None or before.generations == after.generations:
-        return before != after
-    return replace(before, generations=after.generations) != after
+    if before is None or after is None:
+        return before is not after
+    return before.devices != after.devices or _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after)
 
 
-def _without_speeds(node: NodeRecord | None) -> NodeRecord | None:
-    """Return a node's record without generations and without how fast its devices are."""
-    return replace(node, generations={}, devices=_unmeasured(node)) if node is not None else None
+def _says_more_than_speeds(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether more has changed than that, and than how fast its devices are."""
+    if before is None or after is None:
+        return before is not after
+    return _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after) or _has_other_devices(before, after)
 
 
 def _tells(reach: ReachRecord | None) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ class Unrest:
     """The last change of each node: it came, went, was replaced, or began to drain."""
 
     changed_at: dict[str, float] = field(default_factory=dict)
-    """Node to its last change, for recent moments; other nodes have settled."""
+    """Node to its last change, for recent moments, the earliest first; other nodes have settled."""
     last_at: float = 0.0
     since: float = 0.0
     """Start of the unrest to which `last_at` belongs."""
@@ -29,9 +29,11 @@ class Unrest:
         if now > self.last_at + SETTLE_S or not self.last_at:
             self.since = now
         self.last_at = now
-        self.changed_at = {name: at for name, at in self.changed_at.items() if now < at + SETTLE_S}
+        self.changed_at.pop(node, None)
         if node:
             self.changed_at[node] = now
+        while self.changed_at and now >= self.changed_at[first := next(iter(self.changed_at))] + SETTLE_S:
+            del self.changed_at[first]
 
     @property
     def settled_at(self) -> float:

@@ -68,3 +68,14 @@ def test_a_node_that_went_twice_is_left_out_of_a_start() -> None:
     plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
     assert {stage.node for stage in plan.stages} == {"steady"}
     cluster.calm(until=lambda: len(decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord).stages) == 2)
+
+
+def test_a_node_that_changes_again_stays_unsettled() -> None:
+    """The changes before its last one are forgotten, and those of others are not forgotten with it."""
+    unrest = Unrest()
+    for name, at in (("one", 100.0), ("two", 100.5), ("one", 101.5), ("three", 102.2)):
+        unrest.changed(name, now=at)
+    assert unrest.changed_at == {"two": 100.5, "one": 101.5, "three": 102.2}
+    assert unrest.unsettled(["one", "two", "three"], now=102.6) == {"one", "three"}
+    unrest.changed("four", now=103.0)
+    assert unrest.changed_at == {"one": 101.5, "three": 102.2, "four": 103.0}
