@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults machines systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check test test-all faults machines image systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ s3: setup
 # Machines as network namespaces, and what networks do to them: root, iproute2 and nftables. `test` has a short form.
 machines: setup
 	$(BIN)/python -m pytest -v tests/machines
+
+# The image, built without a container engine: root, unshare and Debian's Python. TORCH_INDEX=… takes torch from elsewhere.
+image: setup
+	$(BIN)/python -m pytest -v tests/image
 
 # The service's whole life in a booted systemd: root, systemd-nspawn and Debian's Python. SYSTEMD="-s" shows the figures.
 systemd: setup

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 BOOT_TIMEOUT_S: Final = 60.0
-COMMAND_TIMEOUT_S: Final = 240.0
+COMMAND_TIMEOUT_S: Final = 600.0
 PYTHON: Final = "/usr/bin/python3"
 """The machine's own Python: a service sees no home folders, where other Pythons often lie."""
 PACKAGES: Final = "/srv/packages"
