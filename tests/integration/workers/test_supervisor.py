@@ -28,7 +28,7 @@ from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, O
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.schedule.schedule import schedule_depth
+from headway.stages.schedule.depth import schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 
 DEADLINE_S = 60.0
