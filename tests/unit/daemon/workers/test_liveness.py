@@ -30,8 +30,8 @@ from headway.daemon.workers.liveness import (
 )
 from headway.daemon.workers.order_messages import loading_s, order_message
 from headway.daemon.workers.orders import OrderPrepare
+from headway.daemon.workers.reports import _beat
 from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
-from headway.daemon.workers.supervisor import _beat
 from headway.proto.control_pb2 import Heartbeat, LayerSeconds, StageAssignment
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.launched_ops import MOST_AHEAD
