@@ -24,7 +24,7 @@ from rigs.pipeline_processes import Host, Operations, Processes, StageRun, cut
 from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.spec import OptimSpec
 from headway.proto.control_pb2 import StageAssignment, Start
-from headway.stages.schedule.schedule import Forward, Op
+from headway.stages.schedule.operations import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
 from headway.stages.stage.observer import StageObserver

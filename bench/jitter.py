@@ -23,9 +23,10 @@ from rigs.measure import Figure, progress, report
 from rigs.pipeline_processes import ROUND_TRIP_S, Processes, StageReport, StageRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule.schedule import Op, ScheduleName, StageSchedule
+from headway.stages.schedule.operations import Op
 from headway.stages.schedule.simulator import LinkTimes, StageTimes, simulate
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 
 NUM_STAGES, NUM_MICROBATCHES = 8, 16
 SETTLING, MEASURED = 1, 5

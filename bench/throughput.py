@@ -33,9 +33,9 @@ from rigs.pipeline_processes import ROUND_TRIP_S, KeepFreedMemory, Processes, St
 from rigs.torch_pipeline import SCHEDULES, TorchRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule.schedule import ScheduleName, StageSchedule
 from headway.stages.schedule.simulator import LinkTimes, StageTimes, simulate
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 from headway.stages.stage.allocator import with_large_pages
 
 ADAMW = GroupSpec(name="adamw", lr=1e-3)

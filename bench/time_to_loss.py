@@ -41,7 +41,7 @@ from headway.daemon.reference.loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
-from headway.stages.schedule.schedule import Update
+from headway.stages.schedule.operations import Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.content import MicrobatchSource
 from headway.stages.stage.graph import StageGraph

@@ -35,8 +35,7 @@ from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 
 from headway.daemon.records.measurements import LinkProbe
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule.schedule import ScheduleName
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 
 MODEL = ModelSpec(
     num_hidden_layers=2, hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+ScheduleName = Literal["gpipe", "1f1b", "2bw"]
 Recompute = Literal["none", "attention", "block"]
 """The part of each block that a stage's backward computes again instead of keeping it."""
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
@@ -143,7 +144,7 @@ class ModelSpec:
 class TrainSpec:
     """`[train]`: the recurrence of docs/numerics.md and the settings that its bits depend on."""
 
-    schedule: Literal["gpipe", "1f1b", "2bw"] = "2bw"
+    schedule: ScheduleName = "2bw"
     batches: int = 150
     microbatches: int = 8
     """m: microbatches of one batch."""

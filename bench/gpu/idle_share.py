@@ -26,7 +26,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
-from headway.stages.schedule.schedule import Op, Update
+from headway.stages.schedule.operations import Op, Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 Place = Literal["first", "middle", "last"]

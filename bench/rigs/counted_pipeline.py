@@ -27,7 +27,8 @@ from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Time
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
-from headway.stages.schedule.schedule import WAIT, Update, next_op
+from headway.stages.schedule.next_op import WAIT, next_op
+from headway.stages.schedule.operations import Update
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.schedule.schedule import WAIT, Backward, Forward, Op, Orthogonalize, ScheduleState, Update, Wait
+from headway.stages.schedule.next_op import WAIT, Wait
+from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.records.records import Device, WorkerPort
+from headway.daemon.workers.reports import Listener
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
-from headway.daemon.workers.supervisor import Listener
 from headway.proto import control_pb2
 
 BATCH_S = 1.0

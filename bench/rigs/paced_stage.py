@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.schedule.schedule import Backward, Forward, Op, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.stage.graph import StageGraph
 from rigs.emulated_stage import SleepTimes
 

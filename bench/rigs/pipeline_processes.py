@@ -42,7 +42,9 @@ from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.model.determinism import configure
-from headway.stages.schedule.schedule import Backward, Op, depths_with_slack, next_op, schedule_depth
+from headway.stages.schedule.depth import depths_with_slack, schedule_depth
+from headway.stages.schedule.next_op import next_op
+from headway.stages.schedule.operations import Backward, Op
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.allocator import keep_freed_memory

@@ -17,7 +17,8 @@ from headway.stages.device.streamed import StreamedDevice
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
-from headway.stages.schedule.schedule import Backward, Forward, Update, depths_with_slack, schedule_depth
+from headway.stages.schedule.depth import depths_with_slack, schedule_depth
+from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext

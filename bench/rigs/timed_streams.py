@@ -16,7 +16,7 @@ from headway.stages.device.cpu import CpuMark, Held
 from headway.stages.device.device import Moment
 from headway.stages.device.streams import Event, Stream
 from headway.stages.links.link import Frame, Link
-from headway.stages.schedule.schedule import Op
+from headway.stages.schedule.operations import Op
 
 
 @dataclass(frozen=True, slots=True)

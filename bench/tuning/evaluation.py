@@ -19,8 +19,7 @@ from rigs.measure import Figure, alternate, report
 from rigs.pipeline_processes import Processes, StageRun
 
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.schedule.schedule import ScheduleName
-from headway.stages.spec import ModelSpec, TrainSpec, layer_names
+from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 
 NUM_STAGES, EVERY = 4, 2
 SETTLING, MEASURED = 2, 6

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -46,7 +46,6 @@ class Injector:
         targets: LocalTargets | None,
         job: str | None = None,
         nodes: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """targets None: not a cluster of this machine. job: strike at its workers; None: any. nodes: strike only at
         these; none:
@@ -56,10 +55,9 @@ class Injector:
         self._targets = targets
         self._job = job
         self._nodes = frozenset(nodes)
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._healer = Healer()
-        self._outages = Outages(session, targets, self._healer, clock=clock) if targets is not None else None
+        self._outages = Outages(session, targets, self._healer) if targets is not None else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Injector":
@@ -71,7 +69,7 @@ class Injector:
     @property
     def now_s(self) -> float:
         """Return the seconds since it was made: the clock of blows."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def refuse(self, kinds: Sequence[FaultKind]) -> None:
         """Raise ConfigError for the first kind that is impossible on this cluster."""
@@ -159,8 +157,8 @@ class Injector:
 
     async def _another_etcd(self, targets: LocalTargets, pid: int) -> None:
         """Wait without limit until the cluster's supervisor has restarted etcd."""
-        deadline = self._clock() + ETCD_RESTART_S
-        while self._clock() < deadline:
+        deadline = time.monotonic() + ETCD_RESTART_S
+        while time.monotonic() < deadline:
             etcd = targets.etcd()
             if etcd is not None and etcd.pid != pid:
                 return
@@ -202,8 +200,8 @@ class Injector:
             await asyncio.sleep(seconds / (2 * NUM_FLAPS))
 
     async def _slow(self, pids: Sequence[int], seconds: float) -> None:
-        deadline = self._clock() + seconds
-        while self._clock() < deadline:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             await self._pause(pids, SLOW_STOPPED_S)
             await asyncio.sleep(SLOW_RUNNING_S)
 

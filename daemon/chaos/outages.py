@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -28,13 +28,10 @@ class Outages:
         session: ClusterSession,
         targets: LocalTargets,
         healer: Healer,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._targets = targets
         self._healer = healer
-        self._clock = clock
         self._storages: dict[Path, StorageAway] = {}
         """Every folder that was ever out of reach. Overlapping faults are one outage."""
 
@@ -89,8 +86,8 @@ class Outages:
 
     async def _cleared(self, prefix: str) -> None:
         """Delete the invalid record once etcd answers."""
-        deadline = self._clock() + 6 * ETCD_TIMEOUT_S
-        while self._clock() < deadline:
+        deadline = time.monotonic() + 6 * ETCD_TIMEOUT_S
+        while time.monotonic() < deadline:
             try:
                 async with asyncio.timeout(ETCD_TIMEOUT_S):
                     await self._session.client.delete_prefix(prefix)
@@ -101,10 +98,10 @@ class Outages:
 
     async def _looks(self, seconds: float) -> AsyncIterator[None]:
         """Yield now, and again after each interval until the time is over."""
-        deadline = self._clock() + seconds
-        while self._clock() < deadline:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             yield
-            await asyncio.sleep(min(AGAIN_S, max(0.0, deadline - self._clock())))
+            await asyncio.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
 
     def _pids_of(self, node: str) -> tuple[int, ...]:
         """Return the processes of a node's daemon and workers; a new worker is included a moment after its start."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +12,8 @@ from headway.daemon.reports.job_report import JobReport, duration
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
+
+ANSWER_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,7 @@ class DaemonStatus:
         )
 
 
-async def ask_daemons(
-    addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None, *, job: str = "", timeout_s: float = 5.0
-) -> DaemonStatus:
+async def ask_daemons(addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None) -> DaemonStatus:
     """Return the answer of the first daemon that answers. Raises UnavailableError, naming all, when none does."""
     if identity is None:
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
@@ -55,7 +55,7 @@ async def ask_daemons(
         for address in addresses:
             try:
                 endpoint = address if isinstance(address, NodeEndpoint) else NodeEndpoint("", address)
-                reply = await client.status(endpoint, job, timeout_s=timeout_s)
+                reply = await client.status(endpoint, timeout_s=ANSWER_TIMEOUT_S)
                 return DaemonStatus(
                     node=reply.node,
                     etcd_reachable=reply.etcd_reachable,

@@ -17,7 +17,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.errors import PeerError, UnavailableError
-from headway.stages.schedule.schedule import Backward, Forward, Op, Orthogonalize, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.simulator import TimedOp
 
 MAX_ATTEMPTS: Final = 3

@@ -19,14 +19,12 @@ async def follow_job(
     name: str,
     *,
     display: Display,
-    until: frozenset[Phase] = TERMINAL_PHASES,
     on_view: OnView | None = None,
 ) -> JobView:
-    """Show a job until its phase is one of `until`; return the job in that phase.
+    """Show a job until it has ended; return it.
 
     on_view is awaited with every state of the cluster, including the last, before it is shown. Raises ConfigError when
     the job does not exist or is removed while it is watched.
-
     """
     history = LossHistory()
     views = session.follow()
@@ -37,7 +35,7 @@ async def follow_job(
                 await on_view(view, job)
             if (shown := snapshot(view, name, history)) is not None:
                 display.show(shown)
-            if job.phase.phase in until and not is_resumed(job):
+            if job.phase.phase in TERMINAL_PHASES and not is_resumed(job):
                 return job
     finally:
         await views.aclose()

@@ -22,6 +22,12 @@ class DataTokenizer:
     """Text of tokenizer.json."""
     special: SpecialTokens = field(default_factory=SpecialTokens)
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a model folder that has no others for its tokenizer."""
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special.texts}
+        return {TOKENIZER_NAME: self.text.encode(), TOKENIZER_CONFIG_NAME: (json.dumps(config) + "\n").encode()}
+
 
 def tokenizer_of(folder: Path, index: ShardIndex) -> DataTokenizer | None:
     """Return the tokenizer of a data folder; None: its files do not exist, or cannot be read."""

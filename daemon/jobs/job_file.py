@@ -34,17 +34,14 @@ class _JobFile(JobSpec):
         return JobSpec(**sections | {"model": replace(self.model, adapter=self.adapter)})
 
 
-def read_job(path: Path) -> JobSpec:
-    """Return the job of a file. Raises ConfigError, one line, for an unreadable file or an impossible job."""
-    return read_job_file(path)[0]
-
-
 def read_job_file(
     path: Path, *, open_model: OpenModel | None = None, model_from: str = ""
 ) -> tuple[JobSpec, frozenset[str]]:
-    """Return the job of a file, and the keys that the file names, such as `train.dtype`. Raises as `read_job`.
+    """Return the job of a file, and the keys that the file names, such as `train.dtype`.
 
     open_model, model_from: as for `parse_job`.
+
+    Raises ConfigError, one line, for an unreadable file or an impossible job.
     """
     text, named = read_text(path, "job file"), set[str]()
     spec = parse_job(text, str(path), named=named, open_model=open_model, model_from=model_from)

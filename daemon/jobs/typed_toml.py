@@ -62,11 +62,11 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"cannot read this {what}: {reason}", str(path)) from error
 
 
-def read_typed(text: str, kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:
+def read_typed(text: str, kind: type, source: str) -> Any:
     """Return TOML text as the dataclass `kind`; `source` names it in errors. Raises ConfigError at
     `source:section.key`.
     """
-    return read_table(parse_toml(text, source), kind, source, check=check)
+    return read_table(parse_toml(text, source), kind, source)
 
 
 def read_table(raw: dict[str, Any], kind: type, source: str, *, check: Check = lambda _kind, _raw, _place: None) -> Any:

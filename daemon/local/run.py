@@ -24,7 +24,7 @@ from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
-from headway.daemon.results.model_place import check_place
+from headway.daemon.results.model_place import check_place, make_out
 from headway.daemon.shards.data_source import index_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.view.cluster_view import ClusterView
@@ -94,12 +94,7 @@ async def run_job(
     if filled_in := what_was_filled_in(given, spec):
         sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
     folder = RunFolder(out=out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
-        ) from error
+    make_out(out)
     # All of the user's mistakes are reported before a cluster starts.
     check_place(folder.model)
     state_dir = state_dir or out / "state"

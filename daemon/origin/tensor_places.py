@@ -57,12 +57,6 @@ def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda
     return TensorPlaces(tensors, headers)
 
 
-def weight_files(folder: OriginFolder) -> tuple[str, ...]:
-    """Return the names of all files with tensors. Raises RecoveryError."""
-    weight_map = _weight_map(folder) if folder.has(INDEX_NAME) else {"": SINGLE_NAME}
-    return tuple(_files(weight_map, lambda _: True))
-
-
 def _files(weight_map: Mapping[str, str], is_wanted: Callable[[str], bool]) -> list[str]:
     return sorted({file for name, file in weight_map.items() if is_wanted(name)})
 

@@ -84,7 +84,7 @@ class AnyOrder:
         if found is None or not self._is_quick:
             return found and found[1]
         above, order = found
-        whole = self._costs.slice_of[0, self._costs.num_layers]
+        whole = self._costs.slices.slice_of[0, self._costs.num_layers]
         timed = [(len(seats), *self._costs.seconds(seats[0])) for seats in self._seats]
         below = 1.0 / sum(n / (self._costs.num_microbatches * each[whole] + up[whole]) for n, each, up in timed)
         while above > below * PRECISION:

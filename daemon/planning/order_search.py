@@ -142,7 +142,7 @@ class OrderSearch:
         )
         for order in self._with_direct_orders(found):
             yield order
-            if self._costs.tied_bytes and (ring := with_ends_together(order)):
+            if self._costs.cuts.tied_bytes and (ring := with_ends_together(order)):
                 yield ring
 
     @property
@@ -162,7 +162,7 @@ class OrderSearch:
         within_memory=False is several times quicker, and leaves out the effect of too little memory. inf: the ends of a
         tied embedding cannot talk.
         """
-        if not self._costs.can_tie(cut.runs[0], cut.runs[-1]):
+        if not self._costs.cuts.can_tie(cut.runs[0], cut.runs[-1]):
             return inf
         placed = place(self._costs, cut)
         times = PredictedTime(self._costs, placed)
@@ -188,7 +188,7 @@ class OrderSearch:
             if found is None:
                 continue
             seconds, cut = found
-            num_relayed = self._costs.links.num_relayed(cut.runs, is_tied=bool(self._costs.tied_bytes))
+            num_relayed = self._costs.links.num_relayed(cut.runs, is_tied=bool(self._costs.cuts.tied_bytes))
             rank = (num_relayed, *self._at_home.rank(cut))
             is_tie = before is not None and seconds <= before[0] * (1 + TIE)
             if before is None or seconds < before[0] * (1 - TIE) or (is_tie and rank < before[1]):
@@ -309,9 +309,9 @@ class OrderSearch:
                 if not self._has_wanted_nodes(order):
                     continue
                 cut = PipelineCut(self._costs, order, shape=shape).best(inf if found is None else found[0])
-                if cut is None or not self._costs.can_tie(cut[1].runs[0], cut[1].runs[-1]):
+                if cut is None or not self._costs.cuts.can_tie(cut[1].runs[0], cut[1].runs[-1]):
                     continue
-                seconds = max(cut[0], self._costs.tie_seconds(cut[1].runs[0], cut[1].runs[-1]))
+                seconds = max(cut[0], self._costs.cuts.tie_seconds(cut[1].runs[0], cut[1].runs[-1]))
                 if found is None or seconds < found[0] * (1 - TIE):
                     found = seconds, cut[1]
             if found is not None:

@@ -71,11 +71,11 @@ class PaceSearch:
         self._rooms: dict[int, _Rooms] = {}
         self._reach = self._class_reach()
         self._slowest_sibling = self._sibling_bandwidths()
-        self._widest = costs.widest_boundary_s(order)
+        self._widest = costs.cuts.widest_boundary_s(order)
         self._has_limits = any(slot.limit_bytes or slot.host_memory_bytes for slot in order)
-        per_layer = self._each[:, costs.slice_of[np.arange(costs.num_layers), np.arange(1, costs.num_layers + 1)]]
+        per_layer = self._each[:, costs.slices.slice_of.diagonal(1)]
         self._layer_speed = 1.0 / np.maximum(np.median(per_layer, axis=1), 1e-30)
-        whole = costs.slice_of[0, costs.num_layers]
+        whole = costs.slices.slice_of[0, costs.num_layers]
         work = costs.num_microbatches * self._each[:, whole] + self._update[:, whole]
         self._least = float(1.0 / np.sum(1.0 / work))
 
@@ -106,7 +106,7 @@ class PaceSearch:
 
     def _counts_stages(self) -> bool:
         """Return whether the number of a walk's stages matters."""
-        return self._costs.is_limited or min(len(self._order), self._costs.num_layers) > self._most_stages
+        return self._costs.memory.is_limited or min(len(self._order), self._costs.num_layers) > self._most_stages
 
     def _class_reach(self) -> list[int]:
         """Return how many devices before a place, at most, can be replicas of one stage. Index: the place
@@ -186,15 +186,16 @@ class PaceSearch:
         slots = slice(place - reach, place)
         most_layers = int(limit / costs.num_microbatches * self._layer_speed[slots].sum() * 1.2) + 3
         low = max(0, end - most_layers)
-        rooms = self._rooms_at(costs.least_depth(walk.num_stages + 1)) if self._has_limits else None
+        rooms = self._rooms_at(costs.memory.least_depth(walk.num_stages + 1)) if self._has_limits else None
         if rooms is not None:
             low = max(low, int(rooms[2][self._limits_at[place - 1], end]))
             if low >= end:
                 return []
-        enough = self._enough(place, costs.slice_of[low:end, end], limit, rooms)
-        for choice in range(1, len(costs.recomputes) if rooms is not None else 1):
+        candidates = costs.slices.slice_of[low:end, end]
+        enough = self._enough(place, candidates, limit, rooms)
+        for choice in range(1, len(costs.slices.recomputes) if rooms is not None else 1):
             # Less memory for more time: some candidates keep to both limits only so.
-            enough |= self._enough(place, costs.slice_of[low:end, end] + choice * costs.num_slices, limit, rooms)
+            enough |= self._enough(place, candidates + choice * costs.slices.num_slices, limit, rooms)
         found, best = [], end
         firsts = (low + enough.argmax(axis=1)).tolist()
         for index in np.flatnonzero(enough.any(axis=1)).tolist():
@@ -239,16 +240,16 @@ class PaceSearch:
         """
         found = self._rooms.get(depth)
         if found is None:
-            costs = self._costs
+            costs, memory = self._costs, self._costs.memory
             slots = [self._order[int(np.argmax(self._limits_at == index))] for index in range(len(self._limits))]
             # Of two or three replicas, each has the most to add up.
             shared = np.array(
-                [np.minimum(costs.most_groups(slot, depth, 2), costs.most_groups(slot, depth, 3)) for slot in slots]
+                [np.minimum(memory.most_groups(slot, depth, 2), memory.most_groups(slot, depth, 3)) for slot in slots]
             )
-            alone = np.array([costs.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
-            each = ((shared >= 1) | alone).reshape(len(slots), len(costs.recomputes), costs.num_slices)
+            alone = np.array([memory.most_groups(slot, depth, 1) for slot in slots]) >= costs.num_groups
+            each = ((shared >= 1) | alone).reshape(len(slots), len(costs.slices.recomputes), costs.slices.num_slices)
             either: NDArray[np.bool_] = np.logical_or.reduce(each, axis=1)
-            may_be = np.append(either, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slice_of]
+            may_be = np.append(either, np.zeros((len(slots), 1), dtype=bool), axis=1)[:, costs.slices.slice_of]
             some = np.any(may_be, axis=1)
             firsts = np.where(some, np.argmax(may_be, axis=1), np.arange(costs.num_layers + 1))
             found = self._rooms[depth] = shared, alone, firsts
@@ -265,7 +266,7 @@ class PaceSearch:
         uppers, lowers = self._order[place - number : place], self._order[slice(*walk.run)]
         share = min(len(uppers), len(lowers))
         corners = (uppers[0], uppers[-1]), (lowers[0], lowers[-1])
-        return self._costs.boundary_seconds(*corners) * min(len(corners[0]), len(corners[1])) / share <= limit
+        return self._costs.cuts.boundary_seconds(*corners) * min(len(corners[0]), len(corners[1])) / share <= limit
 
     def _cut(self, walk: _Walk) -> Cut:
         runs, spans = [], []

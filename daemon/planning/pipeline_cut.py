@@ -75,7 +75,7 @@ class PipelineCut:
                     runs = order[first:end], order[end:last]
                     if not costs.links.all_talk(*runs):
                         continue
-                    self._links[first, end, last] = costs.boundary_seconds(*runs)
+                    self._links[first, end, last] = costs.cuts.boundary_seconds(*runs)
                     self._trips[first, end, last] = costs.links.longest_round_trip_s(*runs)
 
     def best(self, at_most: float = inf) -> tuple[float, Cut] | None:

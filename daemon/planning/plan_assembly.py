@@ -34,7 +34,7 @@ def assemble(
     distance = times.distance(depths)
     classes = tuple(sorted({*history, *(slot.arithmetic_class for slot in order)}))
     used = {slot.node for slot in order}
-    codecs = [costs.codec(upper.slots, lower.slots) for upper, lower in pairwise(placed)]
+    codecs = [costs.cuts.codec(upper.slots, lower.slots) for upper, lower in pairwise(placed)]
     rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
     return ClusterPlan(
         stages=tuple(estimate.stage for estimate in estimates),
@@ -81,7 +81,7 @@ def depths_within_memory(costs: StageCosts, placed: Sequence[PlacedStage], times
     """
     depths = []
     for index, stage in enumerate(placed):
-        least = costs.least_depth(len(placed) - index)
+        least = costs.memory.least_depth(len(placed) - index)
         depth = times.depth(index)
         if depth > least and not _all_fit(costs, stage, depth):
             between = range(least + 1, depth)
@@ -100,8 +100,8 @@ def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> 
 
 
 def _device_bytes(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
-    return costs.device_bytes(
-        costs.slice_number(stage.span, stage.recompute),
+    return costs.memory.device_bytes(
+        costs.slices.slice_number(stage.span, stage.recompute),
         depth,
         worker.groups,
         len(stage.workers),
@@ -125,8 +125,8 @@ def _estimate(
             node=worker.slot.node,
             node_incarnation=worker.slot.incarnation,
             device_index=worker.slot.device.index,
-            layers=costs.names[stage.span[0] : stage.span[1]],
-            depth=costs.depth_of(depths[index], costs.num_held(worker.groups)),
+            layers=costs.slices.names[stage.span[0] : stage.span[1]],
+            depth=costs.memory.depth_of(depths[index], costs.memory.num_held(worker.groups)),
             groups=() if is_alone else worker.groups,
             device_bytes=device_bytes,
             recompute=stage.recompute if costs.spec.train.recompute == "auto" else "",
@@ -136,7 +136,7 @@ def _estimate(
         device_bytes=round(device_bytes * worker.slot.demand),
         device_limit_bytes=worker.slot.limit_bytes,
         demand=worker.slot.demand,
-        host_bytes=int(costs.host_bytes(worker.slot)[costs.slice_of[stage.span]]),
+        host_bytes=int(costs.memory.host_bytes(worker.slot)[costs.slices.slice_of[stage.span]]),
         host_limit_bytes=worker.slot.host_memory_bytes,
         stage_index=index,
         share=times.num_microbatches(worker.groups) / costs.num_microbatches,

@@ -161,8 +161,8 @@ class _Planner:
         whole = self._alone(0, costs.num_layers)
         limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
-        whole_slice = costs.slice_of[0, costs.num_layers]
-        kept = int(min(costs.host_bytes(slot)[whole_slice] for slot in self._slots))
+        whole_slice = costs.slices.slice_of[0, costs.num_layers]
+        kept = int(min(costs.memory.host_bytes(slot)[whole_slice] for slot in self._slots))
         if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):
             return (
                 f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
@@ -177,7 +177,7 @@ class _Planner:
             return "finds no set of nodes that fulfils [placement]"
         return (
             f"does not fit: its layers need {size(whole)} on devices at one microbatch in flight "
-            f"({costs.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
+            f"({costs.slices.layers[largest].name} alone {size(self._alone(largest, largest + 1))}), and "
             f"{self._free_devices()} {size(sum(limits))}"
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
             f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
@@ -204,8 +204,8 @@ class _Planner:
         """Return the bytes of layers on one device, at one microbatch in flight."""
         costs = self._costs
         least = min(
-            costs.device_bytes(costs.slice_number((first, end), choice), 1, range(costs.num_groups))
-            for choice in costs.recomputes
+            costs.memory.device_bytes(costs.slices.slice_number((first, end), choice), 1, range(costs.num_groups))
+            for choice in costs.slices.recomputes
         )
         return round(least * max(slot.demand for slot in self._slots))
 

@@ -25,7 +25,7 @@ from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
-from headway.stages.schedule.schedule import depths_with_slack
+from headway.stages.schedule.depth import depths_with_slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,10 @@ class PredictedTime:
     """The predicted times of a placement, by its parts."""
 
     def __init__(self, costs: StageCosts, stages: Sequence[PlacedStage]) -> None:
-        costs = costs.on(costs.links.shared_by(_linked_nodes(stages, is_tied=bool(costs.tied_bytes))))
+        costs = costs.on(costs.links.shared_by(_linked_nodes(stages, is_tied=bool(costs.cuts.tied_bytes))))
         self._costs = costs
         self._stages = stages
-        self._slices = [costs.slice_number(stage.span, stage.recompute) for stage in stages]
+        self._slices = [costs.slices.slice_number(stage.span, stage.recompute) for stage in stages]
         self.worker_seconds = [
             [self._worker(index, worker, stage) for worker in stage.workers]
             for index, stage in zip(self._slices, stages, strict=True)
@@ -69,11 +69,13 @@ class PredictedTime:
         """Per stage and worker: forward, backward and update of one batch."""
         self.stage_seconds = [self._stage(index) for index in range(len(stages))]
         """Per stage: seconds with the reduction, as far as it counts."""
-        self.boundary_seconds = [costs.boundary_seconds(upper.slots, lower.slots) for upper, lower in pairwise(stages)]
+        self.boundary_seconds = [
+            costs.cuts.boundary_seconds(upper.slots, lower.slots) for upper, lower in pairwise(stages)
+        ]
         self.round_trips_s = [
             costs.links.longest_round_trip_s(upper.slots, lower.slots) for upper, lower in pairwise(stages)
         ]
-        self.tie_seconds = costs.tie_seconds(stages[0].slots, stages[-1].slots) if len(stages) > 1 else 0.0
+        self.tie_seconds = costs.cuts.tie_seconds(stages[0].slots, stages[-1].slots) if len(stages) > 1 else 0.0
         """Seconds in which the ends of a tied embedding exchange a batch's sums: beside the next batch with delay."""
         train = costs.spec.train
         slowest = max([*self.stage_seconds, *self.boundary_seconds, self.tie_seconds * train.delay])
@@ -100,7 +102,7 @@ class PredictedTime:
         self.link_seconds = [
             round_trip_s
             + 2
-            * costs.carried_bytes(upper.slots, lower.slots)
+            * costs.cuts.carried_bytes(upper.slots, lower.slots)
             / costs.links.slowest_bytes_per_s(upper.slots, lower.slots)
             + 2 * late_s
             for round_trip_s, late_s, (upper, lower) in zip(
@@ -129,7 +131,7 @@ class PredictedTime:
         """Return the schedule's own depths, or with delay those that hide the distance below."""
         num_stages, most = len(self._stages), 2 * self._costs.num_microbatches
         if not self._costs.spec.train.delay:
-            return [self._costs.least_depth(num_stages - stage) for stage in range(num_stages)]
+            return [self._costs.memory.least_depth(num_stages - stage) for stage in range(num_stages)]
         return [
             min(most, microbatches_on_the_way(self.microbatch_seconds[s:], self.link_seconds[s:], self._pace_s))
             for s in range(num_stages)
@@ -138,7 +140,7 @@ class PredictedTime:
     def distance(self, depths: Sequence[int]) -> Distance:
         """Return the effect of distance on the batches. depths: per stage, as `replica_depth` takes them."""
         together = [
-            sum(self._costs.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
+            sum(self._costs.memory.depth_of(depth, self.num_microbatches(worker.groups)) for worker in stage.workers)
             for stage, depth in zip(self._stages, depths, strict=True)
         ]
         is_cut_short = any(depth < needed for depth, needed in zip(depths, self._needed_depths, strict=True))
@@ -169,7 +171,7 @@ class PredictedTime:
 
     def num_microbatches(self, groups: Iterable[int]) -> int:
         """Return the number of a batch's microbatches in some groups."""
-        return self._costs.num_held(groups)
+        return self._costs.memory.num_held(groups)
 
     def connections(self) -> tuple[ConnectionEstimate, ...]:
         """Return each link between workers that share microbatches."""
@@ -179,15 +181,15 @@ class PredictedTime:
                 upper=upper.slot.node,
                 lower=lower.slot.node,
                 num_microbatches=number,
-                bytes_per_microbatch=costs.carried_bytes(above.slots, below.slots),
+                bytes_per_microbatch=costs.cuts.carried_bytes(above.slots, below.slots),
                 batch_seconds=number
-                * costs.downward_bytes(above.slots, below.slots)
+                * costs.cuts.downward_bytes(above.slots, below.slots)
                 / links.bytes_per_s(upper.slot, lower.slot),
                 round_trip_s=links.round_trip_s(upper.slot, lower.slot),
                 lateness_s=late_s if links.loss(upper.slot, lower.slot) else 0.0,
                 is_measured=links.is_measured(upper.slot, lower.slot),
                 via=links.via(upper.slot, lower.slot),
-                codec=costs.codec(above.slots, below.slots).name.lower(),
+                codec=costs.cuts.codec(above.slots, below.slots).name.lower(),
             )
             for late_s, (above, below) in zip(self.lateness_s, pairwise(self._stages), strict=True)
             for upper in above.workers
@@ -202,7 +204,7 @@ class PredictedTime:
         return TieEstimate(
             first=self._stages[0].workers[0].slot.node,
             last=self._stages[-1].workers[0].slot.node,
-            num_bytes=self._costs.num_groups * self._costs.tied_bytes,
+            num_bytes=self._costs.num_groups * self._costs.cuts.tied_bytes,
             batch_seconds=self.tie_seconds,
             is_hidden=bool(self._costs.spec.train.delay) and self.tie_seconds <= self.batch_seconds,
         )
@@ -215,9 +217,7 @@ class PredictedTime:
             if num == 1:
                 continue
             seconds = self._reducing_s(index)
-            sent = self._costs.reduction_bytes(num)
-            if stage.shares_update:
-                sent = sent + self._costs.exchange_bytes(num)
+            sent = self._costs.reduction_bytes(num, is_shared=stage.shares_update)
             found.append(
                 ReductionEstimate(
                     stage_index=index,
@@ -233,7 +233,7 @@ class PredictedTime:
         return lateness_s(
             loss=self._costs.links.worst_loss(upper.slots, lower.slots),
             round_trip_s=round_trip_s,
-            frame_bytes=self._costs.carried_bytes(upper.slots, lower.slots),
+            frame_bytes=self._costs.cuts.carried_bytes(upper.slots, lower.slots),
             pace_s=self._pace_s,
         )
 

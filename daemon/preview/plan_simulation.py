@@ -22,8 +22,9 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_links import linked_nodes
 from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
-from headway.stages.schedule.schedule import StageSchedule, Update
+from headway.stages.schedule.operations import Update
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import timed_kind
 
 MOST_BATCHES: Final = 24

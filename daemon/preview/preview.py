@@ -245,7 +245,6 @@ def preview(
     *,
     named: Collection[str] | None = None,
     links: LinkAssumptions | None = None,
-    profiles: Profiles | None = None,
     is_simulated: bool = False,
     has_data: bool = True,
 ) -> tuple[PlanPreview, Forecast | None]:
@@ -257,14 +256,14 @@ def preview(
     """
     devices = [device for node in nodes for device in node.devices]
     given, spec = spec, for_devices(spec, devices, source=f"job {spec.job.name}", named=named)
-    plan = make_plan(spec, nodes, links=links, profiles=profiles)
+    plan = make_plan(spec, nodes, links=links)
     if isinstance(plan, PlanRefused):
         raise ConfigError(plan.reason, f"job {spec.job.name}")
     slots = [DeviceSlot.of(node, position) for node in nodes for position in range(len(node.devices))]
-    known = profiles or Profiles()
+    known = Profiles()
     relayed = RelayedWays.of(nodes, nodes)
     costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known, relayed=relayed))
-    run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles) if is_simulated else None
+    run = forecast(spec, plan.stages, nodes, links=links) if is_simulated else None
     explanation = plan.explanation()
     found = PlanPreview(
         job=spec.job.name,

@@ -138,20 +138,21 @@ _PARTS: Final = {
 
 
 def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_replicas: int) -> MemoryArithmetic:
-    layers = costs.layers_of(set(estimate.stage.layers), estimate.stage.recompute)
+    memory = costs.memory
+    layers = costs.slices.layers_of(set(estimate.stage.layers), estimate.stage.recompute)
     groups = estimate.stage.groups or tuple(range(costs.num_groups))
     depth = estimate.stage.depth
-    sums = float(costs.gradient_sets(len(groups), num_replicas)) * sum(cost.group_bytes for cost in layers)
+    sums = float(memory.gradient_sets(len(groups), num_replicas)) * sum(cost.group_bytes for cost in layers)
     passing = max(layers, key=lambda cost: cost.passing_bytes)
     is_loss = kind_of_layer(passing.name) == "head"
-    first = costs.names.index(layers[0].name)
-    number = costs.slice_number((first, first + len(layers)), estimate.stage.recompute)
-    ties = costs.tie_bytes(len(groups), num_replicas)
-    excess = costs.reduction_excess(len(groups), num_replicas, depth)
+    first = costs.slices.names.index(layers[0].name)
+    number = costs.slices.slice_number((first, first + len(layers)), estimate.stage.recompute)
+    ties = memory.tie_bytes(len(groups), num_replicas)
+    excess = memory.reduction_excess(len(groups), num_replicas, depth)
     loss = depth * sum(cost.loss_bytes for cost in layers) + (passing.passing_bytes if is_loss else 0)
     has_blocks = any(kind_of_layer(cost.name) == "block" for cost in layers)
     documents = document_bytes(costs.spec) if has_blocks else 0
-    gradients = sum(cost.gradient_bytes for cost in layers) - costs.relief_bytes[number]
+    gradients = sum(cost.gradient_bytes for cost in layers) - memory.relief_bytes[number]
     gradients += sums + excess[number] + ties[number]
     parts = {
         "weights": sum(cost.master_bytes for cost in layers),
@@ -161,9 +162,9 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
         "activations": depth * (documents + sum(cost.activation_bytes - cost.loss_bytes for cost in layers)),
         "loss": loss,
         "recomputed": 0 if is_loss else passing.passing_bytes,
-        "update": int(costs.update_bytes[number]),
-        "shares": int(costs.shared_bytes[number]) if estimate.stage.shares_update else 0,
-        "feedback": costs.feedback_bytes * len(groups),
+        "update": int(memory.update_bytes[number]),
+        "shares": int(memory.shared_bytes[number]) if estimate.stage.shares_update else 0,
+        "feedback": memory.feedback_bytes * len(groups),
     }
     return MemoryArithmetic(
         num_parameters=sum(cost.num_parameters for cost in layers),
@@ -176,12 +177,12 @@ def _memory(costs: StageCosts, estimate: StageEstimate, device: Device, num_repl
 
 def _seconds(costs: StageCosts, estimate: StageEstimate, slot: DeviceSlot, num_replicas: int) -> SecondsArithmetic:
     layers, recompute = estimate.stage.layers, estimate.stage.recompute
-    first = costs.names.index(layers[0])
-    index = costs.slice_number((first, first + len(layers)), recompute)
+    first = costs.slices.names.index(layers[0])
+    index = costs.slices.slice_number((first, first + len(layers)), recompute)
     each, update = costs.seconds(slot)
     if estimate.stage.shares_update:
         update = costs.shared_update_seconds(slot, num_replicas)
-    flops = sum(cost.forward_flops + cost.backward_flops for cost in costs.layers_of(layers, recompute))
+    flops = sum(cost.forward_flops + cost.backward_flops for cost in costs.slices.layers_of(layers, recompute))
     return SecondsArithmetic(
         flops=flops,
         flops_per_s=flops / float(each[index]),

@@ -314,17 +314,19 @@ def evaluation_text(report: JobReport) -> str:
     return f"held-out loss {report.eval_loss:.4f} (perplexity {perplexity}) at batch {report.eval_batch}"
 
 
+def losses_and_rate(report: JobReport) -> list[str]:
+    """Return the newest losses and the rate, as far as they are known."""
+    found = [f"loss {report.loss:.4f}"] if report.loss is not None else []
+    found += [evaluation_text(report)] if report.eval_loss is not None else []
+    return found + ([f"{report.tokens_per_second:,.0f} tokens/s"] if report.tokens_per_second else [])
+
+
 def report_line(report: JobReport, *, now: float) -> str:
     """Return the job on one line, for logs and pipes. now: seconds since the epoch."""
     parts = [f"{report.name}: {report.phase}"]
     if report.batch is not None:
         parts.append(progress_text(report))
-    if report.loss is not None:
-        parts.append(f"loss {report.loss:.4f}")
-    if report.eval_loss is not None:
-        parts.append(evaluation_text(report))
-    if report.tokens_per_second:
-        parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    parts += losses_and_rate(report)
     if report.stages:
         nodes = dict.fromkeys(stage.node for stage in report.stages)
         parts.append(f"generation {report.generation} on {', '.join(nodes)}")

@@ -29,7 +29,7 @@ from headway.daemon.reports.job_report import (
     NO_FASTER_PLAN,
     JobReport,
     StageReport,
-    evaluation_text,
+    losses_and_rate,
     planning_note,
     progress_text,
     queue_note,
@@ -133,15 +133,12 @@ class Display(Protocol):
         ...
 
 
-def open_display(*, as_json: bool = False, stream: IO[str] | None = None) -> Display:
-    """Return the display that fits: JSON lines, a live picture if `stream` (stdout) is a terminal, otherwise plain
-    lines.
-    """
-    stream = stream or sys.stdout
+def open_display(*, as_json: bool = False) -> Display:
+    """Return the display that fits: JSON lines, a live picture if stdout is a terminal, otherwise plain lines."""
     if as_json:
-        return JsonDisplay(stream)
-    screen = console(stream)
-    return LiveDisplay(screen) if screen.is_terminal else PlainDisplay(stream)
+        return JsonDisplay(sys.stdout)
+    screen = console(sys.stdout)
+    return LiveDisplay(screen) if screen.is_terminal else PlainDisplay(sys.stdout)
 
 
 class LiveDisplay:
@@ -304,12 +301,7 @@ def _progress(report: JobReport, width: int) -> RenderableType:
     numbers = [progress_text(report)]
     if report.provisional_from is not None and report.provisional_from < done:
         numbers.append(f"provisional from {report.provisional_from}")
-    if report.loss is not None:
-        numbers.append(f"loss {report.loss:.4f}")
-    if report.eval_loss is not None:
-        numbers.append(evaluation_text(report))
-    if report.tokens_per_second:
-        numbers.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    numbers += losses_and_rate(report)
     if report.seconds_left:
         numbers.append(time_left(report))
     filled = width * min(done, report.batches) // report.batches

@@ -3,15 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from safetensors.torch import save
 from torch import Tensor
 
-from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
+from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.origin.carried import Carried
-from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, check_place, told_of
+from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, DraftedFolder, check_place, told_of
 from headway.stages.model.hugging_face import checkpoint_name
 from headway.stages.spec import ModelSpec, matrix_names
 
@@ -20,7 +19,7 @@ WEIGHTS_NAME: Final = "adapter_model.safetensors"
 _OF_MODEL: Final = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
-class AdapterFolderWriter:
+class AdapterFolderWriter(DraftedFolder):
     """Takes layers in any order. A context manager: leaving it puts the folder in its place, unless by an exception."""
 
     def __init__(
@@ -43,17 +42,10 @@ class AdapterFolderWriter:
         self._config = adapter_config(spec, base=base)
         self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
         if tokenizer is not None and not self._files:
-            told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
-            self._files[TOKENIZER_NAME] = tokenizer.text.encode()
-            self._files[TOKENIZER_CONFIG_NAME] = (json.dumps(told) + "\n").encode()
+            self._files |= tokenizer.files
         self._tensors: dict[str, Tensor] = {}
         with told_of(folder):
             self._draft = Draft(folder)
-
-    @property
-    def draft(self) -> Path:
-        """Return the folder where the adapters are written; the caller removes its own files before they are whole."""
-        return self._draft.folder
 
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
         """Take a layer's adapters, by parameter name, in float32."""
@@ -72,18 +64,6 @@ class AdapterFolderWriter:
             for name, data in files.items():
                 (self.draft / name).write_bytes(data)
         self._draft.put_in_place()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self._draft.drop()
 
 
 def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from headway.daemon.results.pipeline_trace import kind_of
-from headway.stages.schedule.schedule import Backward, Forward, Update
+from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.schedule.simulator import TimedOp
 
 Window = tuple[float, float]

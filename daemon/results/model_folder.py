@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Size, Tensor
 
-from headway.daemon.data.data_tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, DataTokenizer
+from headway.daemon.data.data_tokenizer import TOKENIZER_NAME, DataTokenizer
 from headway.daemon.errors import ConfigError
 from headway.daemon.origin.carried import Carried
 from headway.daemon.results.model_place import (
@@ -22,6 +21,7 @@ from headway.daemon.results.model_place import (
     PRODUCER,
     SINGLE_NAME,
     Draft,
+    DraftedFolder,
     check_place,
     share_mode,
     told_of,
@@ -36,7 +36,7 @@ ExportDtype = Literal["float32", "bfloat16"]
 _TOKENIZERS: Final = (TOKENIZER_NAME, "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-class ModelFolderWriter:
+class ModelFolderWriter(DraftedFolder):
     """Shards of safetensors, written next to the folder's old content, which it replaces when it is complete.
 
     A context manager: leaving it puts the model in its place, unless an exception leaves it. Memory of one layer is
@@ -90,13 +90,6 @@ class ModelFolderWriter:
             self._draft.drop()
             raise
 
-    @property
-    def draft(self) -> Path:
-        """Return the folder where the model is written; the caller must remove its own files before the model is
-        complete.
-        """
-        return self._draft.folder
-
     def _describe(
         self, config: dict[str, Any], tokenizer: DataTokenizer | None, carried: Carried, dtype: ExportDtype | None
     ) -> None:
@@ -109,9 +102,7 @@ class ModelFolderWriter:
         with told_of(self.folder):
             if tokenizer is not None and not has_tokenizer:
                 config |= tokenizer.special.ids
-                told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special.texts}
-                files[TOKENIZER_NAME] = tokenizer.text.encode()
-                files[TOKENIZER_CONFIG_NAME] = (json.dumps(told) + "\n").encode()
+                files |= tokenizer.files
             if self._is_of_origin and INDEX_NAME in carried.files:
                 files[INDEX_NAME] = carried.files[INDEX_NAME]
             elif not self._is_of_origin:
@@ -148,18 +139,6 @@ class ModelFolderWriter:
         with told_of(self.folder):
             share_mode((self.draft / shard.name for shard in self._shards), like=self.draft / CONFIG_NAME)
         self._draft.put_in_place()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self._draft.drop()
 
 
 def write_model(

@@ -3,10 +3,12 @@
 import re
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import msgspec
 from safetensors import SafetensorError
@@ -36,6 +38,16 @@ _OURS: Final = re.compile(
     r"|generation_config\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
     r"|chat_template\.(jinja|json)"
 )
+
+
+def make_out(out: Path) -> None:
+    """Make the folder of a run's output. Raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
+        ) from error
 
 
 def check_place(folder: Path, *, force: bool = False) -> None:
@@ -104,6 +116,35 @@ class Draft:
         if not self._is_whole:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._owned.release()
+
+
+class DraftedFolder(ABC):
+    """A model folder that is written as a draft. `close` puts it in place, as does the end of its context, unless by
+    an error.
+    """
+
+    _draft: Draft
+
+    @property
+    def draft(self) -> Path:
+        """Return the folder that is written to; the caller removes its own files before `close`."""
+        return self._draft.folder
+
+    @abstractmethod
+    def close(self) -> None:
+        """Put the whole folder in its place. Raises ConfigError."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._draft.drop()
 
 
 def put_in_place(draft: Path, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.pipeline_trace import kind_of
-from headway.stages.schedule.schedule import BatchOp
+from headway.stages.schedule.operations import BatchOp
 from headway.stages.schedule.simulator import TimedOp
 
 COLOURS = {"forward": "#4c78a8", "backward": "#f2a541", "orthogonalize": "#b279a2", "update": "#59a14f"}

@@ -5,7 +5,7 @@ Source: "Trace Event Format" (Google, 2016): complete events `X` with microsecon
 
 from collections.abc import Mapping, Sequence
 
-from headway.stages.schedule.schedule import Backward, Forward
+from headway.stages.schedule.operations import Backward, Forward
 from headway.stages.schedule.simulator import TimedOp
 
 TraceEvent = dict[str, object]

@@ -102,11 +102,9 @@ class NodeClient:
         request = control_pb2.DescribeRequest()
         return await self._ask(endpoint, lambda stub: stub.Describe(request, timeout=timeout_s))
 
-    async def status(
-        self, endpoint: NodeEndpoint, job: str = "", *, timeout_s: float = CALL_TIMEOUT_S
-    ) -> control_pb2.StatusReply:
-        """Return what a daemon knows of a job, or of all, also while etcd is away. Raises PeerError."""
-        request = control_pb2.StatusRequest(job=job)
+    async def status(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.StatusReply:
+        """Return what a daemon knows of all jobs, also while etcd is away. Raises PeerError."""
+        request = control_pb2.StatusRequest()
         return await self._ask(endpoint, lambda stub: stub.Status(request, timeout=timeout_s))
 
     async def dial_peers(self, endpoint: NodeEndpoint, nodes: Iterable[str]) -> control_pb2.DialPeersReply:

@@ -29,18 +29,17 @@ FAULT_POLL_S: Final = 0.2
 class Activities:
     """Runs activities, restarts those that fail, and knows what ails this daemon."""
 
-    def __init__(self, *, node: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, node: str = "") -> None:
         self.on_change: Callable[[], None] = lambda: None
         """Called when `ailments` may have changed."""
         self._node = node
-        self._clock = clock
         self._health: dict[str, Health] = {}
         self._troubles: dict[str, str] = {}
 
     @property
     def ailments(self) -> dict[str, str]:
         """Return this daemon's ailments: activity to sentence. Empty when all is well."""
-        now = self._clock()
+        now = time.monotonic()
         failing = {name: health.sentence for name, health in self._health.items() if health.is_ailing(now)}
         return dict(sorted((failing | self._troubles).items()))
 
@@ -76,7 +75,7 @@ class Activities:
         Raises InvariantLostError.
         """
         while True:
-            began_at = self._clock()
+            began_at = time.monotonic()
             try:
                 await self._attempt(name, run)
                 return
@@ -90,7 +89,7 @@ class Activities:
                 self._failed(name, error, began_at=began_at)
             except Exception as error:
                 self._failed(name, error, began_at=began_at)
-            await asyncio.sleep(max(self._health[name].resumes_at - self._clock(), 0.0))
+            await asyncio.sleep(max(self._health[name].resumes_at - time.monotonic(), 0.0))
 
     def watch_callbacks(self) -> None:
         """Log and report errors of callbacks of the running event loop, as those of activities."""
@@ -112,7 +111,7 @@ class Activities:
             await asyncio.wait({running})
 
     def _failed(self, name: str, error: BaseException, *, began_at: float) -> None:
-        before, now = self._health.get(name, Health()), self._clock()
+        before, now = self._health.get(name, Health()), time.monotonic()
         reason = in_one_line(error)
         health = before.failed(reason, began_at=began_at, now=now, chance=random.random())
         self._health[name] = health
@@ -131,7 +130,7 @@ class Activities:
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception):
-            self._failed(CALLBACKS, error, began_at=self._clock())
+            self._failed(CALLBACKS, error, began_at=time.monotonic())
         elif error is None:
             log.warning("event_loop_complains", reason=str(context.get("message", "")))
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from headway.daemon.errors import DamagedCopyError, RecoveryError
+from headway.daemon.records.journal_entry import journal_entry
 from headway.daemon.records.journal_part import JournalPart, own_parts
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
@@ -30,7 +31,6 @@ from headway.daemon.view.job_view import JobView, Place
 from headway.proto import control_pb2
 from headway.stages.errors import DamagedFileError, PeerError
 from headway.stages.ids import Boundary, Timeline
-from headway.stages.state.journal import JournalRow
 from headway.stages.state.layer_file import read_journal
 
 log = structlog.get_logger()
@@ -160,12 +160,12 @@ def _as_written(job: JobView, key: StateKey) -> StateKey:
 
 def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
     journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
-    return [_entry(row) for row in journal.rows]
+    return [journal_entry(row) for row in journal.rows]
 
 
 def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalEntry]:
     journal = read_journal(path, boundary=Boundary(part.boundary), timeline=Timeline(part.timeline))
-    return [_entry(row) for row in journal.rows]
+    return [journal_entry(row) for row in journal.rows]
 
 
 def _joined(
@@ -184,15 +184,3 @@ def _joined(
 def _without(entries: list[control_pb2.JournalEntry], *, below: int) -> list[control_pb2.JournalEntry]:
     """Return the entries from a batch on."""
     return entries[bisect_left(entries, below, key=attrgetter("batch")) :]
-
-
-def _entry(row: JournalRow) -> control_pb2.JournalEntry:
-    return control_pb2.JournalEntry(
-        batch=row.batch,
-        loss=row.loss,
-        tokens=row.tokens,
-        seconds=row.seconds,
-        generation=row.generation,
-        microbatch_losses=row.microbatch_losses,
-        eval_loss=row.eval_loss,
-    )

@@ -15,8 +15,7 @@ _STANDARD_FDS = (1, 2)
 class WorkerOutput:
     """The process's standard descriptors. One per process; `rotate` may be called from another thread."""
 
-    def __init__(self, *, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._originals = tuple(os.dup(fd) for fd in _STANDARD_FDS)
         self._path: Path | None = None
 
@@ -45,7 +44,7 @@ class WorkerOutput:
             is_current = path.stat().st_ino == ours.st_ino
         except FileNotFoundError:
             is_current = False
-        if is_current and ours.st_size < self._max_bytes:
+        if is_current and ours.st_size < MAX_LOG_BYTES:
             return
         if is_current:
             path.replace(path.with_name(path.name + ".1"))

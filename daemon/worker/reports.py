@@ -4,24 +4,10 @@ from collections.abc import Mapping
 
 from headway.daemon.records.shortages import MemoryShortage
 from headway.proto import control_pb2
-from headway.proto.control_pb2 import Heartbeat, JournalEntry, Refused, Report, SnapshotMissed, Wrote
+from headway.proto.control_pb2 import Heartbeat, Refused, Report, SnapshotMissed, Wrote
 from headway.stages.errors import NonFiniteLossError, UnreachedError
-from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.layer_times import LayerSeconds
-
-
-def journal_entry(row: JournalRow) -> JournalEntry:
-    """Report a batch that the last stage has finished."""
-    return JournalEntry(
-        batch=row.batch,
-        loss=row.loss,
-        tokens=row.tokens,
-        seconds=row.seconds,
-        generation=row.generation,
-        microbatch_losses=row.microbatch_losses,
-        eval_loss=row.eval_loss,
-    )
 
 
 def snapshot_written(item: SnapshotEnded) -> Report:

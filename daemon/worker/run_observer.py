@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from headway.stages.schedule.schedule import Op, Update
+from headway.stages.schedule.operations import Op, Update
 from headway.stages.state.journal import JournalRow
 from headway.stages.telemetry.goodput import Goodput
 from headway.stages.telemetry.history import HistoryFile

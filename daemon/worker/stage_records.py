@@ -11,7 +11,7 @@ from headway.daemon.fault_points import LAYER_PLACE, fault_point, is_armed
 from headway.daemon.worker.run_observer import RunObserver
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
 from headway.stages.ids import LayerName
-from headway.stages.schedule.schedule import BatchOp, Op
+from headway.stages.schedule.operations import BatchOp, Op
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
 from headway.stages.telemetry.goodput import Goodput

@@ -17,6 +17,7 @@ import torch
 from headway.daemon.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.format import decode
+from headway.daemon.records.journal_entry import journal_entry
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.fault_line import damaged_path, fault_line
@@ -26,7 +27,7 @@ from headway.daemon.worker.neighbours import Neighbours
 from headway.daemon.worker.out_of_memory import refusals_of_libraries, shortage_of
 from headway.daemon.worker.output import WorkerOutput
 from headway.daemon.worker.paced_graph import PacedGraph
-from headway.daemon.worker.reports import add_layer_times, generation_failed, journal_entry
+from headway.daemon.worker.reports import add_layer_times, generation_failed
 from headway.daemon.worker.run_observer import RunObserver
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.snapshot_reports import SnapshotReports

@@ -121,10 +121,10 @@ class WorkerProcess:
         return "\n".join(line.rstrip("\n") for line in lines)
 
 
-def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
+def last_lines(path: Path) -> list[str]:
     """Return the last lines of a text file, very long ones shortened; none when the file does not exist."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n")[:MAX_LINE_CHARACTERS] for line in deque(file, maxlen=count)]
+            return [line.rstrip("\n")[:MAX_LINE_CHARACTERS] for line in deque(file, maxlen=LAST_LINES)]
     except FileNotFoundError:
         return []

@@ -20,7 +20,7 @@ from headway.daemon.workers.liveness import Liveness
 from headway.daemon.workers.priority import lower_priority, restore_priority
 from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.service import WorkerStream
-from headway.daemon.workers.status import SPARE_INDEX, Failure, WorkerStatus
+from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, WorkerStatus
 from headway.proto import control_pb2
 from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
@@ -78,6 +78,10 @@ class WorkerSettings:
         shared = f"{bracketed(host)}:{self.shared_port.rpartition(':')[2]}" if self.shared_port else ""
         return replace(self, host=host, shared_port=shared)
 
+    def log_path(self, job: str) -> Path:
+        """Return the log in which the workers of this node write about a job."""
+        return self.logs_dir / f"{job}.log"
+
     @property
     def code_dir(self) -> Path:
         """Return the private folder of code compiled for jobs, for the node's next process. Private, because it is
@@ -118,6 +122,11 @@ class WorkerHandle:
     def process_name(self) -> str:
         """Return the name for folders."""
         return self.name.replace(" ", "-").replace(":", "-")
+
+    def last_batch(self, run_key: JobGeneration | None) -> int:
+        """Return the batch of its newest heartbeat in a generation; -1: none tells of it."""
+        beat = self.liveness.beat
+        return beat.batch if beat is not None and beat.run_key == run_key else -1
 
 
 class Roster:

@@ -16,6 +16,7 @@ ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
 START_TIMEOUT = timedelta(seconds=10)
+STOP_TIMEOUT_S = 5.0
 _GRPC_POLLER = "PollerCompletionQueue._handle_events"
 
 
@@ -70,14 +71,14 @@ class LoopThread:
             if not self._loop.is_closed():
                 raise
 
-    def stop(self, *, timeout: timedelta = timedelta(seconds=5)) -> None:
+    def stop(self) -> None:
         """Cancel all tasks, end the thread and close the loop. Raises the first unreported failure."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout.total_seconds())
+        self._thread.join(STOP_TIMEOUT_S)
         if self._thread.is_alive():
-            raise TimeoutError(f"thread {self._thread.name}: not ended within {timeout.total_seconds():g} s")
+            raise TimeoutError(f"thread {self._thread.name}: not ended within {STOP_TIMEOUT_S:g} s")
         if self._failures:
             raise self._failures[0]
 

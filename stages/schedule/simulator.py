@@ -11,17 +11,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from headway.stages.schedule.schedule import (
-    WAIT,
-    Backward,
-    Forward,
-    Op,
-    Orthogonalize,
-    ScheduleState,
-    StageSchedule,
-    Update,
-    next_op,
-)
+from headway.stages.schedule.next_op import WAIT, next_op
+from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
+from headway.stages.schedule.schedule_state import ScheduleState
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import weight_version
 
 

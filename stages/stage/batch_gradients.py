@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.stages.device.device import DeviceCopy
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.replicas.tied_sums import TiedSums, tied_positions
-from headway.stages.schedule.schedule import ScheduleState
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.stage.norm_relay import NormRelay

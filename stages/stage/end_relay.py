@@ -8,7 +8,7 @@ import torch
 from headway.stages.early_stop import EvaluationTally
 from headway.stages.ids import Batch
 from headway.stages.links.link import FrameKind
-from headway.stages.schedule.schedule import ScheduleState
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.replicas import Siblings
 from headway.stages.stage.stage_links import StageLinks

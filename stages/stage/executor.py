@@ -16,7 +16,9 @@ from headway.stages.device.host_values import numbers_of
 from headway.stages.device.run_events import DeviceDone, Inbox, RunEvents
 from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
-from headway.stages.schedule.schedule import Backward, Forward, Op, Orthogonalize, ScheduleState, StageSchedule, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
+from headway.stages.schedule.schedule_state import ScheduleState
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent

@@ -20,7 +20,8 @@ from headway.stages.links.codec import Codec, num_coded_tensors
 from headway.stages.links.compression import decode
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, REPLICA_KINDS
 from headway.stages.links.link import Frame, FrameKind, LinkLost
-from headway.stages.schedule.schedule import Awaited, ScheduleState
+from headway.stages.schedule.next_op import Awaited
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.end_relay import EndRelay

@@ -11,7 +11,7 @@ from typing import Final
 
 from headway.stages.device.device import Mark, StageDevice
 from headway.stages.device.run_events import RunEvents
-from headway.stages.schedule.schedule import Op
+from headway.stages.schedule.operations import Op
 from headway.stages.stage.observer import StageObserver
 
 MOST_AHEAD: Final = 2

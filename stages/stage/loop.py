@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 from headway.stages.device.device import DeviceLateError
 from headway.stages.errors import UnavailableError
 from headway.stages.ids import Boundary
-from headway.stages.schedule.schedule import WAIT, Awaited, Op, ScheduleState, Wait, awaited, next_op
+from headway.stages.schedule.next_op import WAIT, Awaited, Wait, awaited, next_op
+from headway.stages.schedule.operations import Op
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.executor import Executor
 from headway.stages.telemetry.goodput import BUBBLE, SNAPSHOT, waiting_for
 

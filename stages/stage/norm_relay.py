@@ -12,7 +12,7 @@ from headway.stages.device.host_values import numbers_of
 from headway.stages.device.run_events import RunEvents
 from headway.stages.errors import ProtocolError
 from headway.stages.links.link import FrameKind
-from headway.stages.schedule.schedule import ScheduleState
+from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.spec import layer_names
 from headway.stages.stage.clipping import (
     SquaresRelay,

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from headway.stages.schedule.schedule import Op
+from headway.stages.schedule.operations import Op
 from headway.stages.state.journal import JournalRow
 
 

@@ -27,7 +27,6 @@ def write_layer(
     job: str,
     train: TrainSpec,
     timeline: Timeline,
-    durable: bool = False,
 ) -> WrittenFile:
     """Write a layer that rests at a boundary. Raises OSError; no file is left behind then."""
     header = StateHeader(
@@ -37,7 +36,7 @@ def write_layer(
         timeline=timeline,
         dtype=train.dtype,
     )
-    return write_state(path, layer.tensors(), header, durable=durable)
+    return write_state(path, layer.tensors(), header)
 
 
 def read_layer(
@@ -88,11 +87,10 @@ def write_journal(
     boundary: Boundary,
     train: TrainSpec,
     timeline: Timeline,
-    durable: bool = False,
 ) -> WrittenFile:
     """Write the rows below a boundary. Raises OSError; no file is left behind then."""
     header = StateHeader(job=job, layer=JOURNAL, boundary=boundary, timeline=timeline, dtype=train.dtype)
-    return write_state(path, journal.tensors(below=boundary), header, durable=durable)
+    return write_state(path, journal.tensors(below=boundary), header)
 
 
 def read_journal(

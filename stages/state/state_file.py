@@ -25,7 +25,6 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from headway.stages.device.cpu import CpuDevice
-from headway.stages.durable import make_durable
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.file_digest import FileDigest
@@ -125,15 +124,13 @@ def write_state(
     tensors: Mapping[str, Tensor],
     header: StateHeader,
     *,
-    durable: bool = False,
     fetch: Callable[[Tensor], Sequence[Tensor]] = to_host,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> WrittenFile:
     """Write a file under a temporary name next to `path`, then rename it.
 
-    durable: it survives a power cut. fetch: returns a tensor's content on the CPU, in pieces, when its turn comes.
-    is_wanted: is asked before
-    every chunk and before the file gets its name.
+    fetch: returns a tensor's content on the CPU, in pieces, when its turn comes. is_wanted: is asked before every chunk
+    and before the file gets its name.
 
     Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
     """
@@ -153,9 +150,6 @@ def write_state(
                     content.update(chunk)
             file.seek(start.place)
             file.write(content.hexdigest().encode())
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
         if not is_wanted():
             raise WriteCancelledError(str(path))
         temporary.replace(path)
@@ -163,8 +157,6 @@ def write_state(
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    if durable:
-        make_durable(path.parent)
     return WrittenFile(path=path, size_bytes=len(start.head) + start.data_bytes, checksum=content.hexdigest())
 
 

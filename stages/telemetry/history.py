@@ -29,7 +29,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from headway.stages.schedule.schedule import BatchOp, Op
+from headway.stages.schedule.operations import BatchOp, Op
 
 MAX_FILE_BYTES = 8 << 20
 MAX_FOLDER_BYTES = 512 << 20

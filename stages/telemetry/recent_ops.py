@@ -7,7 +7,7 @@ reference is one step for every thread, so a reader sees each slot as it was bef
 from statistics import median
 from typing import Final
 
-from headway.stages.schedule.schedule import Op
+from headway.stages.schedule.operations import Op
 
 NUM_KEPT: Final = 8192
 """Operations; a batch has two per microbatch, and one."""

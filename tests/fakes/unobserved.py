@@ -1,6 +1,6 @@
 """An observer of a stage that does nothing, and the base of those that want a few of the moments."""
 
-from headway.stages.schedule.schedule import Op
+from headway.stages.schedule.operations import Op
 from headway.stages.state.journal import JournalRow
 
 

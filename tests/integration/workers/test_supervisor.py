@@ -21,14 +21,14 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import Device
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.workers import supervisor
+from headway.daemon.workers import endings, workers_socket
 from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.schedule.schedule import schedule_depth
+from headway.stages.schedule.depth import schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 
 DEADLINE_S = 60.0
@@ -244,7 +244,7 @@ async def test_a_killed_worker_that_does_not_end_counts_as_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel call never returns: its job is told, its device is down, and no other process takes that meanwhile."""
-    monkeypatch.setattr(supervisor, "ENDING_S", 0.2)
+    monkeypatch.setattr(endings, "ENDING_S", 0.2)
     async with supervisor_harness(tmp_path, num_spares=0) as harness:
         await harness.until(lambda: harness.status.is_up, "a worker")
         before, generation = harness.status.pid, JobGeneration("tiny", 1)
@@ -267,7 +267,7 @@ async def test_a_deleted_folder_of_sockets_is_made_again(tmp_path: Path, monkeyp
     """A cleaner of /tmp took it: the worker, which others could reach no more, makes room for one that they can. In a
     folder that somebody else made there meanwhile nobody serves, and the worker goes on.
     """
-    monkeypatch.setattr(supervisor, "SOCKET_CHECK_S", 0.1)
+    monkeypatch.setattr(workers_socket, "SOCKET_CHECK_S", 0.1)
     async with supervisor_harness(tmp_path, num_spares=0) as harness:
         await harness.until(lambda: harness.status.is_up, "a worker")
         before, folder = harness.status.pid, tmp_path / "run"

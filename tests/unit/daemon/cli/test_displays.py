@@ -11,7 +11,7 @@ from rich.console import Console
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_watch import traceback_line
 from headway.daemon.errors import JobFailedError, StoreUnreachableError
-from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
 from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.records import EventRecord, NodeRecord
@@ -52,7 +52,7 @@ def report(batch: int, *, phase: str = "running") -> JobReport:
 
 def test_the_demos_job_is_the_one_of_the_docs() -> None:
     """What `headway demo` trains is docs/jobs/demo.toml."""
-    assert parse_job(DEMO_JOB) == read_job(DOCS / "demo.toml")
+    assert parse_job(DEMO_JOB) == read_job_file(DOCS / "demo.toml")[0]
 
 
 def test_the_demo_refuses_metrics_with_a_lost_or_doubled_batch(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import replicas_of
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule.schedule import replica_depth
+from headway.stages.schedule.depth import replica_depth
 from tests.unit.daemon.planning.brute_force import backward_moment
 from tests.unit.daemon.planning.clusters import job, node, planned, refused
 
@@ -210,7 +210,7 @@ def test_gradient_sums_are_counted_by_groups_held() -> None:
     ending, backward = 2 * 2 + 1 + 2 * 0.5 * 2, 2 + 0.5 * (2 + 2 + 1)
     fewer = 4 * parameters + sum(cost.activation_bytes for cost in layer_costs(spec))
     least = max(4 * parameters * (ending - backward) - fewer, 0)
-    assert costs.reduction_excess(2, 2, 1)[costs.slice_of[0, costs.num_layers]] <= least
+    assert costs.memory.reduction_excess(2, 2, 1)[costs.slices.slice_of[0, costs.num_layers]] <= least
 
 
 def test_a_reduction_that_does_not_hide_counts() -> None:

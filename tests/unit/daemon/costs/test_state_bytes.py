@@ -38,5 +38,5 @@ def test_without_replicas_two_sums_count(replicas: tuple[int, ...], num_nodes: i
     spec = job(num_blocks=4, placement=PlacementSpec(replicas=replicas), reduction_groups=4, microbatches=8)
     slots = [DeviceSlot.of(node(f"n{index}"), 0) for index in range(num_nodes)]
     costs = StageCosts(spec, slots, Profiles(), Links(LinkAssumptions(), Profiles(), frozenset()))
-    assert float(costs.gradient_sets(4, 1)) == num_sets
-    assert float(costs.gradient_sets(1, 1)) == 1
+    assert float(costs.memory.gradient_sets(4, 1)) == num_sets
+    assert float(costs.memory.gradient_sets(1, 1)) == 1

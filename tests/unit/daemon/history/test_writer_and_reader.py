@@ -19,7 +19,7 @@ from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, Stage
 from headway.daemon.runtime.logging import LossyLogger, configure_logs
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.plan_log import PlanLog
-from headway.stages.schedule.schedule import Forward
+from headway.stages.schedule.operations import Forward
 from headway.stages.telemetry.history import HistoryFile
 
 PLAN = PlanRecord(

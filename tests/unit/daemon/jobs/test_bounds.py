@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import AT_LEAST, AT_MOST
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import MAX_BYTES
 
@@ -119,7 +119,7 @@ def test_shared_folders_and_stores_are_accepted(place: str) -> None:
 def test_a_file_without_end_is_not_read() -> None:
     """A device that never ends costs one mebibyte."""
     with pytest.raises(ConfigError, match="is larger than 1 MiB"):
-        read_job(Path("/dev/zero"))
+        read_job_file(Path("/dev/zero"))
 
 
 _KEYS = st.sampled_from([key.split(".")[-1] for key in AT_MOST] + ["name", "source", "betas", "sites", "zzz", "rest"])

@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.job_file import parse_job, read_job
+from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.optim.spec import GroupSpec
 from headway.stages.spec import AdapterSpec
@@ -213,7 +213,7 @@ def test_refused_with_one_line_that_says_where(text: str, line: str) -> None:
 def test_an_adapter_needs_a_models_folder(tmp_path: Path) -> None:
     """Beside random weights an adapter learns nothing of use: a job file without `from` is refused, where to say it."""
     (tmp_path / "job.toml").write_text(NAMED + "[adapter]\nrank = 8")
-    spec = read_job(tmp_path / "job.toml")
+    spec = read_job_file(tmp_path / "job.toml")[0]
     with pytest.raises(ConfigError, match=r"name a model's folder with \[model\] from, or --model") as refused:
         resolve_job(spec, job_file=tmp_path / "job.toml", devices=(), cache_dir=tmp_path)
     assert refused.value.where.endswith("job.toml:adapter.rank")
@@ -226,7 +226,7 @@ def test_defaults_of_a_named_job() -> None:
 
 def test_reference_file_equals_the_defaults() -> None:
     """docs/jobs/reference.toml, which lists every key, describes the job of all defaults."""
-    assert read_job(DOCS / "reference.toml") == JobSpec(job=JobSection(name="reference"))
+    assert read_job_file(DOCS / "reference.toml")[0] == JobSpec(job=JobSection(name="reference"))
 
 
 def test_reference_file_has_every_key() -> None:
@@ -244,7 +244,7 @@ def test_reference_file_has_every_key() -> None:
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.toml")), ids=lambda path: path.name)
 def test_every_job_of_the_docs_can_be_run(path: Path) -> None:
     """The job files that people copy from are valid."""
-    read_job(path)
+    read_job_file(path)
 
 
 def test_every_fault_setting_is_accepted() -> None:
@@ -269,7 +269,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         (tmp_path / "binary.toml", "line 2 is not UTF-8"),
     ):
         with pytest.raises(ConfigError, match=line) as refused:
-            read_job(path)
+            read_job_file(path)
         assert refused.value.where == str(path)
 
 

@@ -18,7 +18,7 @@ from headway.daemon.planning.any_order import AnyOrder
 from headway.daemon.planning.order_search import WORTH_A_STAGE
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.records.records import NodeRecord
-from headway.stages.schedule.schedule import schedule_depth
+from headway.stages.schedule.depth import schedule_depth
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, fits, worker_seconds
 from tests.unit.daemon.planning.clusters import job, node, planned
 
@@ -37,9 +37,9 @@ def wide_job(
 def rooms(spec: JobSpec) -> list[int]:
     """Bytes of each layer alone, with as many microbatches in flight as any stage may have."""
     costs = StageCosts(spec, [DeviceSlot.of(node("any"), 0)], Profiles(), Links(FREE, Profiles()))
-    depth, groups = costs.least_depth(costs.num_layers), range(spec.train.reduction_groups)
+    depth, groups = costs.memory.least_depth(costs.num_layers), range(spec.train.reduction_groups)
     return [
-        costs.device_bytes(costs.slice_number((first, first + 1), "none"), depth, groups)
+        costs.memory.device_bytes(costs.slices.slice_number((first, first + 1), "none"), depth, groups)
         for first in range(costs.num_layers)
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.preview.nodes_file import GB, parse_nodes
 from headway.daemon.preview.preview import PlanPreview, preview
 from headway.stages.spec import layer_names
@@ -43,7 +43,7 @@ BLOCK = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
 
 
 def example(sequence_length: int) -> JobSpec:
-    spec = read_job(EXAMPLE)
+    spec = read_job_file(EXAMPLE)[0]
     return replace(spec, train=replace(spec.train, sequence_length=sequence_length))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.preview.nodes_file import parse_nodes
 from headway.daemon.preview.preview import PlanPreview, WorkerPreview, preview
 
@@ -30,7 +30,7 @@ CASES = [(job, nodes) for job in ("8b-2k", "8b-8k") for nodes in ("8xh100", "mix
 
 
 def planned(job: str, nodes: str) -> PlanPreview:
-    spec = read_job(EXAMPLES / f"{job}.toml")
+    spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
     return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
 

@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from headway.daemon.results.measured_pipeline import figures, measured_pipeline
-from headway.stages.schedule.schedule import Backward, Forward, Op, StageSchedule, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import StageTimes, TimedOp, simulate
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.telemetry.recent_ops import RecentOps
 
 M = 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headway.daemon.worker.run_observer import RunObserver
 from headway.stages.ids import Batch, Generation
-from headway.stages.schedule.schedule import Backward, Forward, Op, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.state.journal import JournalRow
 from headway.stages.telemetry.goodput import IDLE, REPLAY, SNAPSHOT, USEFUL, Goodput
 from headway.stages.telemetry.history import HistoryFile

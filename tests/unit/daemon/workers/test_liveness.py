@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.job_file import read_job
+from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.preview.nodes_file import parse_nodes
 from headway.daemon.preview.preview import WorkerPreview, preview
 from headway.daemon.records.records import PlanRecord, StagePlan
@@ -30,8 +30,8 @@ from headway.daemon.workers.liveness import (
 )
 from headway.daemon.workers.order_messages import loading_s, order_message
 from headway.daemon.workers.orders import OrderPrepare
+from headway.daemon.workers.reports import _beat
 from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
-from headway.daemon.workers.supervisor import _beat
 from headway.proto.control_pb2 import Heartbeat, LayerSeconds, StageAssignment
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.launched_ops import MOST_AHEAD
@@ -194,7 +194,7 @@ def test_a_heartbeat_says_how_much_its_card_has_before_it() -> None:
 
 def _predicted(job: str, nodes: str, newton_schulz_dtype: str) -> list[tuple[WorkerPreview, StageAssignment]]:
     """The workers of an example's plan, with their stages."""
-    spec = read_job(EXAMPLES / f"{job}.toml")
+    spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
     matrices = replace(spec.optim.matrices, newton_schulz_dtype=newton_schulz_dtype)  # type: ignore[arg-type]
     spec = replace(spec, optim=replace(spec.optim, matrices=matrices))
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)

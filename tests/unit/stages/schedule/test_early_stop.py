@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.stages.early_stop import EvaluationTally, StopRule, stop_lag
-from headway.stages.schedule.schedule import Awaited, ScheduleState, StageSchedule, awaited
+from headway.stages.schedule.next_op import Awaited, awaited
+from headway.stages.schedule.schedule_state import ScheduleState
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import TrainSpec
 from tests.unit.stages.schedule.strategies import Case, judged_cases
 from tests.unit.stages.schedule.test_schedule_properties import format_grid, violation

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from headway.stages.schedule.schedule import Backward, Forward, Op, ScheduleName, StageSchedule, Update
+from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import (
     LinkTimes,
     Simulation,
@@ -17,7 +17,8 @@ from headway.stages.schedule.simulator import (
     simulate,
     stages_of,
 )
-from headway.stages.spec import TrainSpec, weight_version
+from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.spec import ScheduleName, TrainSpec, weight_version
 from tests.unit.stages.schedule.strategies import Case, cases, stage_schedules
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from headway.stages.schedule.schedule import ScheduleName
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, simulate
+from headway.stages.spec import ScheduleName
 from tests.unit.stages.schedule.strategies import stage_schedules
 
 MICROBATCH_S = 3.0

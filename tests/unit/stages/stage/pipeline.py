@@ -29,7 +29,8 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link, LinkLost
-from headway.stages.schedule.schedule import Op, depths_with_slack, replica_depth, schedule_depth
+from headway.stages.schedule.depth import depths_with_slack, replica_depth, schedule_depth
+from headway.stages.schedule.operations import Op
 from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 from headway.stages.stage.content import MicrobatchSource, StageContent
 from headway.stages.stage.context import StageContext

@@ -14,7 +14,10 @@ from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import DataError, NonFiniteLossError
 from headway.stages.links.link import Frame, FrameKind
-from headway.stages.schedule.schedule import Awaited, Op, ScheduleState, StageSchedule, awaited
+from headway.stages.schedule.next_op import Awaited, awaited
+from headway.stages.schedule.operations import Op
+from headway.stages.schedule.schedule_state import ScheduleState
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.journal import Journal

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.jobs.job import JobSpec
-from headway.stages.schedule.schedule import Forward
+from headway.stages.schedule.operations import Forward
 from headway.stages.state.journal import Journal
 from tests.unit.stages.stage.pipeline import (
     ADAMW,

@@ -10,8 +10,8 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary
-from headway.stages.schedule.schedule import Backward, Forward, ScheduleName, Update
-from headway.stages.spec import weight_version
+from headway.stages.schedule.operations import Backward, Forward, Update
+from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
 from tests.unit.stages.stage.pipeline import (

@@ -14,7 +14,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.stages.errors import AbortedError, NonFiniteLossError, ProtocolError, UnavailableError
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, MicrobatchIndex, StageIndex, Timeline
 from headway.stages.links.link import Frame, FrameKind, LinkLost
-from headway.stages.schedule.schedule import Backward, Forward, Update
+from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.stage.content import StageContent
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.executor import Executor

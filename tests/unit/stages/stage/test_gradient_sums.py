@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.stages.schedule.schedule import StageSchedule
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.stage.clipping import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
 from headway.stages.stage.gradient_sums import GradientSums
 from headway.stages.sums import fold

@@ -11,7 +11,7 @@ import pytest
 from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.links.codec import Codec
-from headway.stages.schedule.schedule import Update
+from headway.stages.schedule.operations import Update
 from headway.stages.stage.snapshots import Snapshots
 from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal

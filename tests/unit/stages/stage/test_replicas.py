@@ -9,8 +9,8 @@ import torch
 
 from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
-from headway.stages.schedule.schedule import Backward, Forward, ScheduleName, Update
-from headway.stages.spec import weight_version
+from headway.stages.schedule.operations import Backward, Forward, Update
+from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
 from headway.stages.telemetry.goodput import Goodput

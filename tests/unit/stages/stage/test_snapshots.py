@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.optim.spec import OptimSpec
 from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.schedule.schedule import Backward, Update
+from headway.stages.schedule.operations import Backward, Update
 from headway.stages.stage import snapshots
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.loop import StageLoop

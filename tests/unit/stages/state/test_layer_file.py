@@ -40,7 +40,7 @@ def trained() -> LayerState:
 
 
 def write(path: Path, layer: LayerState) -> WrittenFile:
-    return write_layer(path, layer, job="tiny", train=JOB.train, timeline=Timeline(2), durable=True)
+    return write_layer(path, layer, job="tiny", train=JOB.train, timeline=Timeline(2))
 
 
 def read(path: Path, **changes: object) -> LayerState:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.stages.ids import LayerName
-from headway.stages.schedule.schedule import ScheduleName
+from headway.stages.spec import ScheduleName
 from headway.stages.state.journal import Journal
 from headway.stages.state.snapshot_writer import Snapshot
 from headway.stages.telemetry.goodput import (

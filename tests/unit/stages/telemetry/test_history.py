@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.stages.schedule.schedule import Backward, Op, Update
+from headway.stages.schedule.operations import Backward, Op, Update
 from headway.stages.telemetry import history as history_module
 from headway.stages.telemetry.history import MAX_PENDING_BYTES, HistoryFile
 

@@ -1,0 +1,107 @@
+"""One worker's part of a schedule, and of each batch's microbatches. Pure.
+
+A schedule is three numbers. `delay` is how many versions old the weights of a gradient are. `depth` limits the
+microbatches in flight. `warmup` is how many forwards of a batch come before its first backward.
+"""
+
+from dataclasses import dataclass
+
+from headway.stages.schedule.cursor import Cursor
+from headway.stages.spec import TrainSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSchedule:
+    """One stage's part of a schedule: everything that does not change while a plan is in force."""
+
+    delay: int
+    """d: 0 or 1."""
+    depth: int
+    """Maximum of forwards done minus backwards done."""
+    warmup: int = 1
+    """A batch's first backward waits for its warmup-th forward. 1 except on the last stage of gpipe."""
+    num_microbatches: int
+    """m: microbatches of one batch, on all replicas together."""
+    num_groups: int = 1
+    """G: microbatch i belongs to reduction group i mod G."""
+    groups: tuple[int, ...] | None = None
+    """Reduction groups of this worker; None: all."""
+    group_by_group: bool = False
+    """Order of a batch's microbatches: a group's after another's, so that few sums are open; else rising, as replicas
+    need it.
+    """
+    is_first: bool
+    is_last: bool
+    first_batch: int = 0
+    """Boundary at which the stage starts."""
+    num_batches: int
+    """Final stop boundary."""
+    has_clip: bool = False
+    """True if updates wait for the norm of the whole model's gradient."""
+    shares_update: bool = False
+    """True if each replica of the stage orthogonalises a share of its matrices, and an update waits for all shares."""
+    judged_every: int = 0
+    """Batches between evaluations that may end the job; 0: none does."""
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainSpec,
+        *,
+        stage_index: int,
+        num_stages: int,
+        depth: int,
+        first_batch: int = 0,
+        groups: tuple[int, ...] | None = None,
+        group_by_group: bool = False,
+        shares_update: bool = False,
+    ) -> "StageSchedule":
+        """Return the schedule of a worker: the only one of its stage, or the replica that holds these groups.
+
+        In gpipe it has room for all of its microbatches of a batch, at any depth.
+        """
+        is_last, is_gpipe = stage_index == num_stages - 1, train.schedule == "gpipe"
+        return cls(
+            delay=train.delay,
+            depth=train.microbatches if is_gpipe else depth,
+            warmup=train.microbatches if is_gpipe and is_last else 1,
+            num_microbatches=train.microbatches,
+            num_groups=train.reduction_groups,
+            groups=groups,
+            group_by_group=group_by_group,
+            is_first=stage_index == 0,
+            is_last=is_last,
+            first_batch=first_batch,
+            num_batches=train.batches,
+            has_clip=train.clip_norm > 0,
+            shares_update=shares_update,
+            judged_every=train.eval_every if train.stops_early else 0,
+        )
+
+    @property
+    def is_lead(self) -> bool:
+        """Return whether it leads its stage: it is the only worker, or holds group 0."""
+        return self.groups is None or self.groups[0] == 0
+
+    @property
+    def held_groups(self) -> tuple[int, ...]:
+        """Return the reduction groups of this worker, rising."""
+        return tuple(range(self.num_groups)) if self.groups is None else self.groups
+
+    @property
+    def held_microbatches(self) -> tuple[int, ...]:
+        """Return the microbatches of each batch that this worker computes, in its order."""
+        if self.group_by_group:
+            return tuple(i for k in self.held_groups for i in range(k, self.num_microbatches, self.num_groups))
+        held = frozenset(self.held_groups)
+        return tuple(i for i in range(self.num_microbatches) if i % self.num_groups in held)
+
+    def cursor(self) -> Cursor:
+        """Return the progress of the forwards, or of the backwards, at the start."""
+        return Cursor(
+            self.held_groups,
+            num_groups=self.num_groups,
+            num_microbatches=self.num_microbatches,
+            first_batch=self.first_batch,
+            group_by_group=self.group_by_group,
+        )
