@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -91,6 +92,48 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
     assert '"event": "passed"' in (tmp_path / f"{1 - carries}.log").read_text()
+
+
+AWAY_S = 40.0
+"""Longer than any link waits for its stream, and than the first pauses between two dials together."""
+BACK_S = 20.0
+"""At most until the next batch, from the relay's return on: it starts, the node stands by, dials, and a plan starts."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -> None:
+    """No node is blamed for the way that was away, and the bits are the plain loop's."""
+    placement = PlacementSpec(min_nodes=2, max_nodes=2, recut=False)
+    spec = replace(
+        small_job("back", batches=60), placement=placement, fault=replace(small_job("back").fault, link_timeout_s=5.0)
+    )
+    [port] = free_ports(1)
+    outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": f"{HOST}:{port}"}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=outside) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        authority = CertificateAuthority.kept_in(cluster.state_dir / "authority").issuing_into(tmp_path / "relays")
+        folder = authority.issue("relay", hosts=(HOST,))
+        with relay(port, folder, tmp_path / "0.log") as first:
+            await cluster.add_node()
+            await submit(session, spec)
+            await until_batch(session, "back", 5)
+            first.kill()
+            await asyncio.sleep(AWAY_S)  # the outage itself
+        stood = await until_batch(session, "back", 5)
+        assert stood.progress is not None
+        with relay(port, folder, tmp_path / "1.log"):
+            since = time.monotonic()
+            await until_batch(session, "back", stood.progress.batch + 2)
+            took_s = time.monotonic() - since
+            view = await session.view()
+            result = await finished(session, "back", tmp_path / "out")
+    assert not any(view.failures.values()), "nobody is to blame"
+    print(f"back after {took_s:.1f} s")
+    assert took_s < BACK_S
+    assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
 
 
 JOB = """
