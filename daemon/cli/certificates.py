@@ -1,5 +1,6 @@
 """Commands about certificates: make them, list them, revoke them."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,7 +183,8 @@ def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> No
 def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List known certificates.
 
-    They are of nodes, of those who were invited, and of those who are revoked.
+    They are of nodes, of those who were invited, and of those who are revoked. What `headway certs` made for etcd and
+    for people lies in their folders alone.
 
     \b
     headway certs list --json
@@ -194,6 +196,9 @@ def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, 
         say_json(found)
         return
     say_table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
+    sys.stderr.write(
+        "not here: what `headway certs` made for etcd and people; `openssl x509 -dates -noout -in cert.pem` shows one\n"
+    )
 
 
 def _row(one: "KnownCertificate") -> tuple[str, ...]:

