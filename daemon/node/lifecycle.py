@@ -28,7 +28,6 @@ from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.join_port import JoinPort
 from headway.daemon.joining.renewals import Renewals
 from headway.daemon.joining.signer import Signer, open_authority
-from headway.daemon.node import answering_folder
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
@@ -55,6 +54,7 @@ from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
 from headway.daemon.shards.library import DataLibrary
+from headway.daemon.storage import answering_folder
 from headway.daemon.storage.allowed_places import AllowedPlaces
 from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
