@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -14,7 +14,7 @@ from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.agent.origin_reads import OriginReads, counted
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
-from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError
+from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import Save
@@ -186,7 +186,7 @@ class StateKeeper:
                     raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
 
     async def _read_stored(self, step: FetchState, url: str, fetch: Callable[[Path, Beat], None]) -> None:
-        await fetch_stored(
+        fetching = fetch_stored(
             self._store,
             self._reads,
             step.key,
@@ -196,6 +196,7 @@ class StateKeeper:
             generation=step.run_key.generation,
             uid=_uid(self._job(step.run_key.job)),
         )
+        await self._naming_what_hangs(fetching)
 
     async def _fetch_forwarded(self, step: FetchState, *, tell: Callable[[int], None] = lambda _: None) -> None:
         """Fetch through a node that reads the file for this one. tell: is called with the bytes that are there."""
@@ -302,7 +303,21 @@ class StateKeeper:
 
                 copy_to_checkpoint(path, url, key.layer, before=step, beat=beat)
 
-            await self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
+            copying = self._copies.run(url, copy, on_late=lambda: self._wrote_late(key.job))
+            await self._naming_what_hangs(copying)
+
+    async def _naming_what_hangs(self, work: Awaitable[None]) -> None:
+        """Wait for work between the store and another file system. Raises what it raises; of two that may hang, the
+        error names the store if that does not answer.
+        """
+        try:
+            await work
+        except StorageAwayError as error:
+            try:
+                await self._store.check()
+            except StorageAwayError as own:
+                raise own from error
+            raise
 
     async def delete(self, step: DeleteState) -> None:
         """Forget files at once, and wait until they are deleted."""

@@ -1,5 +1,6 @@
 """Commands about certificates: make them, list them, revoke them."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_js
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.revocations import KnownCertificate
+    from headway.daemon.rpc.certificates import CertificateAuthority
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
 
@@ -97,10 +99,18 @@ def rotate(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.")],
     sign: Annotated[bool, typer.Option("--sign", help="The second step: the new authority signs.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="The third step: the old authority is trusted no more.")] = False,
+    unasked: Annotated[
+        bool, typer.Option("--unasked", help="With --drop: do not ask the cluster for jobs that need the old one.")
+    ] = False,
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
 ) -> None:
     """Let another authority follow, in three steps: everybody trusts both, the new one signs, the old one goes.
 
     After the first and the third step, copy DIR/ca.pem to all machines. Nodes read it while they run.
+    The third step asks the cluster, and is refused while a job goes on that the old authority's operators signed:
+    `headway jobs sign` signs it again.
 
     \b
     headway certs rotate ca
@@ -118,10 +128,14 @@ def rotate(
     if sign:
         authority_change.sign(directory)
         say(f"{directory}: the new authority signs; restart the daemons with this authority, one after the other")
-        say("next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited,")
-        say("and every job that was submitted before has ended")
+        say("make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people")
+        say("next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited;")
+        say("jobs that go on then need a signature of the new one: `headway jobs sign JOB…`")
         return
     if drop:
+        authority = authority_change.before_drop(directory)
+        if not unasked:
+            _check_jobs(authority, etcd, certs, cluster)
         authority_change.drop(directory)
         say(f"{directory}: the old authority is trusted no more")
     else:
@@ -129,6 +143,22 @@ def rotate(
         say(f"{directory}: a second authority, which does not sign yet")
     then = "" if drop else "; next: --sign"
     say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}")
+
+
+def _check_jobs(authority: "CertificateAuthority", etcd: str | None, certs: Path | None, cluster: Path | None) -> None:
+    """Raise ConfigError while jobs go on that need the old authority, and if the cluster cannot be asked."""
+    from headway.daemon.client.job_signatures import check_none_is_left
+    from headway.daemon.errors import ConfigError, StoreUnreachableError
+    from headway.daemon.rpc.certificates import certificate_pem
+
+    async def work(session: "ClusterSession") -> None:
+        await check_none_is_left(session, both=authority.trusted, alone=certificate_pem(authority.certificate))
+
+    try:
+        with_cluster(etcd, certs, cluster, work)
+    except StoreUnreachableError as error:
+        why = f"asks the cluster for jobs that need the old authority: {error}; --unasked drops it without asking"
+        raise ConfigError(why, "--drop") from error
 
 
 def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
@@ -153,7 +183,8 @@ def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> No
 def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List known certificates.
 
-    They are of nodes, of those who were invited, and of those who are revoked.
+    They are of nodes, of those who were invited, and of those who are revoked. What `headway certs` made for etcd and
+    for people lies in their folders alone.
 
     \b
     headway certs list --json
@@ -165,6 +196,9 @@ def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, 
         say_json(found)
         return
     say_table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
+    sys.stderr.write(
+        "not here: what `headway certs` made for etcd and people; `openssl x509 -dates -noout -in cert.pem` shows one\n"
+    )
 
 
 def _row(one: "KnownCertificate") -> tuple[str, ...]:

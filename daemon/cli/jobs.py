@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     jobs_app = typer.Typer(invoke_without_command=True)
     jobs_app.callback()(jobs)
     jobs_app.command("rm")(remove)
+    jobs_app.command()(sign)
     app.add_typer(jobs_app, name="jobs")
     for command in (status, watch, events, logs, pause, resume, cancel, export):
         app.command()(command)
@@ -90,6 +91,28 @@ def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
     from headway.daemon.client import job_requests
 
     _ask(job, job_requests.remove, etcd, certs, cluster)
+
+
+def sign(
+    names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs that go on.")],
+    etcd: Etcd = None,
+    certs: Certs = None,
+    cluster: Cluster = None,
+) -> None:
+    """Sign jobs again with your certificate, so that they outlive the authority of the operator who submitted them.
+
+    Nothing else of the jobs changes, and they train meanwhile. See `headway certs rotate`.
+
+    \b
+    headway jobs sign my-job
+    """
+    from headway.daemon.client.job_signatures import sign as ask
+
+    async def work(session: "ClusterSession") -> list[str]:
+        return await ask(session, names)
+
+    for line in with_cluster(etcd, certs, cluster, work):
+        say(line)
 
 
 def status(

@@ -68,6 +68,11 @@ def invite(
 
     token = with_cluster(etcd, certs, cluster, work)
     sys.stderr.write(f"valid once, within {lasts}, for {role} {own}; run it there:\n")
+    if role == "node":
+        sys.stderr.write(
+            "add there, if needed: --listen for another port than 7070, --announce HOST:PORT where a router or a cloud "
+            "maps that port, --relay auto if nobody can dial the machine\n"
+        )
     say(f"headway join {token}")
 
 

@@ -7,7 +7,7 @@ The order is: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwi
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ from headway.daemon.client.known_daemons import remember
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.records.keys import PREFIX
+from headway.daemon.records.records import SpecRecord
+from headway.daemon.records.signature import Signature
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
 
@@ -192,9 +194,12 @@ class ClusterSession:
     ) -> None:
         await self.client.close()
 
-    async def view(self) -> ClusterView:
-        """Return etcd's present content. Raises StoreUnreachableError."""
-        view, _ = await self._listed()
+    async def view(self, *, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None) -> ClusterView:
+        """Return etcd's present content. Raises StoreUnreachableError.
+
+        judge_signature: as in ClusterView.
+        """
+        view, _ = await self._listed(judge_signature)
         if self.address.state_dir is None:
             remember(self.address.etcd, view.nodes.values())
         return view
@@ -250,9 +255,11 @@ class ClusterSession:
             task.cancel()
             await asyncio.wait({task})
 
-    async def _listed(self) -> tuple[ClusterView, int]:
+    async def _listed(
+        self, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None
+    ) -> tuple[ClusterView, int]:
         listed = await self.client.get_prefix(PREFIX)
-        view = ClusterView()
+        view = ClusterView(judge_signature=judge_signature)
         for entry in listed.entries:
             view.apply(
                 entry.key,

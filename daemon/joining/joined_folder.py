@@ -11,9 +11,10 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.joining.join_client import Joined
 from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
-from headway.daemon.rpc.certificates import write_private
+from headway.daemon.rpc.certificates import names_in, write_private
+from headway.daemon.rpc.own_certificate import read_certificate
 from headway.stages.durable import make_durable
-from headway.stages.sockets.roles import Role
+from headway.stages.sockets.roles import Role, holder
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 SETTINGS_FILE: Final = "daemon.toml"
@@ -29,7 +30,9 @@ class JoinedFolder:
         if all((folder / name).exists() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)):
             settings = folder / SETTINGS_FILE
             start = f": start it with `headway daemon --config {settings}`" if settings.exists() else ""
-            raise ConfigError(f"has joined already{start}; or name another folder with --dir", str(folder))
+            raise ConfigError(
+                f"has joined already{_as_whom(folder)}{start}; or name another folder with --dir", str(folder)
+            )
         files = [KEY_FILE] if (folder / NEXT_KEY).exists() else [CA_FILE, CERTIFICATE_FILE, KEY_FILE, SETTINGS_FILE]
         if there := [name for name in files if (folder / name).exists()]:
             raise ConfigError(f"has {there[0]} already; name another folder with --dir", str(folder))
@@ -62,6 +65,14 @@ class JoinedFolder:
         except OSError as error:
             where = str(error.filename or self.folder)
             raise ConfigError(f"cannot be written: {error.strerror}; then run the same line again", where) from error
+
+
+def _as_whom(folder: Path) -> str:
+    """Return ` as NAME (ROLE)`, as the folder's certificate says; empty if it cannot be read."""
+    try:
+        return f" as {holder(names_in(read_certificate((folder / CERTIFICATE_FILE).read_bytes(), CERTIFICATE_FILE)))}"
+    except (OSError, ConfigError):
+        return ""
 
 
 def node_settings(name: str, joined: Joined, settings: dict[str, object]) -> str:

@@ -11,6 +11,7 @@ import structlog
 from headway.daemon.errors import ConflictError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.leader.ended_ages import EndedAges
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.retired_record import RetiredRecord
@@ -36,10 +37,11 @@ class JobRetirement:
         is_leading: Callable[[], bool],
         most: int,
         kept_days: float,
+        kept_in: EndedAges | None = None,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most, kept_days: as in `jobs_to_retire`."""
+        """most, kept_days: as in `jobs_to_retire`. kept_in: where ages outlive this daemon."""
         self._etcd = etcd
         self._view = view
         self._is_leading = is_leading
@@ -47,7 +49,8 @@ class JobRetirement:
         self._kept_days = kept_days
         self._period_s = period_s
         self._clock = clock
-        self._endings = EndingsSeen()
+        self._kept_in = kept_in
+        self._endings = EndingsSeen(kept_in.read() if kept_in is not None else None)
 
     async def run(self) -> None:
         """Retire until cancelled."""
@@ -61,7 +64,10 @@ class JobRetirement:
         if view.steady_since is None:
             return
         # also while another daemon leads, so that the ages go on when this one does
-        ended_for_s = self._endings.look(view, now=self._clock())
+        seen_at = self._clock()
+        ended_for_s = self._endings.look(view, now=seen_at)
+        if self._kept_in is not None:
+            await self._kept_in.keep(self._endings.ages(now=seen_at), now=seen_at)
         if not self._is_leading():
             return
         try:

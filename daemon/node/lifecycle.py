@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -53,6 +54,7 @@ from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
 from headway.daemon.shards.library import DataLibrary
+from headway.daemon.storage import answering_folder
 from headway.daemon.storage.allowed_places import AllowedPlaces
 from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
@@ -122,7 +124,9 @@ class Daemon:
         """Start up. Every mistake of the user is found here, before the cluster sees the daemon."""
         config = self._config
         # 1. Local parts: certificates, devices, folders, signals.
-        identity, password = read_identity(config)
+        answered = partial(answering_folder.answered, tell=self._notifier.status)
+        await answered("state_dir", config.state_dir, config.state_dir.exists)  # renewed certificates lie in it
+        identity, password = await answered("certificates", config.certificates, lambda: read_identity(config))
         devices = find_devices(
             config.devices,
             config.num_devices,
@@ -132,7 +136,7 @@ class Daemon:
         check_worker_ports(config, len(devices))
         authority = open_authority(config.authority, identity.now().ca) if config.authority is not None else None
         memory = NodeMemory(config.state_dir)
-        memory.open()
+        await answered("state_dir", config.state_dir, memory.open)
         stack.callback(memory.close)
         owned = OwnedFolder(config.layer_store_dir)
         # the store is in shared memory, where folders of killed daemons stay behind
@@ -143,13 +147,15 @@ class Daemon:
                 raise ConfigError("another process keeps its layer files there", str(config.layer_store_dir))
             stack.callback(owned.release)
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
-        store.open()
+        await answered("store_dir", config.layer_store_dir, store.open)
         stack.push_async_callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
         places = list(config.allowed_places)
         if places and config.checkpoint_root is not None:
-            places.append(str(config.checkpoint_root.resolve()))
+            places.append(
+                str(await answered("checkpoint_root", config.checkpoint_root, config.checkpoint_root.resolve))
+            )
         allow_only(AllowedPlaces(places, never=[str(path.resolve()) for path in config.secrets]))
         # 2. The host that others dial, and the port.
         announced = config.announce

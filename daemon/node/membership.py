@@ -26,6 +26,7 @@ from headway.daemon.errors import InvariantLostError, RecoveryError, StorageAway
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
+from headway.daemon.leader.ended_ages import EndedAges
 from headway.daemon.leader.job_retirement import JobRetirement
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Leadership
@@ -130,6 +131,7 @@ class Membership:
             is_leading=lambda: self._leadership.is_leading,
             most=config.ended_jobs_kept,
             kept_days=config.ended_jobs_kept_days,
+            kept_in=EndedAges(config.state_dir / "ended_jobs.json"),
         )
         self._leadership = Leadership(
             house.etcd,

@@ -1,10 +1,11 @@
 """Proves which ports of other nodes this node reaches, at first sight and then repeatedly, as one record of this node.
 
 A peer is dialled as soon as its record is seen: its daemon's port and the port of each of its workers. A failed dial is
-repeated with back-off, so that a healed pair is used again. Discoveries of links and plans are facts as well.
+repeated with growing pauses, so that a healed pair is used again. Discoveries of links and plans are facts as well.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter, deque
@@ -42,10 +43,15 @@ TO_ONE_NODE: Final = 2
 EVERY_S: Final = 120.0
 """Interval of proofs of a port that answers."""
 FIRST_RETRY_S: Final = 2.0
-"""Pause after a port did not answer; doubles with each further failure."""
+"""Least pause after a port did not answer."""
+RETRY_SHARE: Final = 0.1
+"""The pause, as a share of the time for which a port has not answered: an outage costs little more than it lasts."""
 LONGEST_RETRY_S: Final = 60.0
-LINK_STANDS_S: Final = 60.0
-"""Minimum time for which a link's finding stands, because a dial may succeed where a link does not."""
+LINK_STANDS_S: Final = 5.0
+"""Time for which a link's first finding stands against any dial: a dial may succeed where a link does not. Each finding
+within LINK_DOUBTED_S of the one before stands twice as long, up to LONGEST_RETRY_S.
+"""
+LINK_DOUBTED_S: Final = 600.0
 DATED_EVERY_S: Final = 600.0
 """Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
@@ -117,9 +123,29 @@ class _Proof:
     fact: ReachFact
     found_at: float
     due_at: float
-    num_failures: int = 0
-    stands_until: float = 0.0
-    """Time until which a link's discovery stands against successful dials."""
+    silent_since: float | None = None
+    """Time of the first failure since it answered; None: it answers."""
+
+
+@dataclass(slots=True)
+class _LinkFinding:
+    """The last link to a port that did not open."""
+
+    target: Target
+    found_at: float
+    stands_s: float
+    """Time for which it stands against successful dials, once etcd has it."""
+    told_at: float | None = None
+    """Time at which etcd was seen to have it: the worker's failure waits for that."""
+
+    @property
+    def stands_until(self) -> float:
+        """Return the time until which no dial proves the port."""
+        return self.told_at + self.stands_s if self.told_at is not None else math.inf
+
+    def stands(self, target: Target, *, now: float) -> bool:
+        """Return whether a successful dial of a target does not prove it yet."""
+        return self.target == target and now < self.stands_until
 
 
 class ReachBook:
@@ -127,6 +153,7 @@ class ReachBook:
 
     def __init__(self) -> None:
         self._proofs: dict[Key, _Proof] = {}
+        self._findings: dict[Key, _LinkFinding] = {}
 
     @property
     def facts(self) -> tuple[ReachFact, ...]:
@@ -145,6 +172,7 @@ class ReachBook:
         self._proofs = {
             key: proof for key, proof in self._proofs.items() if (proof.target.node, proof.target.incarnation) in living
         }
+        self._findings = {key: finding for key, finding in self._findings.items() if key in self._proofs}
 
     def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
         """Return the targets to dial now: never dialled in this form, or long enough ago."""
@@ -155,20 +183,32 @@ class ReachBook:
         proof = self._proofs.get(key_of(target))
         return proof.due_at if proof is not None and proof.target == target else 0.0
 
-    def found(self, target: Target, reason: str, *, now: float, at: float) -> None:
-        """Note the result of dialling a port. at: seconds since the epoch."""
-        before = self._proofs.get(key_of(target))
-        if not reason and before is not None and before.target == target and now < before.stands_until:
-            return
-        num_failures = (before.num_failures if before is not None else 0) + 1 if reason else 0
-        wait_s = min(FIRST_RETRY_S * 2 ** (num_failures - 1), LONGEST_RETRY_S) if reason else EVERY_S
-        due_at = now + wait_s * random.uniform(0.8, 1.2)
-        self._note(target, reason, now=now, due_at=due_at, at=at, num_failures=num_failures)
+    def found(self, target: Target, reason: str, *, now: float, at: float) -> bool:
+        """Note the result of dialling a port. at: seconds since the epoch. Return whether it is another than before."""
+        before, finding = self._proofs.get(key_of(target)), self._findings.get(key_of(target))
+        if before is not None and finding is not None and not reason and finding.stands(target, now=now):
+            before.due_at = min(finding.stands_until, now + FIRST_RETRY_S)
+            return False
+        since = before.silent_since if before is not None else None
+        silent_since = (since if since is not None else now) if reason else None
+        wait_s = EVERY_S
+        if silent_since is not None:
+            wait_s = min(max(RETRY_SHARE * (now - silent_since), FIRST_RETRY_S), LONGEST_RETRY_S)
+        self._note(target, reason, now=now, due_at=now + wait_s * random.uniform(0.8, 1.2), at=at, since=silent_since)
+        return before is None or before.fact.reason != reason[:MAX_REASON]
 
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
         """Record that a link to a port did not open. For a while this outweighs any successful dial."""
-        self._note(target, reason, now=now, due_at=now + LINK_STANDS_S, at=at, num_failures=1)
-        self._proofs[key_of(target)].stands_until = now + LINK_STANDS_S
+        last = self._findings.get(key_of(target))
+        is_doubted = last is not None and now < last.found_at + LINK_DOUBTED_S
+        stands_s = min(2 * last.stands_s, LONGEST_RETRY_S) if last is not None and is_doubted else LINK_STANDS_S
+        self._findings[key_of(target)] = _LinkFinding(target, now, stands_s)
+        self._note(target, reason, now=now, due_at=now + stands_s, at=at, since=now)
+
+    def told(self, *, now: float) -> None:
+        """Note that etcd has every fact."""
+        for finding in self._findings.values():
+            finding.told_at = now if finding.told_at is None else finding.told_at
 
     def has_just_answered(self, target: Target, *, now: float) -> bool:
         """Return whether a port has answered within FRESH_S, and nothing has contradicted that since."""
@@ -183,7 +223,7 @@ class ReachBook:
             if proof.target.node == node and not proof.fact.reason:
                 proof.due_at = min(proof.due_at, now)
 
-    def _note(self, target: Target, reason: str, *, now: float, due_at: float, at: float, num_failures: int) -> None:
+    def _note(self, target: Target, reason: str, *, now: float, due_at: float, at: float, since: float | None) -> None:
         fact = ReachFact(
             to=target.node,
             to_incarnation=target.incarnation,
@@ -193,7 +233,7 @@ class ReachBook:
             reason=reason[:MAX_REASON],
             measured_at=round(at, 3),
         )
-        self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, num_failures)
+        self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, since)
 
 
 def is_news(shown: ReachRecord, record: ReachRecord) -> bool:
@@ -330,8 +370,8 @@ class Reaching:
         return await self._dials.result(target, lambda: self._dial(target))
 
     def _found(self, target: Target, reason: str) -> None:
-        self._book.found(target, reason, now=time.monotonic(), at=time.time())
-        if reason:
+        is_news = self._book.found(target, reason, now=time.monotonic(), at=time.time())
+        if reason and is_news:
             log.warning(
                 "peer_not_reached", peer=target.node, port=str(target.port), address=target.address, reason=reason
             )
@@ -365,10 +405,12 @@ class Reaching:
         seen = view.reach.get(self._node)
         is_own = seen is not None and seen.incarnation == self._incarnation
         shown = seen if seen is not None and is_own else ReachRecord(incarnation=self._incarnation)
+        now = time.monotonic()
+        if may_wait(shown, record):
+            self._book.told(now=now)
         if not is_news(shown, record) or not self._cluster.is_reachable:
             self._news_since = None
             return True
-        now = time.monotonic()
         # The delay counts from the first of several changes, so that a stream of changes is written too.
         self._news_since = self._news_since if self._news_since is not None else now
         if may_wait(shown, record) and now < self._news_since + interval_s(UNHURRIED_S, len(view.nodes)):

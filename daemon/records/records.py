@@ -158,10 +158,12 @@ class SpecRecord:
     submitted_at: float = 0.0
     submitted_by: str = ""
     """`user@host`"""
+    signed_at: float = 0.0
+    """Time at which an operator signed it again, with another certificate; 0: it was signed when it was submitted."""
     signed_by: str = ""
-    """Name in the certificate of the operator who submitted it; empty: nobody signed it."""
+    """Name in the certificate of the operator who signed it; empty: nobody did."""
     signer: str = ""
-    """Certificate of the operator who submitted it, in PEM; empty: the cluster has no TLS, or the record is older."""
+    """Certificate of the operator who signed it, in PEM; empty: the cluster has no TLS, or the record is older."""
     signature: str = ""
     """The signer's, in base64, over all bytes of the record before this field, which is the last one."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -49,9 +50,30 @@ def signed(record: SpecRecord, identity: TlsIdentity | None) -> bytes:
     """Return a submission as it goes to etcd, signed if there is a key. Raises ConfigError for an odd kind of key."""
     if identity is None:
         return encode(record)
-    names = without_roles(names_in(x509.load_pem_x509_certificate(identity.certificate)))
-    told = replace(record, signed_by=next(iter(names), ""), signer=identity.certificate.decode(), signature="")
-    raw = encode(told)
+    signer = identity.certificate.decode()
+    return _with_signature(
+        encode(replace(record, signed_by=_own_name(identity), signer=signer, signature="")), identity
+    )
+
+
+def signed_again(raw: bytes, identity: TlsIdentity, *, now: float) -> bytes:
+    """Return a submission as it lies in etcd, with another signature. Raises ConfigError, as `signed`.
+
+    The bytes may have fields of a later release, which stay. Only who signed it, and when, is another.
+    """
+    fields = msgspec.json.decode(raw)
+    signature = {"signed_at": now, "signed_by": _own_name(identity), "signer": identity.certificate.decode()}
+    for name in (*signature, "signature"):
+        fields.pop(name, None)
+    return _with_signature(msgspec.json.encode({**fields, **signature, "signature": ""}), identity)
+
+
+def _own_name(identity: TlsIdentity) -> str:
+    return next(iter(without_roles(names_in(x509.load_pem_x509_certificate(identity.certificate)))), "")
+
+
+def _with_signature(raw: bytes, identity: TlsIdentity) -> bytes:
+    """Return a record whose last field, the signature, is empty, with one."""
     head, _, _ = raw.rpartition(_SEPARATOR)
     key = serialization.load_pem_private_key(identity.key, password=None)
     if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -76,7 +98,7 @@ def judge(raw: bytes, record: SpecRecord, *, ca: bytes) -> Signature:
     try:
         leaf, *others = x509.load_pem_x509_certificates(record.signer.encode())
         names, who, key = names_in(leaf), holder(names_in(leaf)), leaf.public_key()
-        at = datetime.fromtimestamp(record.submitted_at, UTC)
+        at = datetime.fromtimestamp(record.signed_at or record.submitted_at, UTC)
         # Extensions are not judged here, except that only an authority signs certificates: TLS judges them.
         ends = ExtensionPolicy.permit_all()
         middle = ends.require_present(x509.BasicConstraints, Criticality.AGNOSTIC, None)
@@ -84,7 +106,7 @@ def judge(raw: bytes, record: SpecRecord, *, ca: bytes) -> Signature:
         verifier = policy.extension_policies(ca_policy=middle, ee_policy=ends).build_client_verifier()
         verifier.verify(leaf, others)
     except VerificationError:
-        told = "its signer's certificate is not of this cluster's authority, or was not valid when it was submitted"
+        told = "its signer's certificate is not of this cluster's authority, or was not valid when it was signed"
         return Signature(told)
     except Exception:  # anybody may have written it, and the library raises errors of many kinds
         return Signature("its signer's certificate cannot be read")

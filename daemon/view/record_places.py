@@ -184,6 +184,7 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
         return None
     record = decode(value, place.kind)
     if isinstance(record, NodeRecord):
+        record = _with_short_sentences(record)
         _check_node(record, place.name)
     elif isinstance(record, IssuedRecord | RevokedRecord):
         if record.name.casefold() != place.name or not is_node_name(record.name):
@@ -232,6 +233,19 @@ def _check_progress(record: ProgressRecord) -> None:
     is_rate = record.tokens_per_second == 0 or LEAST_RATE <= record.tokens_per_second <= MOST_RATE
     if not is_rate or not -1 <= record.batch <= MOST_BATCH:
         raise ValueError("its batch or its tokens per second are impossible")
+
+
+def _with_short_sentences(record: NodeRecord) -> NodeRecord:
+    """Cut what a node says to people: an earlier release wrote texts of any length, and its node counts."""
+    said = (record.stays_out, record.worker_trouble, *record.ailments.values())
+    if max(map(len, said)) <= MAX_SENTENCE:
+        return record
+    return replace(
+        record,
+        stays_out=record.stays_out[:MAX_SENTENCE],
+        worker_trouble=record.worker_trouble[:MAX_SENTENCE],
+        ailments={activity: reason[:MAX_SENTENCE] for activity, reason in record.ailments.items()},
+    )
 
 
 def _check_node(record: NodeRecord, name: str) -> None:

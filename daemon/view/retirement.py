@@ -2,8 +2,8 @@
 
 A retired job's records leave etcd: every daemon holds every record, and looks at every job. Its checkpoints stay, but
 nodes delete the state that a failed job could continue from. So no clock of the day decides about it: a leader whose
-date is months ahead would retire every job at once. A job's age is the time for which the leader itself has seen it
-ended, by a clock that nobody sets.
+date is months ahead would retire every job at once. A job's age is the time for which the leader's node has seen it
+ended, by a clock that nobody sets, over all lives of its daemon.
 """
 
 from collections.abc import Mapping
@@ -40,16 +40,22 @@ Ending = tuple[str, str, float]
 
 
 class EndingsSeen:
-    """Since when this daemon has seen jobs ended, by its own steady clock. A later daemon begins anew."""
+    """Since when this node has seen jobs ended, by the steady clock of its daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Mapping[str, float] | None = None) -> None:
+        """earlier: for how many seconds daemons before this one have seen them, as `ages` told."""
         self._since: dict[Ending, float] = {}
+        self._earlier = dict(earlier or {})
 
     def look(self, view: ClusterView, *, now: float) -> Mapping[str, float]:
         """Return for how many seconds each ended job has been one. now: seconds of a monotonic clock."""
         ended = {_ending_of(job): job.name for job in view.jobs.values() if _has_ended(view, job)}
-        self._since = {ending: self._since.get(ending, now) for ending in ended}
+        self._since = {ending: self._since.get(ending, now - self._earlier.get(_text(ending), 0.0)) for ending in ended}
         return {name: now - self._since[ending] for ending, name in ended.items()}
+
+    def ages(self, *, now: float) -> Mapping[str, float]:
+        """Return for how many seconds each end has been seen, for a later daemon."""
+        return {_text(ending): now - since for ending, since in self._since.items()}
 
 
 def jobs_to_retire(
@@ -73,6 +79,11 @@ def names_to_forget(view: ClusterView, *, most: int = MAX_RETIRED) -> list[str]:
 
 def _ending_of(job: JobView) -> Ending:
     return job.name, job.submission.uid if job.submission is not None else "", job.phase.since
+
+
+def _text(ending: Ending) -> str:
+    name, uid, since = ending
+    return f"{name}/{uid}/{since!r}"
 
 
 def _has_ended(view: ClusterView, job: JobView) -> bool:

@@ -274,3 +274,27 @@ def _wait_for(path: Path, text: str) -> None:
     while text not in path.read_text():
         assert time.monotonic() < deadline, f"{path} has no {text}"
         time.sleep(0.02)
+
+
+async def test_a_state_folder_that_hangs_at_the_start_is_named(playground: Any) -> None:
+    """Within seconds the log says which folder does not answer. A signal ends the daemon, and else it goes on when the
+    folder answers.
+    """
+    folder = playground.folder / "a"
+    folder.mkdir()
+    os.mkfifo(folder / "incarnation")  # opening it waits for a writer, as on a server that is away
+
+    def has_said(_: Any) -> bool | None:
+        text = playground.log_of("a").read_text()
+        return ("folder_does_not_answer" in text and str(folder) in text) or None
+
+    playground.start("a")
+    await playground.until(has_said, "a line about the folder")
+    playground.signal("a", signal.SIGTERM)
+    assert await playground.ended("a") == -signal.SIGTERM
+    del playground.daemons["a"]
+    playground.log_of("a").unlink()
+    playground.start("a")
+    await playground.until(has_said, "a line about the folder")
+    await asyncio.to_thread((folder / "incarnation").write_text, "")
+    await playground.until(lambda view: view.nodes.get("a"), "the node")

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.records.records import NodeRecord, Phase
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -91,6 +92,47 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
     assert '"event": "passed"' in (tmp_path / f"{1 - carries}.log").read_text()
+
+
+AWAY_S = 40.0
+"""Longer than the first pauses between two dials together."""
+BACK_S = 20.0
+"""From the first moment at which the relay takes connections until the job trains: 7 s on two cores that others use."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -> None:
+    """No node is blamed for the way that was away, and the bits are the plain loop's."""
+    job = small_job("back", batches=60)
+    placement = PlacementSpec(min_nodes=2, max_nodes=2, recut=False)
+    spec = replace(job, placement=placement, fault=replace(job.fault, link_timeout_s=5.0))
+    [port] = free_ports(1)
+    outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": f"{HOST}:{port}"}
+    async with (
+        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=outside) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        authority = CertificateAuthority.kept_in(cluster.state_dir / "authority").issuing_into(tmp_path / "relays")
+        folder = authority.issue("relay", hosts=(HOST,))
+        with relay(port, folder, tmp_path / "0.log") as first:
+            await cluster.add_node()
+            await submit(session, spec)
+            await until_batch(session, "back", 5)
+            first.kill()
+            await asyncio.sleep(AWAY_S)  # the outage itself
+        with relay(port, folder, tmp_path / "1.log"):
+            async with asyncio.timeout(60.0):
+                while "relay_listens" not in (tmp_path / "1.log").read_text():
+                    await asyncio.sleep(0.1)
+            since = time.monotonic()
+            await until(session, lambda _, job: job.phase.phase is Phase.RUNNING and job.phase.generation > 1, "back")
+            back_s = time.monotonic() - since
+            view = await session.view()
+            result = await finished(session, "back", tmp_path / "out")
+    assert not any(view.failures.values()), "nobody is to blame"
+    assert back_s < BACK_S
+    assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
 
 
 JOB = """

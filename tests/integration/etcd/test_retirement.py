@@ -14,6 +14,7 @@ from headway.daemon.client.job_requests import job_of, remove
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Put
+from headway.daemon.leader.ended_ages import EndedAges
 from headway.daemon.leader.job_retirement import JobRetirement
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
@@ -171,3 +172,35 @@ async def test_a_leader_whose_date_is_months_ahead_retires_no_job_of_today(
         steady[0] = 31 * 86400.0
         await retiring.look()
     assert (await view_of(client)).jobs.keys() == set()
+
+
+async def test_a_job_is_retired_by_age_although_every_daemon_lives_for_a_day(
+    client: EtcdClient, tmp_path: Path
+) -> None:
+    """Of thirty days that daemons of one node have seen, each loses an hour at most. A damaged file begins anew."""
+    await led(client)
+    revision = await submitted(client, "j", Phase.FINISHED, since=1.0)
+    file = tmp_path / "ended_jobs.json"
+    days, num_lives = 30.0, 0
+    async with following(client) as cluster:
+        assert await cluster.caught_up(revision, timeout_s=10.0)
+        while cluster.view.jobs:
+            num_lives += 1
+            now = 1e5 * num_lives  # each daemon's steady clock begins elsewhere
+            leader = retirement(
+                cluster,
+                client,
+                most=9,
+                kept_days=days,
+                kept_in=EndedAges(file),
+                clock=lambda: now,  # noqa: B023
+            )
+            for _ in range(48):
+                await leader.look()
+                now += 1800.0
+            if num_lives == 2:
+                file.write_text('{"j": NaN')
+            assert num_lives < 40
+            await asyncio.sleep(0)
+            await cluster.caught_up((await client.get_prefix(PREFIX)).revision, timeout_s=10.0)
+    assert 32 <= num_lives <= 34, "two lives were forgotten"

@@ -276,13 +276,40 @@ def test_certificates_for_a_cluster(tmp_path: Path, headway: Headway) -> None:
 
 def test_known_certificates_are_listed(headway: Headway, fake_cluster: ModuleType) -> None:
     """`certs list` has the nodes, and `certs` knows its commands from a folder."""
-    code, out, _ = headway("certs", "list")
+    code, out, told = headway("certs", "list")
     assert code == 0
+    assert told.startswith("not here: what `headway certs` made for etcd and people")
     assert out.splitlines()[0].split() == ["NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"]
     assert {line.split()[0] for line in out.splitlines()[1:]} == fake_cluster.cluster_view().nodes.keys()
-    assert '"is_present": true' in headway("certs", "list", "--json")[1]
+    code, out, told = headway("certs", "list", "--json")
+    assert '"is_present": true' in out
+    assert not told
     assert "NAME: 'a/b' cannot be the name of a certificate" in headway("certs", "revoke", "a/b")[2]
     assert headway("certs", "restore", "a") == (2, "", "headway: a: is not revoked\n")
+
+
+def test_an_invitation_says_which_options_a_machine_behind_a_router_needs(
+    headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, and for nodes alone: the line itself is all of stdout."""
+    monkeypatch.setattr("headway.daemon.client.invitations.invite", AsyncMock(return_value="hw1-x"))
+    code, out, told = headway("invite", "b")
+    assert (code, out) == (0, "headway join hw1-x\n")
+    assert "--listen for another port than 7070, --announce HOST:PORT where a router" in told
+    assert "--announce" not in headway("invite", "ann", "--role", "reader")[2]
+
+
+def test_the_second_step_of_a_rotation_says_what_people_make_again(tmp_path: Path, headway: Headway) -> None:
+    """Nobody renews etcd's certificate, the first node's and those of people: the new authority makes them by hand."""
+    authority = str(tmp_path / "ca")
+    assert headway("certs", authority, "etcd=10.0.0.5", "--operator", "me")[0] == 0
+    assert headway("certs", "rotate", authority)[0] == 0
+    code, out, _ = headway("certs", "rotate", authority, "--sign")
+    assert code == 0
+    assert (
+        "make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people" in out
+    )
+    assert "`headway jobs sign JOB…`" in out
 
 
 def test_config_show_takes_file_and_environment(

@@ -100,7 +100,9 @@ def test_a_join_that_died_at_any_write_is_run_again(
 def test_an_identity_is_never_touched(tmp_path: Path) -> None:
     """Of somebody who has joined there, or whose files somebody has copied there without a key."""
     JoinedFolder(tmp_path / "n", TOKEN).keep(joined(tmp_path), {})
-    start = re.escape(f"has joined already: start it with `headway daemon --config {tmp_path}/n/daemon.toml`; or name")
+    start = re.escape(
+        f"has joined already as n: start it with `headway daemon --config {tmp_path}/n/daemon.toml`; or name"
+    )
     with pytest.raises(ConfigError, match=start):
         JoinedFolder(tmp_path / "n", TOKEN)
     (tmp_path / "n/next-key.pem").write_bytes(b"of a renewal")

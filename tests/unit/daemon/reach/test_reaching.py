@@ -16,6 +16,7 @@ from headway.daemon.reach.reaching import (
     DATED_EVERY_S,
     EVERY_S,
     FRESH_S,
+    LINK_DOUBTED_S,
     LINK_STANDS_S,
     LONGEST_RETRY_S,
     MAX_PROVEN,
@@ -96,18 +97,25 @@ def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:
     assert book.due([B], now=2 * EVERY_S) == [B]
 
 
-def test_a_silent_port_is_dialled_again_with_growing_pauses() -> None:
-    book, waits, now = ReachBook(), [], 0.0
-    for _ in range(12):
+def test_an_outage_costs_little_more_than_it_lasts() -> None:
+    """A silent port is dialled again with pauses of a tenth of its silence, from two seconds to a minute."""
+    book, now = ReachBook(), 0.0
+    while now < 3600.0:
         book.found(B, "refused", now=now, at=now)
-        waits.append(book.due_at(B) - now)
-        now = book.due_at(B)
-    assert waits[0] < 3
-    assert waits[3] > 10
-    assert max(waits) <= 1.2 * LONGEST_RETRY_S
+        wait_s = book.due_at(B) - now
+        assert 1.5 < wait_s < max(0.125 * now, 2.5)
+        assert wait_s <= 1.2 * LONGEST_RETRY_S
+        now += wait_s
+    assert wait_s > 40.0
     book.found(B, "", now=now, at=now)
     book.found(B, "refused", now=now, at=now)
     assert book.due_at(B) - now < 3
+
+
+def test_only_another_answer_is_told_in_the_log() -> None:
+    book = ReachBook()
+    answers = [book.found(B, reason, now=0.0, at=0.0) for reason in ("refused", "refused", "silent", "", "")]
+    assert answers == [True, False, True, True, False]
 
 
 def test_another_address_or_process_is_dialled_at_once() -> None:
@@ -184,6 +192,24 @@ def test_a_link_failure_outweighs_a_successful_dial() -> None:
     assert [fact.reason for fact in book.facts] == ["did not open"]
     assert book.due([WORKER], now=LINK_STANDS_S - 1) == []
     assert book.due([WORKER], now=LINK_STANDS_S + 1) == [WORKER]
+
+
+def test_a_link_that_fails_again_is_doubted_longer() -> None:
+    """A way on which dials succeed and links do not costs few attempts; later it is believed as at first."""
+    book, now, stood = ReachBook(), 0.0, []
+    for _ in range(6):
+        book.link_failed(WORKER, "did not open", now=now, at=now)
+        book.told(now=now)
+        began = now
+        while book.facts[0].reason:
+            now = book.due_at(WORKER)
+            book.found(WORKER, "", now=now, at=now)
+        stood.append(now - began)
+        now += 30.0  # the next link takes as long to fail
+    assert stood == pytest.approx([5.0, 10.0, 20.0, 40.0, 60.0, 60.0])
+    now += LINK_DOUBTED_S
+    book.link_failed(WORKER, "did not open", now=now, at=now)
+    assert book.due_at(WORKER) == now + LINK_STANDS_S
 
 
 def test_after_a_lost_link_the_ports_of_that_node_are_dialled_at_once() -> None:
@@ -276,15 +302,21 @@ def test_a_running_job_says_within_fifteen_seconds_which_way_is_blocked() -> Non
 
 
 def test_a_dial_from_before_a_link_failure_does_not_prove_the_link() -> None:
-    """The worker's failure waits in its daemon until the pair is a fact."""
+    """The worker's failure waits in its daemon until the pair is a fact in etcd, which may be away."""
     book = ReachBook()
     book.link_failed(WORKER, "nobody answers the hello", now=0.0, at=0.0)
-    book.found(WORKER, "", now=1.0, at=1.0)
+    book.found(WORKER, "", now=900.0, at=900.0)
     assert [fact.reason for fact in book.facts] == ["nobody answers the hello"]
-    book.found(replace(WORKER, worker="w-2"), "", now=2.0, at=2.0)
+    assert book.due_at(WORKER) > 901.0, "a dial that proves nothing is not repeated at once"
+    book.told(now=1000.0)
+    book.found(WORKER, "", now=999.0 + LINK_STANDS_S, at=1.0)
+    assert [fact.reason for fact in book.facts] == ["nobody answers the hello"]
+    book.found(replace(WORKER, worker="w-2"), "", now=1001.0, at=2.0)
     assert [fact.reason for fact in book.facts] == [""], "another process listens there now"
-    book.link_failed(WORKER, "nobody answers the hello", now=3.0, at=3.0)
-    book.found(WORKER, "", now=3.0 + LINK_STANDS_S, at=70.0)
+    book.link_failed(WORKER, "nobody answers the hello", now=2000.0, at=3.0)
+    book.told(now=2001.0)
+    book.told(now=2004.0)
+    book.found(WORKER, "", now=2001.0 + LINK_STANDS_S, at=70.0)
     assert [fact.reason for fact in book.facts] == [""]
 
 

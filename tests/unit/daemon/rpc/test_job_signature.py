@@ -18,7 +18,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem
-from headway.daemon.rpc.job_signature import judge, signature_check, signed
+from headway.daemon.rpc.job_signature import judge, signature_check, signed, signed_again
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -188,3 +188,25 @@ def test_a_signed_submission_counts_under_its_own_name_alone(authority: Certific
         view.apply(Keys.of(name, "spec"), signed(RECORD, me), mod_revision=1, create_revision=1)
     assert view.jobs["other"].refusal == "job.name: 'demo' lies under the name 'other'"
     assert not view.jobs["demo"].refusal
+
+
+def test_a_job_of_a_month_ago_is_signed_again_by_an_operator_of_today(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    """The next authority believes the new signature alone. Only who signed, and when, is another, word for word."""
+    month = 30 * 86400.0
+    old = identity_of(authority, Role.OPERATOR)
+    later = json.loads(signed(replace(RECORD, submitted_at=NOW - month), old))
+    raw = json.dumps({"format": 1, "novelty": 1.5, **later}, separators=(",", ":")).encode()
+    new = identity_of(CertificateAuthority.create(tmp_path / "next"), Role.OPERATOR, "ann")
+    again = signed_again(raw, new, now=NOW)
+    assert "is not of this cluster's authority" in judged(raw, new)
+    assert judged(again, new) == ""
+    assert judged(again.replace(b'"novelty":1.5', b'"novelty":2.5'), new) == "it is not what ann (operator) has signed"
+    signature = ("signed_at", "signed_by", "signer", "signature")
+    assert {key: value for key, value in json.loads(again).items() if key not in signature} == {
+        key: value for key, value in json.loads(raw).items() if key not in signature
+    }
+    found = decode(again, SpecRecord)
+    assert (found.signed_by, found.signed_at, found.submitted_at) == ("ann", NOW, NOW - month)
+    assert signed_again(again, new, now=NOW + 1.0).count(b'"signer"') == 1

@@ -11,12 +11,21 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.agent.files import StateKeeper
+from headway.daemon.agent.steps import CopyToCheckpoint
 from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.node import membership as membership_module
 from headway.daemon.node.membership import Membership
+from headway.daemon.records.records import SpecRecord
+from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
+from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
+from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
+from tests.fakes.moody_file_system import moody
 
 KEY = StateKey("j", 1, 5, "head")
 PATIENCE_S = 10.0
@@ -230,3 +239,28 @@ async def test_a_node_whose_store_hangs_asks_to_be_left_out(
 async def test_what_a_worker_wrote_is_refused_when_it_is_not_there(store: StateStore) -> None:
     with pytest.raises(RecoveryError, match="No such file"):
         await store.require_written({store.directory / "none": 5})
+
+
+@pytest.mark.parametrize("hangs", ["store", "checkpoint"])
+async def test_a_copy_that_hangs_names_the_file_system_that_does_not_answer(
+    store: StateStore, disk: Disk, hangs: str
+) -> None:
+    """A checkpoint is read from the store and written at a URL, in one call: the silence alone does not say where."""
+    path = write(store)
+    await store.adopt(KEY, path, size_bytes=5, checksum="x")
+    spec = JobSpec(job=JobSection(name="j"), fault=FaultSpec(checkpoint_dir="moody://bucket/c"))
+    around: dict[str, Any] = {"client": None, "checkpoint_root": None, "outgoing": OutgoingTransfers(0.0)}
+    view = ClusterView(jobs={"j": JobView(name="j", submission=SpecRecord(spec=spec, uid="u"))})
+    keeper = StateKeeper(node="a", view=view, store=store, **around)
+    keeper._copies = FileThreads("copies", silence_s=0.2)
+    with moody() as mood:
+        if hangs == "store":
+            disk.hang()
+        else:
+            mood.gate.clear()
+        with pytest.raises(StorageAwayError) as caught:
+            await keeper.copy_to_checkpoint(CopyToCheckpoint(KEY))
+        named = {"store": str(store.directory), "checkpoint": "moody://bucket/c"}
+        assert caught.value.item.startswith(named[hangs])
+        disk.answers.set()
+        mood.gate.set()

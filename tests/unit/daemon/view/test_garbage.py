@@ -230,9 +230,9 @@ def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> No
         (replace(NODE, devices=(Device(kind="cpu", memory_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", reserve_bytes=-1),)), "impossible speed or memory"),
         (replace(NODE, devices=(Device(kind="cpu", bfloat16_speed=-1.0),)), "impossible speed or memory"),
-        (replace(NODE, stays_out="x" * 10_000), "more than 8192 characters"),
+        (replace(NODE, worker_ports="x" * 10_000), "more than 8192 characters"),
         (replace(NODE, arithmetic_class="x" * 10_000), "more than 8192 characters"),
-        (replace(NODE, ailments={"probing": "x" * 10_000}), "more than 8192 characters"),
+        (replace(NODE, ailments={"x" * 10_000: "probing"}), "more than 8192 characters"),
         (replace(NODE, devices=(Device(kind="cpu", model="x" * 10_000),)), "more than 8192 characters"),
         (replace(NODE, generations={"first": -1}), "impossible generation"),
         (replace(NODE, generations={"first": 2**63}), "impossible generation"),
@@ -244,6 +244,16 @@ def test_a_node_that_makes_no_sense_is_set_aside(record: NodeRecord, reason: str
     put(view, Keys.node("a"), encode(record))
     assert not view.nodes
     assert reason in view.unreadable[Keys.node("a")].reason
+
+
+def test_a_node_of_an_earlier_release_that_says_too_much_is_cut_short() -> None:
+    """Its sentences for people had any length; the node itself is sound."""
+    view, long = ClusterView(), "x" * 10_000
+    put(view, Keys.node("a"), encode(replace(NODE, stays_out=long, worker_trouble=long, ailments={"probing": long})))
+    assert not view.unreadable
+    node = view.nodes["a"]
+    assert {len(text) for text in (node.stays_out, node.worker_trouble, *node.ailments.values())} == {8192}
+    assert replace(node, stays_out="", worker_trouble="", ailments={}) == NODE
 
 
 def test_a_probe_that_makes_no_sense_is_set_aside() -> None:

@@ -81,6 +81,19 @@ def test_the_age_of_an_end_is_the_time_for_which_it_was_seen() -> None:
     assert seen.look(scene.view, now=80.0) == {"j": 0.0}
 
 
+def test_an_age_goes_on_in_the_next_daemon_and_another_end_begins_anew() -> None:
+    """The next daemon's clock begins elsewhere, and the time between both counts for nothing."""
+    scene, first = Scene(), EndingsSeen()
+    scene.job("j", Phase.FAILED, days=99)
+    first.look(scene.view, now=5.0)
+    first.look(scene.view, now=65.0)
+    second = EndingsSeen(first.ages(now=65.0))
+    assert second.look(scene.view, now=1e6) == {"j": 60.0}
+    assert second.look(scene.view, now=1e6 + 5.0) == {"j": 65.0}
+    scene.job("j", Phase.FAILED, days=2)
+    assert second.look(scene.view, now=1e6 + 6.0) == {"j": 0.0}
+
+
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ("finished", "failed", "cancelled")])
 def test_a_job_that_has_not_ended_stays(phase: Phase) -> None:
     scene = Scene()
