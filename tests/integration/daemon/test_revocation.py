@@ -87,6 +87,10 @@ async def test_a_revoked_holders_calls_end_and_are_refused(playground: Playgroun
                     await anext(stream)
             with pytest.raises(ProtocolError, match="the certificate of thief is revoked"):
                 await client.status(endpoint)
+            own = ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=authority.directory / "thief")
+            async with ClusterSession(own) as holder:
+                with pytest.raises(ConfigError, match="another operator restores it"):
+                    await restore(holder, ["THIEF"])
             assert [(one.name, bool(one.revoked_at)) for one in await known_certificates(session)] == [
                 ("n1", False),
                 ("Thief", True),
