@@ -30,7 +30,7 @@ from headway.daemon.install.actions import (
     out_of_sight,
 )
 
-FILES = Path(__file__).parents[2] / "systemd"
+FILES = Path(__file__).resolve().parents[2] / "systemd"
 """In a checkout and in an installed wheel alike."""
 BOOTED = Path("/run/systemd/system")
 """The folder by which sd_booted(3) tells that systemd runs this machine."""
