@@ -122,8 +122,8 @@ async def test_two_of_three_members_are_lost_for_good(tmp_path: Path, oracle: Or
     """With their data. By the page's commands the third one goes on alone, and two new ones join it; then that one is
     lost too. Training never stops, and what was decided before is still there.
     """
-    spec = faulty_job("lost", batches=120, num_nodes=2)
-    async with fault_harness(tmp_path, num_nodes=2, kind=MembersCluster, layer_s=0.01) as harness:
+    spec = faulty_job("lost", batches=90, num_nodes=2)
+    async with fault_harness(tmp_path, num_nodes=2, kind=MembersCluster, layer_s=0.02) as harness:
         cluster = harness.cluster
         assert isinstance(cluster, MembersCluster)
 
@@ -145,11 +145,11 @@ async def test_two_of_three_members_are_lost_for_good(tmp_path: Path, oracle: Or
             assert seen is not None
             await harness.until_batch("lost", seen.batch + 1)
 
-        outcome = await harness.train(spec, during=lose_and_replace, timeout_s=150.0)
+        outcome = await harness.train(spec, during=lose_and_replace, timeout_s=240.0)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks == 0
-    assert outcome.job.plan is not None
-    assert outcome.job.plan.generation == 1, "the first plan was still known"
+    assert outcome.result is not None
+    assert len(set(outcome.result.generations)) == 1, "somebody was planned anew"
 
 
 @pytest.mark.slow
