@@ -62,7 +62,7 @@ async def restore(session: ClusterSession, names: list[str]) -> list[str]:
         if not view.is_revoked(name):
             raise ConfigError("is not revoked", name)
         if name.casefold() in own:
-            raise ConfigError("is in your own certificate: another operator restores it", name)
+            raise ConfigError("is in your own certificate: an operator of another name restores it", name)
     await session.client.transaction([], [Delete(Keys.revoked(name)) for name in names])
     return [f"{name}: its certificates count again" for name in names]
 
