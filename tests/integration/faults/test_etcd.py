@@ -116,7 +116,7 @@ async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) ->
     assert outcome.num_rollbacks == 0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 async def test_two_of_three_members_are_lost_for_good(tmp_path: Path, oracle: Oracle) -> None:
     """With their data. By the page's commands the third one goes on alone, and two new ones join it; then that one is
