@@ -8,6 +8,8 @@ _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}(?<!\.)")
 _MAX_PART: Final = 128
 """Maximum number of characters of an id that becomes a folder's name."""
 
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+"""Every certificate bears these names, so none of them tells one from another."""
 JOB_NAME_RULE: Final = "1 to 63 lower-case letters, digits and inner hyphens"
 NODE_NAME_RULE: Final = "1 to 253 letters, digits, hyphens, underscores and inner dots, and a letter or digit first"
 

@@ -7,11 +7,11 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Delete, Put
-from headway.daemon.names import NODE_NAME_RULE, is_node_name
+from headway.daemon.names import LOCAL_HOSTS, NODE_NAME_RULE, is_node_name
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import LOCAL_HOSTS, names_in, own_names
+from headway.daemon.rpc.certificates import names_in, own_names
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 
@@ -57,9 +57,12 @@ async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
 async def restore(session: ClusterSession, names: list[str]) -> list[str]:
     """Let the certificates of these names count again. Return a sentence for each. Raises ConfigError."""
     view = await session.view()
+    own = {each.casefold() for each in _own_names(session)}
     for name in names:
         if not view.is_revoked(name):
             raise ConfigError("is not revoked", name)
+        if name.casefold() in own:
+            raise ConfigError("is in your own certificate: an operator of another name restores it", name)
     await session.client.transaction([], [Delete(Keys.revoked(name)) for name in names])
     return [f"{name}: its certificates count again" for name in names]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from headway.daemon.addresses import split_address
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
 from headway.daemon.doctor.findings import Finding
-from headway.daemon.doctor.outcome import OF_ETCD, Outcome, advice_on, outcome_of, plain
+from headway.daemon.doctor.outcome import LEADERLESS, OF_ETCD, Outcome, advice_on, outcome_of, plain
 from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
@@ -204,15 +204,22 @@ async def _is_silent(member: str) -> bool:
 
 
 def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report the members of etcd that do not answer; nothing if there is only one, which is the cluster's finding."""
+    """Report the members of etcd that do not answer, or have no majority; nothing if there is only one, which is the
+    cluster's finding.
+    """
 
     async def ask(address: ClusterAddress) -> Finding | None:
         try:
             async with ClusterSession(address) as session:
-                await session.client.status()
+                has_leader = (await session.client.status()).has_leader
         except StoreError as error:
             return await _away(error, address.etcd)
-        return None
+        if has_leader:
+            return None
+        outcome = outcome_of(LEADERLESS)
+        advice = advice_on([outcome], OF_ETCD)
+        what = f"etcd at {address.etcd[0]}"
+        return Finding(what=what, is_fine=False, found=LEADERLESS, advice=advice, outcomes=(outcome,))
 
     async def ask_each(address: ClusterAddress) -> list[Finding]:
         found = await asyncio.gather(*(ask(replace(address, etcd=(member,))) for member in address.etcd))

@@ -12,6 +12,7 @@ from headway.daemon.costs.blocked_ways import REMEDY
 from headway.stages.sockets.tls_sentences import in_words
 
 ENDED: Final = "it ends the connection during the handshake"
+LEADERLESS: Final = "it answers, but has no leader: more than half of all members must be there"
 
 
 class Outcome(StrEnum):
@@ -33,6 +34,7 @@ class Outcome(StrEnum):
     NOT_BEHIND_PORT = "not behind that port"
     ENDED = "ended in the handshake"
     HANGS = "hangs"
+    NO_MAJORITY = "no majority"
     UNCLEAR = "unclear"
 
 
@@ -59,6 +61,7 @@ _MARKS: Final = (
     ("another process listens here now", Outcome.OTHER_PROCESS),
     (ENDED, Outcome.ENDED),
     ("it takes connections, but does not answer", Outcome.HANGS),
+    (LEADERLESS, Outcome.NO_MAJORITY),
 )
 """Parts of lines, and their outcomes; the first that fits counts."""
 
@@ -112,6 +115,8 @@ OF_ETCD: Final[Mapping[Outcome, str]] = {
     Outcome.ENDED: "it takes no certificate of this authority or at this time: name the right folder with --certs, and "
     "compare the clocks",
     Outcome.HANGS: "see etcd's log: it may have lost its majority, or its disk may be full",
+    Outcome.NO_MAJORITY: "start the other members; if they are lost for good, follow `Lost members` in "
+    "docs/deployment.md",
     Outcome.UNCLEAR: "see etcd's log; without --etcd, `headway up` makes a cluster here",
 }
 """What to do next about etcd."""

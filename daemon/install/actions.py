@@ -168,7 +168,7 @@ def uninstall_actions(facts: Facts, *, purge: bool) -> tuple[Action, ...]:
     if DROP_INS in facts.folders:
         actions.append(Delete(DROP_INS) if purge else DeleteIfEmpty(DROP_INS))
     actions += [Delete(path) for path in (TMPFILES, SYSUSERS) if path in facts.files]
-    if units:
+    if units or facts.needs_reload:
         actions.append(Run(("systemctl", "daemon-reload")))
     if purge:
         actions += [Delete(path) for path in (FOLDER, STATE) if path in facts.folders]

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -31,7 +30,7 @@ from headway.daemon.install.actions import (
     out_of_sight,
 )
 
-FILES = Path(__file__).parents[2] / "systemd"
+FILES = Path(__file__).resolve().parents[2] / "systemd"
 """In a checkout and in an installed wheel alike."""
 BOOTED = Path("/run/systemd/system")
 """The folder by which sd_booted(3) tells that systemd runs this machine."""
@@ -118,21 +117,24 @@ def act(action: Action) -> None:
 
 
 def _write(write: Write) -> None:
-    """Replace a file in one step, so that a crash leaves the old one or the new one."""
+    """Replace a file in one step, so that a crash leaves the old one or the new one, and a draft that the next call
+    replaces: it may be of a key.
+    """
     path = Path(write.path)
+    draft = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft.unlink(missing_ok=True)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(write.content)
             os.fchown(file.fileno(), 0, grp.getgrnam(write.group).gr_gid)
             os.fchmod(file.fileno(), write.mode)
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        draft.replace(path)
     except KeyError as error:
         raise ConfigError("does not exist: systemd-sysusers has not created it", f"group {write.group}") from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _delete(path: Path) -> None:

@@ -40,13 +40,12 @@ from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, Jo
 from headway.daemon.joining.join_token import SECRET_BYTES
 from headway.daemon.joining.renewal import check_renewal
 from headway.daemon.joining.signing_request import read_signing_request
-from headway.daemon.names import is_node_name
+from headway.daemon.names import LOCAL_HOSTS, is_node_name
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import (
     CA_KEY_FILE,
-    LOCAL_HOSTS,
     CertificateAuthority,
     certificate_pem,
     fingerprint,

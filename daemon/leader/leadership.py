@@ -166,10 +166,12 @@ class Leadership:
     def _vacancy(self) -> Compare | None:
         """Return the condition under which this daemon may take the leader key; None: a leader exists.
 
-        An unreadable key names no leader: it is replaced, unless a newer release wrote it.
-
+        An unreadable key names no leader: it is replaced, unless a newer release wrote it. So is that of a revoked
+        node, which might keep it for ever.
         """
         view = self._cluster.view
+        if view.leader is not None and view.is_revoked(view.leader.node) and not view.is_revoked(self._record.node):
+            return Compare.unchanged(Keys.LEADER, view.revision_of(Keys.LEADER))
         garbage = view.unreadable.get(Keys.LEADER)
         if garbage is not None and not garbage.is_newer:
             return Compare.unchanged(Keys.LEADER, view.last_revision_of(Keys.LEADER))

@@ -8,8 +8,9 @@ from cryptography import x509
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.renewals import forget_renewed
+from headway.daemon.names import LOCAL_HOSTS
 from headway.daemon.node.config import NodeConfig
-from headway.daemon.rpc.certificates import LOCAL_HOSTS, issuer_of, names_in
+from headway.daemon.rpc.certificates import issuer_of, names_in
 from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles

@@ -17,9 +17,8 @@ from headway.daemon.rpc.certificates import (
     certificate_pem,
     key_pem,
     new_authority,
-    write_private,
+    write_whole,
 )
-from headway.stages.durable import make_durable
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE
 
 
@@ -38,8 +37,8 @@ def begin(directory: Path) -> CertificateAuthority:
 
 def sign(directory: Path) -> CertificateAuthority:
     """Let the next authority sign from now on. Raises ConfigError unless `begin` was done."""
-    CertificateAuthority.open(directory)
-    if not (directory / NEXT_KEY_FILE).exists():
+    authority = CertificateAuthority.open(directory)
+    if not (directory / NEXT_KEY_FILE).exists() or authority.has_untrusted_key:
         raise ConfigError("there is no next authority: `headway certs rotate` makes it", str(directory))
     _write(directory / OLD_KEY_FILE, (directory / CA_KEY_FILE).read_bytes())
     (directory / NEXT_KEY_FILE).replace(directory / CA_KEY_FILE)
@@ -71,11 +70,8 @@ def _trust(directory: Path, pem: bytes) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing of it: a daemon may read it at any time, and the machine may lose its power."""
-    part = path.with_name(f"{path.name}.part")
+    """Write the whole file or nothing of it: a daemon may read it at any time."""
     try:
-        write_private(part, content)
-        make_durable(part)
-        part.replace(path)
+        write_whole(path, content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}; then run the same line again", str(path)) from error

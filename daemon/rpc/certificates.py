@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.names import LOCAL_HOSTS
+from headway.stages.durable import make_durable
 from headway.stages.sockets.roles import ROLE_URI, Role, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
@@ -30,7 +32,6 @@ OLD_KEY_FILE = "old-ca-key.pem"
 THROW_AWAY_VALIDITY = timedelta(days=30)
 KEPT_VALIDITY = timedelta(days=3650)
 CLOCK_SKEW = timedelta(hours=1)
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class CertificateAuthority:
@@ -64,8 +65,8 @@ class CertificateAuthority:
             raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
         make_private_directory(directory)
         certificate, key = new_authority(validity)
-        write_private(directory / CA_KEY_FILE, key_pem(key))
         write_private(directory / CA_FILE, certificate_pem(certificate))
+        write_whole(directory / CA_KEY_FILE, key_pem(key))  # last: once it is there, the authority is
         return cls(directory, certificate, key)
 
     @classmethod
@@ -157,16 +158,26 @@ class CertificateAuthority:
             .sign(self._key, hashes.SHA256())
         )
 
+    @property
+    def has_untrusted_key(self) -> bool:
+        """Return whether the key of the authority before or after this one is here, and nobody is told to trust it."""
+        return any(key.public_key() not in self._known(self.trusted) for key in self._other_keys)
+
     def derived_keys(self, purpose: bytes, *, trusted: bytes) -> tuple[bytes, ...]:
         """Return secrets that only those know who have the authority's key: its own, and that of the authority before
         or after it, as long as that is among the certificates in PEM that are trusted.
         """
-        try:
-            known = [each.public_key() for each in x509.load_pem_x509_certificates(trusted)]
-        except ValueError:
-            known = []
+        known = self._known(trusted)
         others = [key for key in self._other_keys if key.public_key() in known]
         return tuple(hmac.digest(key_pem(key), purpose, "sha256") for key in (self._key, *others))
+
+    @staticmethod
+    def _known(trusted: bytes) -> list[object]:
+        """Return the public keys of certificates in PEM; none of a damaged file."""
+        try:
+            return [each.public_key() for each in x509.load_pem_x509_certificates(trusted)]
+        except ValueError:
+            return []
 
     def delete(self) -> None:
         """Delete the folder with everything in it. Idempotent."""
@@ -290,6 +301,14 @@ def write_private(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a private file or nothing of it: the process may be killed at any time, and the machine lose its power."""
+    part = path.with_name(f"{path.name}.part")
+    write_private(part, content)
+    make_durable(part)
+    part.replace(path)
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -95,7 +95,10 @@ def _parts(place: str) -> tuple[str, ...]:
         path = rest if separator else place
         if not os.path.isabs(path):  # noqa: PTH117 (a place of a URL is no Path)
             raise ConfigError(f"{place!r} is neither an absolute path nor a URL")
-        return ("file", *PurePosixPath(os.path.realpath(path)).parts)
+        try:
+            return ("file", *PurePosixPath(os.path.realpath(path)).parts)
+        except OSError as error:
+            raise ConfigError(f"{place!r} cannot be followed: {error.strerror}") from error
     parts = [part for part in unquote(rest).split("/") if part not in ("", ".")]
     if ".." in _ENDS_OF_A_FOLDER.split(unquote(rest)):
         raise ConfigError(f"{place!r} leads out of its folder with `..`")

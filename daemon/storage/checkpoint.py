@@ -16,7 +16,7 @@ from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, 
 from headway.daemon.records.format import decode
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint_names import file_name, partial_name, place_of_folder
-from headway.daemon.storage.file_system import is_local, open_url, sentence, told_as
+from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
 
@@ -224,6 +224,8 @@ def read_chunks_of(url: str, *, offset: int = 0, beat: Callable[[], None] = lamb
     with told_as(url, "read", StorageAwayError):
         file = file_system.open(path, "rb")
     try:
+        if is_local(file_system):
+            check_opened(file)
         with told_as(url, "read", StorageAwayError):
             file.seek(offset)
         while True:

@@ -6,6 +6,7 @@ libraries is imported here: their errors are known by the names of their classes
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import fsspec
@@ -64,6 +65,14 @@ def check_allowed(place: str) -> None:
     """Raise NoAccessError for a folder or URL that a job may not name on this node."""
     if _allowed is not None and (why := _allowed.why_not(place)):
         raise NoAccessError(place, why)
+
+
+def check_opened(file: Any) -> None:
+    """Raise NoAccessError for an open local file that no job may read: a link may have changed since its path was
+    checked.
+    """
+    if _allowed is not None:
+        check_allowed(str(Path(f"/proc/self/fd/{file.fileno()}").readlink()))
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from headway.daemon.jobs.bounds import MAX_TEXT
-from headway.daemon.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from headway.daemon.names import JOB_NAME_RULE, LOCAL_HOSTS, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode
@@ -189,6 +189,8 @@ def read_record(place: RecordPlace, value: bytes) -> Any:
     elif isinstance(record, IssuedRecord | RevokedRecord):
         if record.name.casefold() != place.name or not is_node_name(record.name):
             raise ValueError(f"it is of {record.name[:60]!r}")
+        if place.name in LOCAL_HOSTS:
+            raise ValueError("every certificate bears this name, so all of them would be meant")
     elif isinstance(record, ProbeRecord):
         for peer, probe in record.peers.items():
             is_sound = probe.round_trip_s >= 0 and probe.bytes_per_s > 0 and 0 <= probe.loss < 1

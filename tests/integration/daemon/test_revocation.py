@@ -87,6 +87,10 @@ async def test_a_revoked_holders_calls_end_and_are_refused(playground: Playgroun
                     await anext(stream)
             with pytest.raises(ProtocolError, match="the certificate of thief is revoked"):
                 await client.status(endpoint)
+            own = ClusterAddress(etcd=(playground.etcd.endpoint,), certificates=authority.directory / "thief")
+            async with ClusterSession(own) as holder:
+                with pytest.raises(ConfigError, match="an operator of another name restores it"):
+                    await restore(holder, ["THIEF"])
             assert [(one.name, bool(one.revoked_at)) for one in await known_certificates(session)] == [
                 ("n1", False),
                 ("Thief", True),
@@ -197,10 +201,12 @@ async def test_a_nodes_certificate_restores_nobody(etcd: Etcd) -> None:
     """Neither itself nor another: the command ends before it writes, with one line."""
     me, n = (etcd.authority.issue(name, role=role) for name, role in (("me", Role.OPERATOR), ("n", Role.NODE)))
     async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
-        await revoke(session, ["n"])
+        await revoke(session, ["n", "x"])
     async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=n)) as session:
-        with pytest.raises(ConfigError, match=r"is of n \(node\), and only an operator may change anything"):
+        with pytest.raises(ConfigError, match="an operator of another name restores it"):
             await restore(session, ["n"])
+        with pytest.raises(ConfigError, match=r"is of n \(node\), and only an operator may change anything"):
+            await restore(session, ["x"])
         assert (await session.view()).is_revoked("n")
 
 

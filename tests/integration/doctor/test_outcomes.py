@@ -21,9 +21,11 @@ from headway.daemon.doctor import examination
 from headway.daemon.doctor.findings import Finding
 from headway.daemon.doctor.outcome import OF_ETCD, OF_NODES, Outcome
 from headway.daemon.doctor.ways import examine_ways, examine_ways_from
+from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
 from headway.daemon.joining.signing_request import new_key
+from headway.daemon.local.etcd_server import EtcdServerConfig
 from headway.daemon.reach import reach_dial
 from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
@@ -35,6 +37,7 @@ from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.node_network import Network, node_network
+from tests.integration.etcd.members import started_members
 
 DAY = timedelta(days=1)
 SSH = b"SSH-2.0-OpenSSH_9.6\r\n"
@@ -360,3 +363,21 @@ async def test_one_member_of_etcd_that_is_away_is_told(etcd: Etcd, tmp_path: Pat
     assert cluster.is_fine
     assert (away.what, away.outcomes) == (f"etcd at {closed}", (Outcome.REFUSED,))
     assert await asyncio.to_thread(examination._members, etcd.endpoint, certs, None) == []
+
+
+async def test_a_member_of_etcd_without_a_majority_is_told(own_server_config: EtcdServerConfig) -> None:
+    """Two of three are gone: the third one answers, and is no healthy member for that."""
+    certs = own_server_config.certificates
+    async with started_members(own_server_config) as servers:
+        left, *lost = servers
+        members = ",".join(server.endpoint for server in servers)
+        assert await asyncio.to_thread(examination._members, members, certs, None) == []
+        await asyncio.gather(*(server.kill() for server in lost))
+        async with EtcdClient(left.access()) as client, asyncio.timeout(20.0):
+            while (await client.status()).has_leader:
+                await asyncio.sleep(0.05)
+        found = await asyncio.to_thread(examination._members, members, certs, None)
+    told = {finding.what: finding.outcomes for finding in found}
+    gone = {f"etcd at {server.endpoint}": (Outcome.REFUSED,) for server in lost}
+    assert told == gone | {f"etcd at {left.endpoint}": (Outcome.NO_MAJORITY,)}
+    assert "Lost members" in next(finding.advice for finding in found if finding.what.endswith(left.endpoint))

@@ -18,6 +18,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Decide, Leadership
+from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
@@ -363,3 +364,18 @@ async def test_a_manifest_that_hangs_is_tried_again(etcd: Etcd, client: EtcdClie
             await asyncio.sleep(0.001)
     assert attempts == ["folder", "folder"]
     assert one.wrote_late == ["j"]
+
+
+async def test_a_revoked_leader_is_replaced(etcd: Etcd, client: EtcdClient) -> None:
+    """Its daemon should end by itself. One that does not, and keeps its lease alive, leads no more for all that."""
+    async with candidate(etcd, "thief") as thief:
+        await thief.until_leading()
+        async with candidate(etcd, "one") as one:
+            await client.put(Keys.revoked("Thief"), encode(RevokedRecord(name="Thief", revoked_at=1.0)))
+            await until_leader_is(client, "one")
+            await one.until_leading()
+            async with asyncio.timeout(DEADLINE_S):
+                while thief.leadership.is_leading:
+                    await asyncio.sleep(0.01)
+            await thief.cluster.caught_up((await client.status()).revision, timeout_s=DEADLINE_S)
+            assert one.leadership.is_leading, "the two take it from each other"

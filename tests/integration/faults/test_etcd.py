@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import TIMEOUT_S, FaultHarness, at_operation, fault_harness, faulty_job
+from tests.integration.faults.fault_harness import (
+    LEASE_TTL_S,
+    TIMEOUT_S,
+    FaultHarness,
+    at_operation,
+    fault_harness,
+    faulty_job,
+)
 from tests.integration.faults.members_cluster import MembersCluster
+from tests.machines import page
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -106,6 +114,42 @@ async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) ->
         outcome = await harness.train(spec, during=kill)
     outcome.assert_exact(oracle, strikes=0)
     assert outcome.num_rollbacks == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+async def test_two_of_three_members_are_lost_for_good(tmp_path: Path, oracle: Oracle) -> None:
+    """With their data. By the page's commands the third one goes on alone, and two new ones join it; then that one is
+    lost too. Training never stops, and what was decided before is still there.
+    """
+    spec = faulty_job("lost", batches=90, num_nodes=2)
+    async with fault_harness(tmp_path, num_nodes=2, kind=MembersCluster, layer_s=0.02) as harness:
+        cluster = harness.cluster
+        assert isinstance(cluster, MembersCluster)
+
+        async def lose_and_replace() -> None:
+            await harness.until_batch("lost", 5)
+            for number in (1, 2):
+                await cluster.lose_member(number)
+            await asyncio.sleep(3 * LEASE_TTL_S)
+            await cluster.stop_etcd()
+            await cluster.start_alone(page.flags(page.command("etcd …", "--force-new-cluster")))
+            await harness.all_nodes_up(2)
+            await cluster.start_alone({})
+            joins = page.flags(page.command("etcd …", "--initial-cluster-state"))
+            added = page.command("$E member add")
+            for number in (1, 2):
+                await cluster.add_member(number, added, joins)
+            await cluster.lose_member(0)
+            seen = (await harness.until_batch("lost", 6)).progress
+            assert seen is not None
+            await harness.until_batch("lost", seen.batch + 1)
+
+        outcome = await harness.train(spec, during=lose_and_replace, timeout_s=240.0)
+    outcome.assert_exact(oracle, strikes=0)
+    assert outcome.num_rollbacks == 0
+    assert outcome.result is not None
+    assert len(set(outcome.result.generations)) == 1, "somebody was planned anew"
 
 
 @pytest.mark.slow

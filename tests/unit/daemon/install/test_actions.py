@@ -32,6 +32,7 @@ from headway.daemon.install.machine import read_shipped
 
 SHIPPED = read_shipped()
 PLAIN = Wish(program_folder="/opt/headway/bin")
+RELOAD = Run(("systemctl", "daemon-reload"))
 SETTLED = replace(PLAIN, settings=b'etcd = ["etcd:2379"]\n')
 
 
@@ -149,6 +150,20 @@ def test_uninstall_keeps_settings_and_state() -> None:
     assert {FOLDER, STATE, DROP_INS} == {*left.folders}
     assert after(left, uninstall_actions(left, purge=True)) == Facts(folders=set())
     assert uninstall_actions(Facts(), purge=True) == ()
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_a_removal_that_broke_off_is_completed(purge: bool) -> None:
+    """After each action of the first call: the same end, and systemd forgets the unit whose file is gone."""
+    wish = replace(SETTLED, has_card=True, certificates={"key.pem": b"3"})
+    installed = after(Facts(), install_actions(SHIPPED, wish, Facts()))
+    actions = uninstall_actions(installed, purge=purge)
+    for number in range(len(actions)):
+        done = actions[:number]
+        broken = replace(after(installed, done), needs_reload=Delete(UNIT) in done and RELOAD not in done)
+        rest = uninstall_actions(broken, purge=purge)
+        assert after(broken, rest) == after(installed, actions)
+        assert RELOAD in (*done, *rest)
 
 
 def test_the_shipped_files_are_what_the_plan_expects() -> None:

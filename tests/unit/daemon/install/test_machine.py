@@ -1,5 +1,6 @@
 """The shell of `headway install`: files that exist, and refusals in one line."""
 
+import grp
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
 from headway.daemon.install import machine
 from headway.daemon.install.actions import Delete, DeleteIfEmpty, Run, Write
+from tests.fakes.mortal_work import dies_at
 
 
 def test_a_machine_without_systemd_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,6 +75,20 @@ def test_files_are_written_whole_and_deleted(tmp_path: Path) -> None:
         machine.act(Delete(str(path)))
     machine.act(DeleteIfEmpty(str(path.parent)))
     assert not path.parent.exists()
+
+
+def test_a_write_that_was_killed_leaves_the_old_file_and_no_draft_for_ever(tmp_path: Path) -> None:
+    """At each of its steps: the file is the old one or the new one, and the next call leaves nothing else there."""
+    path, group = tmp_path / "key.pem", grp.getgrgid(os.getgid()).gr_name
+    write, number = Write(str(path), b"new" * 9999, 0o640, group), 0
+    path.write_bytes(b"old")
+    while dies_at(number, lambda: machine.act(write)):
+        assert path.read_bytes() in (b"old", write.content)
+        machine.act(write)
+        assert (path.read_bytes(), list(tmp_path.iterdir())) == (write.content, [path])
+        path.write_bytes(b"old")
+        number += 1
+    assert number > 3
 
 
 def test_a_command_that_fails_is_one_line() -> None:

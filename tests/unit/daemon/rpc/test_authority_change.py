@@ -1,5 +1,7 @@
 """The three steps of a change of the authority, in a folder: each only after the one before, and repeatable."""
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.rpc import authority_change
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.stages.sockets.roles import Role
+from tests.fakes.mortal_work import dies_at
 
 
 def trusted(folder: Path) -> list[x509.Certificate]:
@@ -94,6 +97,33 @@ def test_a_first_step_that_was_cut_off_reaches_every_folder(
             authority_change.begin(authority.directory)
     authority_change.begin(authority.directory)
     assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd", "ca/first")} == {2}
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "num_trusted"), [(0, "begin", 2), (1, "sign", 2), (2, "drop", 1)], ids=["begin", "sign", "drop"]
+)
+def test_a_step_that_was_killed_at_any_write_is_done_again(
+    tmp_path: Path, before: int, step: str, num_trusted: int
+) -> None:
+    """The authority opens after each of them, whatever step follows, and the same step ends what it has begun."""
+    folder, number = tmp_path / "ca", 0
+    issued(CertificateAuthority.create(folder), "etcd")
+    for earlier in ("begin", "sign")[:before]:
+        getattr(authority_change, earlier)(folder)
+    shutil.copytree(folder, tmp_path / "whole")
+    while dies_at(number, lambda: getattr(authority_change, step)(folder)):
+        for following in ("begin", "sign", "drop"):
+            shutil.copytree(folder, tmp_path / "copy")
+            with suppress(ConfigError):
+                getattr(authority_change, following)(tmp_path / "copy")
+            CertificateAuthority.open(tmp_path / "copy")
+            shutil.rmtree(tmp_path / "copy")
+        getattr(authority_change, step)(folder)
+        assert [len(trusted(each)) for each in (folder, folder / "etcd")] == [num_trusted] * 2
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "whole", folder)
+        number += 1
+    assert number > 3
 
 
 def test_a_full_disk_costs_the_same_line_once_more(tmp_path: Path) -> None:

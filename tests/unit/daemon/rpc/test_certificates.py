@@ -1,5 +1,6 @@
 """The throw-away authority's certificates, and who may read them."""
 
+import shutil
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.fakes.mortal_work import dies_at
 
 
 def certificate(folder: Path) -> x509.Certificate:
@@ -76,6 +79,29 @@ def test_an_authority_is_never_overwritten(tmp_path: Path) -> None:
     CertificateAuthority.create(tmp_path / "ca")
     with pytest.raises(ConfigError, match="already"):
         CertificateAuthority.create(tmp_path / "ca")
+
+
+def test_certificates_whose_making_was_killed_at_any_write_are_made_again(tmp_path: Path) -> None:
+    """By the same command, which makes the authority anew only if nothing can have been signed with its key."""
+    folder, number = tmp_path / "ca", 0
+
+    def make() -> None:
+        assert run(["certs", str(folder), "n=10.0.0.7", "--operator", "me"]) == 0
+
+    while dies_at(number, make):
+        has_signed = (folder / "n").exists()
+        before = CertificateAuthority.open(folder).certificate if has_signed else None
+        make()
+        authority = CertificateAuthority.open(folder)
+        assert before in (None, authority.certificate)
+        for name in ("n", "me"):
+            assert issuer_of(certificate(folder / name), authority.trusted) == authority.certificate
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(
+                folder / name / "cert.pem", folder / name / "key.pem"
+            )
+        shutil.rmtree(folder)
+        number += 1
+    assert number > 10
 
 
 def test_a_deleted_authority_leaves_nothing(tmp_path: Path) -> None:

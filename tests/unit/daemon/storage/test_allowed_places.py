@@ -1,13 +1,14 @@
 """A job opens what lies below a node's allowed places, and nothing else, whatever way its path takes there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError, NoAccessError
+from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.storage.allowed_places import AllowedPlaces
-from headway.daemon.storage.checkpoint import probe
+from headway.daemon.storage.checkpoint import probe, read_chunks_of
 from headway.daemon.storage.file_system import allow_only
 
 PLACES = AllowedPlaces(["/srv/headway", "s3://lab/runs", "hf://", "file:///data"])
@@ -141,3 +142,76 @@ def test_every_file_system_of_a_job_is_opened_through_the_limit(tmp_path: Path) 
     with pytest.raises(NoAccessError, match=r"/other/\S+: is not below one of this node's allowed_places$"):
         probe(str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.usefixtures("unlimited")
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_of_an_allowed_folder_that_leads_out_is_not_read(tmp_path: Path, scheme: str) -> None:
+    """Its bytes would go to whoever fetches the part, before anybody compares a checksum. One that leads in is read."""
+    model = folder_of_a_model(tmp_path)
+    allow_only(AllowedPlaces([str(tmp_path)], never=[str(tmp_path / "keys")]))
+    folder = OriginFolder(f"{scheme}{model}")
+    assert b"".join(folder.read("config.json", 0, 2)) == b"{}"
+    for read in (folder.has, folder.size_of, lambda name: list(folder.read(name, 0, 3))):
+        with pytest.raises(NoAccessError, match=r"tokenizer\.json: is a place of this node's own"):
+            read("tokenizer.json")
+    with pytest.raises(NoAccessError, match=r"tokenizer\.json: is a place of this node's own"):
+        list(read_chunks_of(f"{scheme}{model}/tokenizer.json"))
+
+
+def of_a_model(path: Path) -> Iterator[bytes]:
+    """A file of a model's folder."""
+    return OriginFolder(str(path.parent)).read(path.name, 0, 3)
+
+
+def of_a_checkpoint(path: Path) -> Iterator[bytes]:
+    """A file of a checkpoint."""
+    return read_chunks_of(str(path))
+
+
+@pytest.mark.usefixtures("unlimited")
+@pytest.mark.parametrize("read", [of_a_model, of_a_checkpoint])
+def test_a_link_that_changes_between_the_look_and_the_opening_leads_nowhere(
+    tmp_path: Path, read: Callable[[Path], Iterator[bytes]]
+) -> None:
+    """What counts is the file that is open."""
+    model, link = folder_of_a_model(tmp_path), tmp_path / "model/vocab.json"
+    link.symlink_to(model / "config.json")
+
+    class Flipped(AllowedPlaces):
+        """Somebody changes the link as soon as it has been looked at."""
+
+        def why_not(self, place: str) -> str:
+            told = super().why_not(place)
+            if place.endswith("vocab.json"):
+                link.unlink()
+                link.symlink_to(tmp_path / "keys/key.pem")
+            return told
+
+    allow_only(Flipped([str(tmp_path)], never=[str(tmp_path / "keys")]))
+    with pytest.raises(NoAccessError, match=r"key\.pem: is a place of this node's own"):
+        list(read(link))
+
+
+def folder_of_a_model(tmp_path: Path) -> Path:
+    """One with a link to the node's key under the name of a tokenizer, and one to another file of the model."""
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/key.pem").write_bytes(b"key")
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/config").write_bytes(b"{}")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").symlink_to(tmp_path / "keys/key.pem")
+    (model / "config.json").symlink_to(tmp_path / "blobs/config")
+    return model
+
+
+def test_a_path_that_this_process_may_not_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/1/root: one line, and no other error."""
+
+    def realpath(_: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    places = AllowedPlaces()
+    monkeypatch.setattr("os.path.realpath", realpath)
+    assert places.why_not("/proc/1/root/x").endswith("cannot be followed: Permission denied")

@@ -12,6 +12,7 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
+from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode, encode
 from headway.daemon.records.keys import PREFIX, Keys
@@ -331,3 +332,12 @@ def test_no_job_goes_on_above_an_absurd_generation() -> None:
     put(view, Keys.node("evil"), encode(replace(NODE, name="evil", generations={"first": 2**31})))
     assert set(view.unreadable) == {Keys.retired("first"), Keys.node("evil")}
     assert (view.generations.of_name("first"), view.retired_generation("first")) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_nobody_revokes_a_name_that_every_certificate_bears(name: str) -> None:
+    """Every daemon would refuse every other one, and whoever could restore the name."""
+    view = ClusterView()
+    put(view, Keys.revoked(name), encode(RevokedRecord(name=name, revoked_at=1.0)))
+    assert not view.revoked
+    assert "every certificate bears this name" in view.unreadable[Keys.revoked(name)].reason
