@@ -2,14 +2,15 @@
 
 decision_N_ms: the leader's decision about 20 running and 5 queued jobs on N nodes, after the event that comes most
 often: a worker's record of how its seconds were spent. decision_EVENT_N_ms: after other events: a batch of a job
-(progress), a measured way (probe), a generation that a node has seen (seen), a device's speed (speed), a node that
-comes (join). From then on all running jobs lack a plan. decision_waiting_N_ms: after a report of seconds meanwhile.
-decision_repeated_N_ms: when all judgements are old, which is so every REPEATED_S. agent_N_ms, agent_EVENT_N_ms: the
-work of a node's agent for such an event; one in 20 jobs lacks copies of its newest boundary. listing_N_mb: what a
-daemon reads when it lists everything. Plans are computed by other processes, and are not part of this: after the first
-measured way they are all stale. Medians of several, in milliseconds of this thread's own work. growth_decision: the
-time at the largest size over that at 100 nodes, divided by the ratio of the sizes; 1 is linear. --plot draws the
-growth.
+(progress), a measured way (probe), a generation that a node has seen (seen), a device's speed (speed), the first node
+that comes while no job waits for a plan (newcomer). From then on all running jobs lack a plan: another node comes
+(join), an idle one drains (drain) or goes (leave), a node of a plan is lost, which one job answers (lost), GROUP nodes
+come or go at once (joins, leaves). decision_waiting_N_ms: after a report of seconds meanwhile. decision_repeated_N_ms:
+when all judgements are old, which is so every REPEATED_S. agent_N_ms, agent_EVENT_N_ms: the work of a node's agent for
+such an event; the newest boundary of every job lacks copies. listing_N_mb: what a daemon reads when it lists
+everything. Plans are computed by other processes, and are not part of this: after the first measured way they are all
+stale. Medians of several, in milliseconds of this thread's own work. growth_decision: the time at the largest size
+over that at 100 nodes, divided by the ratio of the sizes; 1 is linear. --plot draws the growth.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from headway.daemon.records.records import (
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.settling import SETTLE_S
 from headway.daemon.workers.status import WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -64,7 +66,8 @@ BOUNDARIES = (80, 90, 100)
 """Boundaries of each job that nodes hold. The newest has no copies yet, as for some seconds after each snapshot."""
 NUM_PEERS = 12
 """Peers to which each node has measured its way."""
-
+GROUP = 100
+"""Nodes that come or go at once."""
 
 SETTLED_AT = 10_000.0
 """The moment from which decisions are measured: what waited is over."""
@@ -85,7 +88,11 @@ class Records:
         self.view.set_in_sight(True, now=-1000.0)
         self.num_bytes = 0
         self._revision = 0
+        self._coming: list[tuple[str, bytes | None]] | None = None
+        """What etcd has written and the view has not seen yet; None: the view sees everything at once."""
         self._nodes = [f"node-{number:04d}" for number in range(num_nodes)]
+        self._joined: list[str] = []
+        self._lost: NodeRecord | None = None
         for number in range(num_nodes):
             self._add_node(number)
         per_job = max(1, min(MOST_STAGES, num_nodes // NUM_RUNNING))
@@ -97,8 +104,25 @@ class Records:
     def put(self, key: str, record: object | None, *, now: float = 0.0) -> None:
         """Write a record, which the view sees at once. None: delete it."""
         value = encode(record) if record is not None else None
-        self._revision += 1
         self.num_bytes += len(key) + len(value or b"")
+        if self._coming is not None:
+            self._coming.append((key, value))
+        else:
+            self._apply(key, value, now=now)
+
+    def happens(self, event: Event, number: int, *, now: float) -> None:
+        """Let something happen that the view does not see yet."""
+        self._coming = []
+        event(number, now=now)
+
+    def see(self, *, now: float) -> None:
+        """Let the view see what has happened."""
+        coming, self._coming = self._coming or [], None
+        for key, value in coming:
+            self._apply(key, value, now=now)
+
+    def _apply(self, key: str, value: bytes | None, *, now: float) -> None:
+        self._revision += 1
         self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision, now=now)
 
     def carry_out(self, command: Command, *, now: float) -> None:
@@ -106,8 +130,7 @@ class Records:
         assert isinstance(command, Transaction)
         values = command.puts | {key: value for key, (value, _) in command.leased.items()}
         for key, value in (values | dict.fromkeys(command.deletes)).items():
-            self._revision += 1
-            self.view.apply(key, value, mod_revision=self._revision, create_revision=self._revision, now=now)
+            self._apply(key, value, now=now)
 
     def goodput(self, number: int, *, now: float) -> None:
         """Let a worker of the first job tell how its seconds were spent."""
@@ -146,6 +169,39 @@ class Records:
     def join(self, number: int, *, now: float) -> None:
         """Let another node come."""
         self._add_node(10_000 + number, now=now)
+        self._joined.append(f"node-{10_000 + number:04d}")
+
+    def joins(self, number: int, *, now: float) -> None:
+        """Let many nodes come at once."""
+        for each in range(GROUP):
+            self.join(GROUP * number + each, now=now)
+
+    def drain(self, number: int, *, now: float) -> None:
+        """Let a node drain that came, and is in no plan."""
+        node = self.view.nodes[self._joined[number % len(self._joined)]]
+        self.put(Keys.node(node.name), replace(node, is_draining=not node.is_draining), now=now)
+
+    def leave(self, _number: int, *, now: float) -> None:
+        """Let a node go that came, and is in no plan."""
+        self._lose(self._joined.pop(0), now=now)
+
+    def leaves(self, number: int, *, now: float) -> None:
+        """Let many nodes go at once."""
+        for _ in range(GROUP):
+            self.leave(number, now=now)
+
+    def lost(self, _number: int, *, now: float) -> None:
+        """Let a node of a job's plan be lost."""
+        plan = self.view.jobs["job-03"].plan
+        assert plan is not None
+        self._lost = self.view.nodes[plan.stages[-1].node]
+        self.put(Keys.node(self._lost.name), None, now=now)
+
+    def find(self, _number: int, *, now: float) -> None:
+        """Let the lost node be back."""
+        if self._lost is not None:
+            self.put(Keys.node(self._lost.name), self._lost, now=now)
+        self._lost = None
 
     def node_state(self, *, now: float) -> NodeState:
         """Return the state of the first node, whose worker runs the first stage of the first job."""
@@ -178,6 +234,10 @@ class Records:
         peers = [self._nodes[(number + step) % len(self._nodes)] for step in range(1, NUM_PEERS)]
         ways = {peer: LinkProbe(round_trip_s=0.01, bytes_per_s=1e8) for peer in peers if peer != name}
         self.put(Keys.probes(name), ProbeRecord(incarnation=f"{name}-1", peers=ways), now=now)
+
+    def _lose(self, name: str, *, now: float) -> None:
+        self.put(Keys.node(name), None, now=now)
+        self.put(Keys.probes(name), None, now=now)
 
     def _submit(self, number: int, **placement: Any) -> None:
         spec = self._spec(number, **placement)
@@ -238,11 +298,16 @@ def settle(records: Records, plans: PlanCache, earlier: Earlier, *, now: float) 
     raise RuntimeError("the cluster does not come to rest")
 
 
-def timed(work: Callable[[], object], *, repeats: int) -> float:
-    """Return the median of the milliseconds of a piece of work. The first time is not among them."""
+def timed(work: Callable[[], object], *, repeats: int, before: Callable[[], object] = lambda: None) -> float:
+    """Return the median of the milliseconds of a piece of work. The first time is not among them.
+
+    before: what happens before each time.
+    """
+    before()
     work()
     found = []
     for _ in range(repeats):
+        before()
         began = time.thread_time()
         work()
         found.append(1e3 * (time.thread_time() - began))
@@ -264,27 +329,48 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
     def happens(event: Event, *, after_s: float = 1.0) -> None:
         nonlocal now
         now += after_s
-        event(next(numbers), now=now)
+        records.happens(event, next(numbers), now=now)
 
-    def decision(event: Event, *, after_s: float = 1.0) -> None:
-        happens(event, after_s=after_s)
+    def decision(*, does_nothing: bool = True) -> None:
+        records.see(now=now)
         decided = decide(records.view, now=now, plans=plans, earlier=earlier)
         plans.decided(decided.missing, jobs=records.view.jobs, now=now)
         # The record of use, of no job, is not carried out, so it is due each time.
-        if any(command.job for command in decided.commands):
+        if does_nothing and any(command.job for command in decided.commands):
             raise RuntimeError(f"a decision that is measured does something: {decided.commands}")
 
-    def work_of_an_agent(event: Event) -> None:
-        happens(event)
+    def work_of_an_agent() -> None:
+        records.see(now=now)
         next_steps(records.view, records.node_state(now=now))
+
+    def rest_and_join() -> None:
+        nonlocal now
+        now += SETTLE_S
+        settle(records, plans, earlier, now=now)
+        happens(records.join)
+
+    def find_and_lose() -> None:
+        happens(records.find)
+        decision()
+        happens(records.lost)
 
     for event in (records.goodput, records.progress, records.probe, records.seen, records.speed, records.join):
         kind = f"{event.__name__}_" if event != records.goodput else ""
-        found[f"decision_{kind}{size}_ms"] = timed(partial(decision, event), repeats=repeats)
-        found[f"agent_{kind}{size}_ms"] = timed(partial(work_of_an_agent, event), repeats=repeats)
-    found[f"decision_waiting_{size}_ms"] = timed(partial(decision, records.goodput), repeats=repeats)
-    old = partial(decision, records.goodput, after_s=REPEATED_S)
-    found[f"decision_repeated_{size}_ms"] = timed(old, repeats=repeats)
+        before = partial(happens, event)
+        found[f"decision_{kind}{size}_ms"] = timed(decision, repeats=repeats, before=before)
+        found[f"agent_{kind}{size}_ms"] = timed(work_of_an_agent, repeats=repeats, before=before)
+    before = partial(happens, records.goodput)
+    found[f"decision_waiting_{size}_ms"] = timed(decision, repeats=repeats, before=before)
+    before = partial(happens, records.goodput, after_s=REPEATED_S)
+    found[f"decision_repeated_{size}_ms"] = timed(decision, repeats=repeats, before=before)
+    for event in (records.drain, records.leave, records.joins, records.leaves):
+        before = partial(happens, event)
+        found[f"decision_{event.__name__}_{size}_ms"] = timed(decision, repeats=repeats, before=before)
+        found[f"agent_{event.__name__}_{size}_ms"] = timed(work_of_an_agent, repeats=repeats, before=before)
+    answers = partial(decision, does_nothing=False)
+    found[f"decision_lost_{size}_ms"] = timed(answers, repeats=repeats, before=find_and_lose)
+    find_and_lose()
+    found[f"decision_newcomer_{size}_ms"] = timed(decision, repeats=repeats, before=rest_and_join)
     return found
 
 
@@ -297,7 +383,7 @@ def plot(found: dict[str, float], sizes: list[int], file: Path) -> None:
 
     figure, sides = pyplot.subplots(1, 2, figsize=(10, 4), sharex=True, sharey=True)
     for axis, what in zip(sides, ("decision", "agent"), strict=True):
-        for kind in ("", "progress_", "probe_", "seen_", "speed_", "join_"):
+        for kind in ("", "progress_", "probe_", "seen_", "speed_", "join_", "leave_"):
             axis.plot(
                 sizes, [found[f"{what}_{kind}{size}_ms"] for size in sizes], "o-", label=kind.strip("_") or "goodput"
             )

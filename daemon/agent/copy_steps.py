@@ -6,15 +6,17 @@ from typing import Final
 from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.copy_places import Possible, copy_places, possible_holders
+from headway.daemon.planning.copy_places import Looked, Possible, copy_places, num_copies, possible_holders
 from headway.daemon.records.records import Phase, PlanRecord, StagePlan
-from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable
+from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable, rests_on
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
 from headway.daemon.workers.orders import OrderSpaceSnapshots
 from headway.daemon.workers.status import JobGeneration
 
+Places = tuple[tuple[str, ...], ...]
+"""For each stage, the nodes that keep copies of it."""
 MAX_LAG: Final = 3
 """Snapshots are spaced out when this many boundaries newer than the newest restorable one lack copies."""
 
@@ -36,17 +38,22 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         return
     newer = view.derived.of(
         f"boundaries without copies of {job.name}",
-        (job.num_changes, view.num_node_changes),
+        rests_on(job, view),
         lambda: _not_restorable(job, view),
     )
     if not newer:
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     coming = job.next if is_recovering and job.next is not None else plan
+    places = view.derived.of(
+        f"places of copies of {job.name}",
+        (spec, coming, view.num_node_changes),
+        lambda: _places(job.name, spec, coming, view),
+    )
     own = view.derived.of(
         f"stages of {job.name} that {node.name} may copy",
-        (spec, coming, view.num_node_changes),
-        lambda: _stages_to_copy(spec, coming, view, node.name),
+        (coming, places),
+        lambda: _stages_to_copy(coming, places, node.name),
     )
     for stage_index, workers, is_named in own:
         if not is_named and not _has_worker(coming, workers, node):
@@ -57,11 +64,25 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     yield from _spacing(job, plan, newer, node)
 
 
-def _stages_to_copy(
-    spec: JobSpec, plan: PlanRecord, view: ClusterView, node: str
-) -> list[tuple[int, tuple[int, ...], bool]]:
+def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Places:
+    """Return the nodes that keep copies of each stage: the same object unless something has changed that they rest on.
+
+    A node that comes or goes in a large cluster leaves the places of most jobs' copies as they are.
+    """
+    possible, blocked = _possible_holders(spec, view), view.blocked
+
+    def find() -> tuple[Places, Looked]:
+        looked = Looked()
+        return copy_places(spec, plan, view.nodes, possible=possible, blocked=blocked, looked=looked), looked
+
+    own = (view.nodes.get(stage.node) for stage in plan.stages)
+    records = (spec, plan, num_copies(spec, view.nodes), blocked, *own)
+    name = f"places of copies of {job}, and what they rest on"
+    return view.derived.of(name, records, find, holds=lambda found: found[1].holds(possible))[0]
+
+
+def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[int, tuple[int, ...], bool]]:
     """Return a node's stages and those of which it keeps copies: (stage, its workers, whether copies are meant)."""
-    places = copy_places(spec, plan, view.nodes, possible=_possible_holders(spec, view), blocked=view.blocked)
     return [
         (index, tuple(workers), node in names)
         for index, (workers, names) in enumerate(zip(plan.replicas, places, strict=True))

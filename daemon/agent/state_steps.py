@@ -27,6 +27,7 @@ from headway.daemon.situation.boundaries import (
     kept,
     lineage_of,
     parts_of,
+    rests_on,
     those_without_access,
 )
 from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
@@ -78,7 +79,7 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
         for place, files in held.items()
     }
     told = {place: records[node.name] for place, records in job.state.items() if node.name in records}
-    shown = kept(_as_registered(job, of_this_job, node), view.nodes) - _of_its_parent(job)
+    shown = _kept(view, job, of_this_job, node) - _of_its_parent(job)
     loaded = set(_loaded(job, node))
     journal = _last_journal(job, of_this_job)
     for place in sorted(held.keys() | told.keys()):
@@ -108,11 +109,15 @@ def _of_its_parent(job: JobView) -> set[Place]:
     return {(checkpoint.timeline, checkpoint.boundary)} if checkpoint is not None and checkpoint.origin_job else set()
 
 
-def _as_registered(job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState) -> JobView:
-    """Return the job as if every boundary held here were registered, with files on which no process relies yet."""
+def _kept(
+    view: ClusterView, job: JobView, held: dict[Place, dict[str, StoredFile]], node: NodeState
+) -> frozenset[Place]:
+    """Return what to keep as if every boundary held here were registered, with files on which no process relies yet."""
     empty = StateRecord(incarnation=node.incarnation, generation=0)
     new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
-    return replace(job, state={**job.state, **new})
+    if new:
+        return kept(replace(job, state={**job.state, **new}), view.nodes)
+    return view.derived.of(f"boundaries kept of {job.name}", rests_on(job, view), lambda: kept(job, view.nodes))
 
 
 def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeState) -> StateRecord:

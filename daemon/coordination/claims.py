@@ -8,7 +8,7 @@ stopped by a checkpoint and queued again, but only after it has run for a time s
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
@@ -99,7 +99,7 @@ class Claims:
     def in_the_way(self, job: str) -> tuple[str, ...]:
         """Return the jobs whose devices a waiting job claims or, without a claim, could use."""
         own = self.claimants.get(job)
-        if own is None:
+        if own is None or not (own.is_waiting or own.is_recovering):
             return ()
         wanted = self.by_job.get(job, NOTHING) or own.usable
         others = (other for other in self.claimants.values() if other.job != job)
@@ -171,9 +171,11 @@ class _Settling:
         set_aside = (job for name, job in view.jobs.items() if name not in situations)
         self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
         self._nobody_waits = not any(_is_waiting(situation) for situation in self._situations.values())
-        self._everything = NOTHING.union(
-            {(node.name, device.index) for node in view.nodes.values() for device in node.devices}
-        )
+
+    @cached_property
+    def _everything(self) -> frozenset[DeviceKey]:
+        nodes = self._view.nodes.values()
+        return frozenset((node.name, device.index) for node in nodes for device in node.devices)
 
     def settle(self) -> Claims:
         claims = Claims()
@@ -287,7 +289,11 @@ class _Settling:
         self._lasts_until(unrest.settled_at, *plans.on_probation.values(), *map(unrest.steady_at, plans.unsettled))
         possible = usable_devices(spec, plans.present, quarantined=plans.quarantined, busy=self._not_dealt)
         own = held & possible
-        usable = own | {device for device in possible if device[0] not in left_out} if left_out else possible
+        if left_out:
+            others = usable_devices(spec, plans.without(left_out), quarantined=plans.quarantined, busy=self._not_dealt)
+            usable = own | others if not own <= others else others
+        else:
+            usable = possible
         most = sum(placement.replicas) or min(len(spec.layers), train.microbatches) * train.reduction_groups
         least = min(max(placement.min_nodes, sum(placement.replicas), self._at_least.get(job.name, 1)), most)
         claimant = Claimant(

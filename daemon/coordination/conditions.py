@@ -267,8 +267,14 @@ def checkpoint_complete(situation: JobSituation) -> bool:
 
 
 def periodic_checkpoint_complete(situation: JobSituation) -> bool:
-    due = due_checkpoint(situation.job)
-    return due is not None and is_durable(situation, due)
+    job = situation.job
+
+    def is_complete() -> bool:
+        due = due_checkpoint(job)
+        return due is not None and is_durable(situation, due)
+
+    rests_on = (job.num_changes, job.submission)
+    return situation.view.derived.of(f"completeness of the checkpoint of {job.name}", rests_on, is_complete)
 
 
 def old_checkpoints_to_delete(situation: JobSituation) -> bool:

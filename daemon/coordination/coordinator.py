@@ -332,7 +332,7 @@ class _Turn:
 
     def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims, renew: Renew) -> None:
         self.broken: list[BrokenJob] = []
-        self._earlier, self._claims = earlier, claims
+        self._view, self._earlier, self._claims = view, earlier, claims
         self._renew = renew
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
@@ -362,8 +362,9 @@ class _Turn:
 
     def _judged_anew(self, situation: JobSituation) -> Judged:
         name = situation.job.name
-        busy = frozenset[DeviceKey]().union(*(self._owned[other] for other in self._owned if other != name))
-        situation.busy = busy | self._claims.against(name)
+        situation.busy, claimed = self._of_others(name), self._claims.against(name)
+        if claimed:  # otherwise it stays the same object, which caches know
+            situation.busy |= claimed
         situation.standing = self._claims.standing(situation, ahead=self._ahead)
         try:
             if (raised := self._claims.errors.get(name)) is not None:
@@ -375,6 +376,16 @@ class _Turn:
             # A job that fails now must not keep devices from the jobs after it.
             self._claims = self._claims.without(name)
             return Judged(command=give_up(situation, found, error))
+
+    def _of_others(self, name: str) -> frozenset[DeviceKey]:
+        """Return the devices that other jobs have."""
+
+        def of_others() -> frozenset[DeviceKey]:
+            return frozenset[DeviceKey]().union(*(self._owned[other] for other in self._owned if other != name))
+
+        if not self._is_as_seen:
+            return of_others()
+        return self._view.derived.of(f"devices of others than {name}", (self._view.num_plan_changes,), of_others)
 
     def _is_broken(self, name: str) -> bool:
         return bool(self.broken) and self.broken[-1].job == name
@@ -429,7 +440,7 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
     """Return every moment at which time alone may make a condition of the present phase true."""
     phase = situation.job.phase.phase
     health = situation.next if phase is RECOVERING else situation.current
-    losses = tuple(at for stage in health.stages if (at := health.lost_at(stage)) is not None)
+    losses = tuple(at for at in health.losses if at is not None)
     match phase:
         case Phase.QUEUED:
             return (situation.view.unrest.settled_at, _reconsidered_at(situation))

@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from headway.daemon.records.records import DeviceKey
@@ -121,13 +121,12 @@ class _Dealing:
         self._slice_s = max(slice_s, 1e-9)
         self._given = {claimant.job: set(claimant.pinned) for claimant in claimants}
         self._holder = {device: claimant for claimant in claimants for device in claimant.holds}
+        self._held = frozenset(self._holder)
         pinned = frozenset[DeviceKey]().union(*(claimant.pinned for claimant in claimants))
-        usable = frozenset[DeviceKey]().union(*(claimant.usable for claimant in claimants))
-        self._left = set(usable - pinned)
-        self._wanted_by = dict.fromkeys(usable, 0)
-        for wanted, number in Counter(claimant.usable for claimant in claimants).items():
-            for device in wanted:
-                self._wanted_by[device] += number
+        # Most jobs can use the same devices, which in a large cluster are many.
+        self._usable = Counter(claimant.usable for claimant in claimants)
+        self._left = set[DeviceKey]().union(*self._usable) - pinned
+        self._wanted_by: dict[DeviceKey, int] = {}
         self._of_higher = {
             priority: {device for device, holder in self._holder.items() if holder.priority > priority}
             for priority in {claimant.priority for claimant in claimants}
@@ -166,7 +165,8 @@ class _Dealing:
         slots = self._slots(priority, asks)
         while slots:
             slot = min(slots, key=self._turn) if len(slots) > 1 else slots[0]
-            if not self._serve(slot.asks[0], spares_higher=spares_higher):
+            is_alone = len(slots) == 1
+            if not self._serve(slot.asks[0], spares_higher=spares_higher, is_alone=is_alone):
                 slot.asks.pop(0)
                 if not slot.asks:
                     slots.remove(slot)
@@ -190,26 +190,47 @@ class _Dealing:
 
     # --- What is given ------------------------------------------------------------------------------------------------
 
-    def _serve(self, ask: _Ask, *, spares_higher: bool) -> bool:
-        """Give the requested devices. False: no more can be given to the job."""
+    def _serve(self, ask: _Ask, *, spares_higher: bool, is_alone: bool) -> bool:
+        """Give the requested devices. False: no more can be given to the job. is_alone: no other user is served."""
         claimant, given = ask.claimant, self._given[ask.claimant.job]
         if ask.is_least:
             self._give_least(claimant, spares_higher=spares_higher)
             return False
         if claimant.job not in self._served or len(given) >= claimant.most_devices:
             return False
-        choice = self._choice(claimant, self._left & (claimant.holds if ask.is_own else claimant.usable), given)
+        wanted = claimant.holds if ask.is_own else claimant.usable
+        if ask.is_own and is_alone:
+            own = self._left & wanted
+            if self._may_have(claimant, given | own):  # one by one would end the same, as nobody takes any meanwhile
+                self._give(claimant, own)
+                return False
+        nodes = {node for node, _ in given}
+        if len(nodes) >= claimant.most_nodes:
+            # Of a large cluster it may only have what is left of these few nodes.
+            wanted = wanted & {device for node in nodes for device in self._left_of_node.get(node, ())}
+        choice = self._choice(claimant, self._left & wanted, given)
         if choice is None:
             return False
         self._give(claimant, [choice])
         return True
 
+    @cached_property
+    def _left_of_node(self) -> dict[str, list[DeviceKey]]:
+        """The devices of each node that were left when this was first asked for; later there are fewer."""
+        found: dict[str, list[DeviceKey]] = {}
+        for device in self._left:
+            found.setdefault(device[0], []).append(device)
+        return found
+
     def _give_least(self, claimant: Claimant, *, spares_higher: bool) -> None:
         if claimant.job in self._served and self._is_enough(claimant, self._given[claimant.job]):
             return
-        allowed = self._left & claimant.usable
-        if spares_higher:
-            allowed -= self._of_higher[claimant.priority]
+        spared = self._of_higher[claimant.priority] if spares_higher else set[DeviceKey]()
+        allowed = (self._left & claimant.holds & claimant.usable) - spared
+        with_own = self._given[claimant.job] | allowed
+        if not (self._may_have(claimant, with_own) and self._is_enough(claimant, with_own)):
+            # Its own devices come first, so others are looked at only if its own are not enough.
+            allowed = (self._left & claimant.usable) - spared
         chosen = self._least(claimant, allowed)
         if chosen is not None:
             self._give(claimant, chosen)
@@ -255,13 +276,13 @@ class _Dealing:
         nodes = {node for node, _ in given}
         if len(nodes) >= claimant.most_nodes:
             among = {device for device in among if device[0] in nodes}
-        among = among & claimant.holds or among - self._holder.keys() or among
+        among = among & claimant.holds or among - self._held or among
         return min(among, key=lambda device: self._harm(claimant, device, nodes), default=None)
 
     def _harm(self, claimant: Claimant, device: DeviceKey, nodes: set[str]) -> tuple[object, ...]:
         holder = self._holder.get(device)
         if holder is None or holder.job == claimant.job:
-            return holder is None, False, 0, 0.0, 0, device[0] not in nodes, self._wanted_by[device], device
+            return holder is None, False, 0, 0.0, 0, device[0] not in nodes, self._num_wanting(device), device
         spare = len(self._given[holder.job]) + len(self._left & holder.holds) - holder.least_devices
         # If no job can spare any: the lowest priority, then the largest use, then the latest arrival.
         return (
@@ -275,6 +296,17 @@ class _Dealing:
             device[0] not in nodes,
             device,
         )
+
+    def _num_wanting(self, device: DeviceKey) -> int:
+        """Return how many jobs could use a device."""
+        if device not in self._wanted_by:
+            numbers = (number for usable, number in self._usable.items() if device in usable)
+            self._wanted_by[device] = sum(numbers)
+        return self._wanted_by[device]
+
+    def _may_have(self, claimant: Claimant, devices: set[DeviceKey]) -> bool:
+        """Return whether a job may have so many devices on so many nodes."""
+        return len(devices) <= claimant.most_devices and len({node for node, _ in devices}) <= claimant.most_nodes
 
     def _is_enough(self, claimant: Claimant, given: set[DeviceKey]) -> bool:
         return len(given) >= claimant.least_devices and len({node for node, _ in given}) >= claimant.least_nodes

@@ -4,10 +4,12 @@ A plan takes seconds on many devices, and the cluster changes meanwhile. When an
 compared with the present one.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final, TypedDict, Unpack
+from functools import cached_property, lru_cache
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Final, TypedDict, Unpack, overload
 
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.connections import LinkAssumptions
@@ -32,7 +34,7 @@ class PlanQuestion:
     """All inputs of a plan."""
 
     spec: JobSpec
-    slots: tuple[DeviceSlot, ...]
+    slots: Sequence[DeviceSlot]
     """The devices that the plan may use."""
     previous: tuple[StagePlan, ...] = ()
     """The workers of the plan in force, whose layers should stay."""
@@ -105,10 +107,11 @@ class _Offer:
 
     names: frozenset[str]
     """The nodes that a plan may use."""
-    slots: tuple[tuple[DeviceKey, DeviceSlot], ...]
-    """Their devices."""
     all_slots: tuple[DeviceSlot, ...]
+    """Their devices."""
     devices: frozenset[DeviceKey]
+    position: dict[DeviceKey, int]
+    """Positions of the devices among the slots."""
     relayed: RelayedWays
     left_out: tuple[str, ...]
     """As in PlanQuestion."""
@@ -123,6 +126,59 @@ def _offered_to(
     return _offer(Same(tuple(nodes)), spec.placement.sites, computes, frozenset(quarantined), memory)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one node offers to every job that wants the same of it."""
+
+    node: NodeRecord
+    rank: tuple[str | int, ...]
+    """Of its name, in natural order."""
+    is_wanted: bool
+    slots: tuple[tuple[DeviceKey, DeviceSlot], ...]
+    no_kernel: tuple[str, ...]
+    """Sentences on devices that cannot compute the job's attention."""
+    is_relayed: bool
+
+
+class _Parts:
+    """What each node offers to jobs of one kind, found again only for records that are other objects."""
+
+    def __init__(self, sites: tuple[str, ...], computes: JobSpec | None, memory: MemoryLessons) -> None:
+        self._sites, self._computes, self._memory = sites, computes, memory
+        self._known: dict[str, _Part] = {}
+
+    def of(self, nodes: Sequence[NodeRecord]) -> list[_Part]:
+        """Return the parts in natural order of their nodes."""
+        known = self._known
+        for node in nodes:
+            if (part := known.get(node.name)) is None or part.node is not node:
+                known[node.name] = self._part(node)
+        found = [known[node.name] for node in nodes]
+        if len(known) > 2 * len(found):
+            self._known = {part.node.name: part for part in found}
+        return sorted(found, key=attrgetter("rank"))
+
+    def _part(self, node: NodeRecord) -> _Part:
+        computes, is_wanted = self._computes, _is_wanted(self._sites, node)
+        positions = range(len(node.devices) if is_wanted else 0)
+        slots = (DeviceSlot.of(node, position, self._memory) for position in positions)
+        return _Part(
+            node=node,
+            rank=natural(node.name),
+            is_wanted=is_wanted,
+            slots=tuple(
+                ((node.name, slot.device.index), slot)
+                for slot in slots
+                if slot.device.index not in node.down_devices and not _lacks_kernel(computes, slot.device)
+            ),
+            no_kernel=tuple(_no_kernel(computes, node)) if is_wanted else (),
+            is_relayed=bool(node.relay),
+        )
+
+
+_parts = lru_cache(maxsize=64)(_Parts)
+
+
 @lru_cache(maxsize=128)
 def _offer(
     nodes: Same[tuple[NodeRecord, ...]],
@@ -132,39 +188,73 @@ def _offer(
     memory: MemoryLessons,
 ) -> _Offer:
     """computes: the job whose attention the devices must be able to compute; None: any device can."""
-    wanted = sorted((node for node in nodes.value if _is_wanted(sites, node)), key=lambda node: natural(node.name))
-    free = [node for node in wanted if node.name not in quarantined]
-    staying_out = sorted((node for node in nodes.value if node.stays_out), key=lambda node: natural(node.name))
-    out = [f"node {node.name} stays out of plans: {node.stays_out}" for node in staying_out]
-    out += [f"node {node.name} is in quarantine" for node in wanted if node.name in quarantined]
-    out += [told for node in wanted for told in _no_kernel(computes, node)]
-    out += [no_worker(node, node.down_devices) for node in free if node.down_devices]
-    slots = tuple(
-        ((node.name, device.index), slot)
-        for node in free
-        for device, slot in zip(node.devices, _slots(Same(node), memory), strict=True)
-        if device.index not in node.down_devices and not _lacks_kernel(computes, device)
-    )
+    parts = _parts(sites, computes, memory).of(nodes.value)
+    wanted = [part for part in parts if part.is_wanted]
+    free = [part for part in wanted if part.node.name not in quarantined] if quarantined else wanted
+    out = [f"node {part.node.name} stays out of plans: {part.node.stays_out}" for part in parts if part.node.stays_out]
+    out += [f"node {part.node.name} is in quarantine" for part in wanted if part.node.name in quarantined]
+    out += [told for part in wanted for told in part.no_kernel]
+    out += [no_worker(part.node, part.node.down_devices) for part in free if part.node.down_devices]
+    slots = dict(chain.from_iterable(map(attrgetter("slots"), free)))
     return _Offer(
-        names=frozenset(node.name for node in free),
-        slots=slots,
-        all_slots=tuple(slot for _, slot in slots),
-        devices=frozenset(key for key, _ in slots),
-        relayed=RelayedWays.of(free, nodes.value),
+        names=frozenset(map(attrgetter("node.name"), free)),
+        all_slots=tuple(slots.values()),
+        devices=frozenset(slots),
+        position={key: position for position, key in enumerate(slots)},
+        relayed=RelayedWays.of((part.node for part in free if part.is_relayed), nodes.value),
         left_out=tuple(out),
     )
 
 
+class _Slots(Sequence[DeviceSlot]):
+    """The slots of an offer that are not busy, as a tuple that is made when somebody looks into it.
+
+    When a node comes, each job asks another question, and most of them are never computed.
+    """
+
+    def __init__(self, offer: _Offer, busy: frozenset[DeviceKey]) -> None:
+        self._offer, self._all_busy = offer, busy
+
+    @cached_property
+    def _busy(self) -> frozenset[DeviceKey]:
+        return self._all_busy & self._offer.devices
+
+    @cached_property
+    def _all(self) -> tuple[DeviceSlot, ...]:
+        is_free = bytearray(b"\1") * len(self._offer.all_slots)
+        for key in self._busy:
+            is_free[self._offer.position[key]] = False
+        return tuple(compress(self._offer.all_slots, is_free))
+
+    def __len__(self) -> int:
+        return len(self._offer.all_slots) - len(self._busy)
+
+    def __iter__(self) -> Iterator[DeviceSlot]:
+        return iter(self._all)
+
+    @overload
+    def __getitem__(self, index: int) -> DeviceSlot: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[DeviceSlot, ...]: ...
+    def __getitem__(self, index: int | slice) -> DeviceSlot | tuple[DeviceSlot, ...]:
+        return self._all[index]
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Sequence) and len(self) == len(other) and self._all == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[DeviceSlot, ...]]]:
+        return tuple, (self._all,)
+
+
 @lru_cache(maxsize=256)
-def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> tuple[DeviceSlot, ...]:
-    """Return the slots that are not busy."""
-    return tuple([slot for key, slot in offer.value.slots if key not in busy])
-
-
-@lru_cache(maxsize=1 << 15)
-def _slots(node: Same[NodeRecord], memory: MemoryLessons) -> tuple[DeviceSlot, ...]:
-    """Return a node's devices as slots. Every question of every job would make them anew."""
-    return tuple(DeviceSlot.of(node.value, position, memory) for position in range(len(node.value.devices)))
+def _free(offer: Same[_Offer], busy: frozenset[DeviceKey]) -> _Slots:
+    """Return the slots that are not busy: the same object for the same question."""
+    return _Slots(offer.value, busy)
 
 
 def _is_wanted(sites: tuple[str, ...], node: NodeRecord) -> bool:

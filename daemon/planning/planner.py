@@ -71,7 +71,7 @@ def _plan(question: PlanQuestion) -> ClusterPlan | PlanRefused:
         return PlanRefused(reason=f"min_nodes = {spec.placement.min_nodes}, but {why}", is_final=True)
     if spec.train.exactness == "required":
         return _plan_exactly(question)
-    return _Planner(question, question.slots).plan()
+    return _Planner(question, tuple(question.slots)).plan()
 
 
 def _plan_exactly(question: PlanQuestion) -> ClusterPlan | PlanRefused:

@@ -20,6 +20,7 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL
+from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
 
 NUM_KEPT: Final = 2
@@ -86,6 +87,15 @@ def restorable(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[Place, ..
     assert job.spec is not None
     wanted = num_copies(job.spec, nodes)
     return tuple(place for place in own_places(job) if fewest_holders(job, place, nodes) >= wanted)
+
+
+def rests_on(job: JobView, view: ClusterView) -> tuple[object, ...]:
+    """Return what the rules about a job's boundaries rest on: a node that holds none of its files does not count."""
+    assert job.spec is not None
+    names = view.derived.of(
+        f"holders of files of {job.name}", (job.num_changes,), lambda: frozenset[str]().union(*job.state.values())
+    )
+    return job.num_changes, job.submission, num_copies(job.spec, view.nodes), *map(view.nodes.get, names)
 
 
 def newest_complete(job: JobView, nodes: Mapping[str, NodeRecord]) -> Place | None:

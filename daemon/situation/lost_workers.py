@@ -42,7 +42,7 @@ class LostWorkers:
             worker = workers.get(position)
             if worker is not None and worker.state is WorkerState.FAILED:
                 found.append(LostWorker(position=position, plan=plan, worker=worker))
-            elif health.is_lost(stage):
+            elif health.is_lost(position):
                 found.append(LostWorker(position=position, plan=plan))
             elif position in late:
                 node = situation.view.nodes.get(stage.node)

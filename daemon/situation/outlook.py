@@ -1,6 +1,6 @@
 """Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -78,8 +78,11 @@ def measured_ways(view: ClusterView, nodes: Collection[str], relays: frozenset[s
 def slowest_way(view: ClusterView) -> float:
     """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
     ways, derived = _ways(view), view.derived
-    of_each = derived.each("slowest ways", ways, _slowest_of, since=ways)
-    return derived.of("slowest way", (of_each,), lambda: min(of_each.values(), default=inf))
+
+    def slowest() -> float:
+        return min(derived.each("slowest ways", ways, _slowest_of, since=ways).values(), default=inf)
+
+    return derived.of("slowest way", (ways,), slowest)
 
 
 def _processes(view: ClusterView) -> dict[str, str]:
@@ -92,8 +95,13 @@ def _processes(view: ClusterView) -> dict[str, str]:
 
 def _ways(view: ClusterView) -> dict[str, Ways]:
     """Return each node's measured ways to present nodes, sorted."""
-    processes, since = _processes(view), view.num_probe_changes
-    told = view.derived.each("ways", view.probes, _ways_told, since=since)
+    since = view.num_probe_changes
+    return view.derived.of("ways", (since, view.num_record_changes), lambda: _ways_to_present(view, since))
+
+
+def _ways_to_present(view: ClusterView, since: int) -> dict[str, Ways]:
+    processes = _processes(view)
+    told = view.derived.each("ways told", view.probes, _ways_told, since=since)
 
     def to_present(name: str, record: ProbeRecord) -> Ways:
         if processes.get(name) != record.incarnation:
@@ -101,7 +109,14 @@ def _ways(view: ClusterView) -> dict[str, Ways]:
         is_whole = record.peers.keys() <= processes.keys()
         return told[name] if is_whole else tuple(way for way in told[name] if way[0][1] in processes)
 
-    return view.derived.each("ways to present nodes", view.probes, to_present, since=since, common=processes)
+    return view.derived.each(
+        "ways to present nodes", view.probes, to_present, since=since, common=processes, concerns=_is_between
+    )
+
+
+def _is_between(nodes: Set[str], name: str, record: ProbeRecord) -> bool:
+    """Return whether a node that measured, or one of its peers, is among some nodes."""
+    return name in nodes or not record.peers.keys().isdisjoint(nodes)
 
 
 def _ways_told(name: str, record: ProbeRecord) -> Ways:
@@ -114,6 +129,10 @@ def _slowest_of(_: str, ways: Ways) -> float:
 
 def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
     """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
+    return view.derived.of("planned nodes", (view.num_record_changes,), lambda: _planned_nodes(view))
+
+
+def _planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
     derived, since = view.derived, view.num_record_changes
     speeds = derived.each("speeds of devices", view.nodes, _speeds_of, since=since)
     fastest = derived.lasting("fastest devices", (speeds,), lambda: _fastest(speeds.values()))
@@ -121,7 +140,11 @@ def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
     def as_planned(_: str, node: NodeRecord) -> NodeRecord:
         return _with_speeds(_without_news(node), fastest)
 
-    return derived.each("nodes of plans", view.nodes, as_planned, since=since, common=fastest)
+    return derived.each("nodes of plans", view.nodes, as_planned, since=since, common=fastest, concerns=_has_device_of)
+
+
+def _has_device_of(models: Set[Model], _: str, node: NodeRecord) -> bool:
+    return any((device.kind, device.model) in models for device in node.devices)
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -171,14 +194,22 @@ def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> d
     """Return when a job starts on or moves to each node outside its plan that leaves too often."""
     own = {(stage.node, stage.node_incarnation) for stage in plan.stages} if plan is not None else set()
     found = {}
-    for name, departures in view.departures.items():
-        node = view.nodes.get(name)
-        if node is None or (name, node.incarnation) in own:
+    for name, departures in _returned(view).items():
+        if (name, view.nodes[name].incarnation) in own:
             continue
         until = view.arrived_at.get(name, now) + probation_s(sum(at > now - WINDOW_S for at in departures))
         if until > now:
             found[name] = until
     return found
+
+
+def _returned(view: ClusterView) -> dict[str, tuple[float, ...]]:
+    """Return the departures of the nodes that are there again: many more have gone for good."""
+
+    def returned() -> dict[str, tuple[float, ...]]:
+        return {name: departures for name, departures in view.departures.items() if name in view.nodes}
+
+    return view.derived.of("returned nodes", (view.num_record_changes,), returned)
 
 
 def outlook(

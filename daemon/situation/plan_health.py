@@ -1,6 +1,7 @@
 """Decides which workers and nodes of one plan are ready, failed, lost or draining. Pure."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records.keys import Keys
@@ -16,7 +17,7 @@ def is_leaving(node: NodeRecord) -> bool:
     return node.is_draining or bool(node.stays_out)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanHealth:
     """One plan at one moment. Without a plan, every answer is that nothing is wrong."""
 
@@ -30,7 +31,7 @@ class PlanHealth:
         """Return the parts of all workers."""
         return self.plan.stages if self.plan is not None else ()
 
-    @property
+    @cached_property
     def workers(self) -> dict[int, WorkerRecord]:
         """Return the workers' records for this plan, by position."""
         return self.job.workers_of(self.plan) if self.plan is not None else {}
@@ -109,15 +110,20 @@ class PlanHealth:
     @property
     def lost(self) -> StagePlan | None:
         """Return a part whose node is lost."""
-        return next((stage for stage in self.stages if self.is_lost(stage)), None)
+        return next((stage for position, stage in enumerate(self.stages) if self.is_lost(position)), None)
 
-    def is_lost(self, stage: StagePlan) -> bool:
-        """Return whether a stage's node is lost."""
-        lost_at = self.lost_at(stage)
+    def is_lost(self, position: int) -> bool:
+        """Return whether the node of a part is lost."""
+        lost_at = self.losses[position]
         return lost_at is not None and lost_at <= self.now
 
-    def lost_at(self, stage: StagePlan) -> float | None:
-        """Return when a stage's node counts as lost; None: it does not.
+    @cached_property
+    def losses(self) -> tuple[float | None, ...]:
+        """Return for each part when its node counts as lost; None: it does not."""
+        return tuple(map(self._lost_at, self.stages))
+
+    def _lost_at(self, stage: StagePlan) -> float | None:
+        """Return when a stage's node counts as lost.
 
         A node is lost at once if it was replaced, or if it went while etcd was reachable. Otherwise only its lease may
         have ended, and it has one lease time to register again.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Set
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Unpack
 
 from headway.daemon.costs.memory_lessons import MemoryLessons
@@ -10,6 +10,7 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
+from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, StagePlan
 from headway.daemon.situation.memory import lessons
 from headway.daemon.situation.outlook import (
@@ -47,8 +48,8 @@ class PlanLookup:
     def best(self) -> Outcome:
         """Return the best plan on devices that no other job has, without flapping nodes if possible."""
         flapping, unsettled = self.on_probation, self.unsettled
-        nodes = self._without(unsettled)
-        steady = self._plan_on(Purpose.BEST, self._without(unsettled | flapping.keys()))
+        nodes = self.without(unsettled)
+        steady = self._plan_on(Purpose.BEST, self.without(unsettled | flapping.keys()))
         if flapping and isinstance(steady, PlanRefused):
             return self._plan_on(Purpose.WITH_FLAPPING_NODES, nodes)
         return steady
@@ -94,7 +95,7 @@ class PlanLookup:
             purpose,
             nodes,
             previous=job.plan,
-            busy=situation.busy | without,
+            busy=situation.busy | without if without else situation.busy,
             held=None if is_under_way else self._held,
             blocked=situation.view.blocked,
         )
@@ -155,9 +156,9 @@ class PlanLookup:
         nodes = self.nodes
         return self._situation.view.derived.of("row of nodes", (nodes,), lambda: tuple(nodes.values()))
 
-    def _without(self, names: Set[str]) -> tuple[NodeRecord, ...]:
+    def without(self, names: Set[str]) -> tuple[NodeRecord, ...]:
         """Return the present nodes but for some."""
-        return tuple(node for node in self.present if node.name not in names) if names else self.present
+        return _without(Same(self.present), frozenset(names)) if names else self.present
 
     @cached_property
     def profiles(self) -> Profiles:
@@ -258,3 +259,9 @@ class PlanLookup:
         if self.verdict is not None and self.verdict.wait_s > 0:
             waits.append(self._situation.now + self.verdict.wait_s)
         return min(waits, default=0.0)
+
+
+@lru_cache(maxsize=32)
+def _without(nodes: Same[tuple[NodeRecord, ...]], names: frozenset[str]) -> tuple[NodeRecord, ...]:
+    """Return the nodes but for some: the same object for all jobs, so that they share what these nodes offer."""
+    return tuple(node for node in nodes.value if node.name not in names)

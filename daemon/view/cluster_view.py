@@ -301,7 +301,7 @@ class ClusterView:
     def blocked(self) -> BlockedWays:
         """Return the ways between the present processes of nodes that are blocked."""
         rests_on = (self.num_record_changes, self.num_node_changes)
-        return self.derived.of("blocked", rests_on, lambda: blocked_ways(self.reach, self.nodes))
+        return self.derived.lasting("blocked", rests_on, lambda: blocked_ways(self.reach, self.nodes))
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""

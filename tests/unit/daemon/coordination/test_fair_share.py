@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
+from headway.daemon.coordination.fair_share import Claimant, Dealt, _Dealing, coarse, deal
 from headway.daemon.records.records import DeviceKey
 
 SLICE_S = 600.0
@@ -212,3 +212,20 @@ def test_an_allocation_is_cached_while_nothing_changes() -> None:
     assert coarse(123_456.0, slice_s=SLICE_S) == 123_000.0
     claimants = [runs("a", "alice", ABC, ABC), waits("b", "bob", ABC, rank=1)]
     assert deal(claimants, slice_s=SLICE_S) is deal(list(claimants), slice_s=SLICE_S)
+
+
+class OneByOne(_Dealing):
+    """Deals without shortcuts: a job looks at all devices, and is given each of its own in a turn."""
+
+    def _may_have(self, _claimant: Claimant, _devices: set[DeviceKey]) -> bool:
+        return False
+
+
+@given(clusters(), st.booleans(), st.data())
+def test_shortcuts_deal_the_same(claimants: list[Claimant], is_one_user: bool, data: st.DataObject) -> None:
+    """A job's own devices are looked at first, and given at once if nobody else is served and it may have them all."""
+    for index, claimant in enumerate(claimants):
+        most = data.draw(st.integers(claimant.least_nodes, 4))
+        user = "alice" if is_one_user else claimant.user
+        claimants[index] = replace(claimant, most_nodes=most, user=user)
+    assert _Dealing(claimants, SLICE_S).run() == OneByOne(claimants, SLICE_S).run()

@@ -1,6 +1,7 @@
 """A derived value is that of the present records, whatever changed, and is computed once for the same ones."""
 
 import random
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,19 +38,23 @@ def test_a_value_follows_every_change() -> None:
 
 
 def test_the_value_of_each_record_follows_every_change() -> None:
-    """Records come, go and are replaced, and what all values rest on changes: each value is that of its record now.
-    Nothing is computed for records that are the same objects, and equal values stay the same object.
+    """Records come, go and are replaced, and so do entries on which some values rest: each value is that of its record
+    now. Nothing is computed for records that are the same objects, and equal values stay the same object.
     """
     random_ = random.Random(2)
-    derived, records, base = Derived(), dict[str, Record](), [0]
+    derived, records, base = Derived(), dict[str, Record](), dict[int, int]()
     computed: list[str] = []
 
     def value(name: str, record: Record) -> list[int]:
         computed.append(name)
-        return [record.number // 2 + base[0]]
+        return [record.number // 2 + base.get(record.number, 0)]
+
+    def concerns(changed: Set[int], _: str, record: Record) -> bool:
+        return record.number in changed
 
     for since in range(500):
-        name, before = random_.choice("abcdef"), derived.each("each", records, value, since=since, common=base)
+        each = partial(derived.each, "each", records, value, concerns=concerns)
+        name, before = random_.choice("abcdef"), each(since=since, common=base)
         computed.clear()
         changed = {name}
         match random_.randrange(4):
@@ -57,16 +62,22 @@ def test_the_value_of_each_record_follows_every_change() -> None:
                 records.pop(name, None)
                 changed = set()
             case 1:
-                base, changed = [random_.randrange(2)], {*records}
+                number, base_before = random_.randrange(4), base
+                base = {key: entry for key, entry in base.items() if key != number}
+                if random_.randrange(3):
+                    base[number] = random_.randrange(3)
+                is_other = base.get(number) != base_before.get(number)
+                changed = {key for key, record in records.items() if is_other and record.number == number}
             case _:
                 records[name] = Record(random_.randrange(4))
-        found = derived.each("each", records, value, since=since + 1, common=base)
-        assert found == {name: [record.number // 2 + base[0]] for name, record in records.items()}
+        found = each(since=since + 1, common=base)
+        assert found == {key: [record.number // 2 + base.get(record.number, 0)] for key, record in records.items()}
+        assert [*found] == [*records], "in the order of the records"
         assert {*computed} == changed
         assert len(computed) == len(changed)
         assert found is before if found == before else found is not before
         assert all(found[name] is before[name] for name in found if before.get(name) == found[name])
-        assert derived.each("each", records, value, since=since + 1, common=base) is found
+        assert each(since=since + 1, common=base) is found
 
 
 def test_a_value_is_computed_once_for_the_same_records() -> None:
@@ -78,3 +89,11 @@ def test_a_value_is_computed_once_for_the_same_records() -> None:
         for _ in range(3):
             assert derived.of("name", records, partial(computed.append, num_records)) is None
     assert computed == [0, 2]
+
+
+def test_a_value_that_also_follows_from_other_things_is_computed_again_when_it_does_not_hold() -> None:
+    """The same records alone are not enough."""
+    derived, limit = Derived(), [3]
+    for limit[0], expected in ((3, 3), (4, 3), (2, 2), (9, 2)):
+        found = derived.of("least", (), lambda: limit[0], holds=lambda least: least <= limit[0])
+        assert found == expected
