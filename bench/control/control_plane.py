@@ -77,7 +77,9 @@ MOST_ROUNDS = 100
 class Event(Protocol):
     """Writes one record; numbers rise."""
 
-    def __call__(self, number: int, *, now: float) -> None: ...
+    __name__: str
+
+    def __call__(self, number: int, /, *, now: float) -> None: ...
 
 
 class Records:
@@ -354,7 +356,11 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
         decision()
         happens(records.lost)
 
-    for event in (records.goodput, records.progress, records.probe, records.seen, records.speed, records.join):
+    news: tuple[Event, ...] = (
+        *(records.goodput, records.progress, records.probe),
+        *(records.seen, records.speed, records.join),
+    )
+    for event in news:
         kind = f"{event.__name__}_" if event != records.goodput else ""
         before = partial(happens, event)
         found[f"decision_{kind}{size}_ms"] = timed(decision, repeats=repeats, before=before)
@@ -363,7 +369,8 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
     found[f"decision_waiting_{size}_ms"] = timed(decision, repeats=repeats, before=before)
     before = partial(happens, records.goodput, after_s=REPEATED_S)
     found[f"decision_repeated_{size}_ms"] = timed(decision, repeats=repeats, before=before)
-    for event in (records.drain, records.leave, records.joins, records.leaves):
+    changes: tuple[Event, ...] = (records.drain, records.leave, records.joins, records.leaves)
+    for event in changes:
         before = partial(happens, event)
         found[f"decision_{event.__name__}_{size}_ms"] = timed(decision, repeats=repeats, before=before)
         found[f"agent_{event.__name__}_{size}_ms"] = timed(work_of_an_agent, repeats=repeats, before=before)
