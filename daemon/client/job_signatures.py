@@ -8,8 +8,10 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Phase, SpecRecord
+from headway.daemon.records.signature import Signature
 from headway.daemon.rpc.job_signature import judge, signed_again
 
 OVER = frozenset({Phase.FINISHED, Phase.CANCELLED})
@@ -31,15 +33,22 @@ async def sign(session: ClusterSession, names: Iterable[str]) -> list[str]:
         if job.refusal:
             why = f"{job.refusal}; nobody can vouch for it: submit it again, or continue from its checkpoint"
             raise ConfigError(why, f"job {job.name}")
-    told = []
+    told, compares, puts = [], [], []
     for job in found:
         key = Keys.of(job.name, "spec")
         entry = await session.client.get(key)
-        if entry is None or entry.mod_revision != view.revision_of(key) or job.submission is None:
+        if entry is None or entry.mod_revision != view.revision_of(key):
             raise ConflictError(f"job {job.name}", "has just changed; try again")
         raw = signed_again(entry.value, identity, now=time.time())
-        await session.client.transaction([Compare.unchanged(key, entry.mod_revision)], [Put(key, raw)])
-        told.append(f"{job.name}: signed again; {job.submission.signed_by} had signed it before")
+        own = judge(raw, decode(raw, SpecRecord), ca=identity.ca)
+        if own.fault:
+            raise ConfigError(own.fault, f"job {job.name}, signed by you")
+        if revoked := sorted(filter(view.is_revoked, own.names)):
+            raise ConfigError("is revoked: another operator signs", f"your certificate {revoked[0]}")
+        compares.append(Compare.unchanged(key, entry.mod_revision))
+        puts.append(Put(key, raw))
+        told.append(f"{job.name}: signed again; {decode(entry.value, SpecRecord).signed_by} had signed it before")
+    await session.client.transaction(compares, puts)
     return told
 
 
@@ -48,10 +57,17 @@ async def check_none_is_left(session: ClusterSession, *, both: bytes, alone: byt
 
     both: certificates in PEM of the authorities that are trusted now. alone: of the one that stays.
     """
-    now = await session.view(judge_signature=partial(judge, ca=both))
-    then = await session.view(judge_signature=partial(judge, ca=alone))
-    believed = [job.name for job in now.jobs_in_order() if job.phase.phase not in OVER and not job.refusal]
-    if not (left := [name for name in believed if name in then.jobs and then.jobs[name].refusal]):
+    believed_by_both = set[str]()
+
+    def judged(raw: bytes, record: SpecRecord) -> Signature:
+        if not judge(raw, record, ca=alone).fault:
+            believed_by_both.add(record.spec.job.name)
+        return judge(raw, record, ca=both)
+
+    view = await session.view(judge_signature=judged)
+    going_on = [job for job in view.jobs_in_order() if job.phase.phase not in OVER and not job.refusal]
+    left = [job.name for job in going_on if job.name not in believed_by_both]
+    if not left:
         return
     more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
     raise ConfigError(

@@ -13,6 +13,7 @@ import structlog
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.storage.file_threads import Beat, FileThreads
+from headway.stages.durable import make_durable
 
 KEPT_EVERY_S: Final = 3600.0
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ class EndedAges:
         def write(_: Beat) -> None:
             draft = self._path.with_suffix(".draft")
             draft.write_bytes(msgspec.json.encode(ages))
+            make_durable(draft)
             draft.replace(self._path)
 
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,10 +66,13 @@ class JobRetirement:
         # also while another daemon leads, so that the ages go on when this one does
         seen_at = self._clock()
         ended_for_s = self._endings.look(view, now=seen_at)
-        if self._kept_in is not None:
+        if self._is_leading():
+            await self._retire(ended_for_s, now=now)
+        if self._kept_in is not None:  # last, because a disk may take long to answer, and ages are of this moment
             await self._kept_in.keep(self._endings.ages(now=seen_at), now=seen_at)
-        if not self._is_leading():
-            return
+
+    async def _retire(self, ended_for_s: Mapping[str, float], *, now: float) -> None:
+        view = self._view
         try:
             jobs = jobs_to_retire(view, ended_for_s=ended_for_s, most=self._most, kept_days=self._kept_days)[:AT_ONCE]
             forgotten = [Keys.retired(name) for name in names_to_forget(view)[:AT_ONCE]]

@@ -19,7 +19,7 @@ from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.node.relays import read_relays
-from headway.daemon.storage.allowed_places import AllowedPlaces
+from headway.daemon.storage.allowed_places import check_places
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 UNNAMED_SITE = "default"
@@ -136,6 +136,12 @@ class NodeConfig:
         """Return the folders and files that no job may name."""
         told = (self.certificates, self.renewals_dir, self.authority, self.etcd_password_file)
         return [path for path in told if path is not None]
+
+    @property
+    def folders_of_jobs(self) -> list[tuple[str, Path]]:
+        """Return the local folders where jobs read and write, each with its setting."""
+        told = [("allowed_places", Path(place)) for place in self.allowed_places if Path(place).is_absolute()]
+        return told if self.checkpoint_root is None else [*told, ("checkpoint_root", self.checkpoint_root)]
 
     @property
     def renewals_dir(self) -> Path:
@@ -302,7 +308,7 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
     if config.preemption_server:
         split_address(config.preemption_server, "preemption_server")
     try:
-        AllowedPlaces(config.allowed_places)
+        check_places(config.allowed_places)
     except ConfigError as error:
         raise refuse("allowed_places", str(error)) from error
     where = settings["etcd"][0] if "etcd" in settings else "etcd"

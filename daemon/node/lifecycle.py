@@ -134,7 +134,9 @@ class Daemon:
             reserve_gib=config.cuda_reserve_gib,
         )
         check_worker_ports(config, len(devices))
-        authority = open_authority(config.authority, identity.now().ca) if config.authority is not None else None
+        authority, trusted = None, identity.now().ca
+        if (folder := config.authority) is not None:
+            authority = await answered("authority", folder, partial(open_authority, folder, trusted))
         memory = NodeMemory(config.state_dir)
         await answered("state_dir", config.state_dir, memory.open)
         stack.callback(memory.close)
@@ -151,11 +153,11 @@ class Daemon:
         stack.push_async_callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
+        for setting, folder in config.folders_of_jobs:
+            await answered(setting, folder, folder.resolve)
         places = list(config.allowed_places)
         if places and config.checkpoint_root is not None:
-            places.append(
-                str(await answered("checkpoint_root", config.checkpoint_root, config.checkpoint_root.resolve))
-            )
+            places.append(str(config.checkpoint_root.resolve()))
         allow_only(AllowedPlaces(places, never=[str(path.resolve()) for path in config.secrets]))
         # 2. The host that others dial, and the port.
         announced = config.announce

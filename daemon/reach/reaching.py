@@ -175,8 +175,11 @@ class ReachBook:
         self._findings = {key: finding for key, finding in self._findings.items() if key in self._proofs}
 
     def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
-        """Return the targets to dial now: never dialled in this form, or long enough ago."""
-        return [target for target in targets if self.due_at(target) <= now]
+        """Return the targets to dial now: never dialled in this form, or long enough ago.
+
+        The longest due comes first: silent ports are due again soon and take seconds each, and must not hold up others.
+        """
+        return sorted((target for target in targets if self.due_at(target) <= now), key=self.due_at)
 
     def due_at(self, target: Target) -> float:
         """Return when a port is dialled next; in the past: now."""
@@ -200,6 +203,8 @@ class ReachBook:
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
         """Record that a link to a port did not open. For a while this outweighs any successful dial."""
         last = self._findings.get(key_of(target))
+        if last is not None and last.stands(target, now=now):
+            return  # several workers and jobs report one incident
         is_doubted = last is not None and now < last.found_at + LINK_DOUBTED_S
         stands_s = min(2 * last.stands_s, LONGEST_RETRY_S) if last is not None and is_doubted else LINK_STANDS_S
         self._findings[key_of(target)] = _LinkFinding(target, now, stands_s)

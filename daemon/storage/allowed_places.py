@@ -8,7 +8,7 @@ more than those of the job's user.
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import PurePosixPath
@@ -84,7 +84,13 @@ def _is_metadata_server(host: str) -> bool:
     return told.is_link_local or told in METADATA_ADDRESSES
 
 
-def _parts(place: str) -> tuple[str, ...]:
+def check_places(places: Iterable[str]) -> None:
+    """Raise ConfigError for what AllowedPlaces does not take, without a look at any file system."""
+    for place in places:
+        _parts(place.strip(), follow=os.path.normpath)
+
+
+def _parts(place: str, *, follow: Callable[[str], str] = os.path.realpath) -> tuple[str, ...]:
     """Return scheme, host and folders of a place, so that what is below another one begins with its parts."""
     scheme, separator, rest = place.partition("://")
     if not all(character.isprintable() for character in place):  # clients leave some of them out, also between dots
@@ -96,7 +102,7 @@ def _parts(place: str) -> tuple[str, ...]:
         if not os.path.isabs(path):  # noqa: PTH117 (a place of a URL is no Path)
             raise ConfigError(f"{place!r} is neither an absolute path nor a URL")
         try:
-            return ("file", *PurePosixPath(os.path.realpath(path)).parts)
+            return ("file", *PurePosixPath(follow(path)).parts)
         except OSError as error:
             raise ConfigError(f"{place!r} cannot be followed: {error.strerror}") from error
     parts = [part for part in unquote(rest).split("/") if part not in ("", ".")]

@@ -212,6 +212,7 @@ class ClusterView:
             records.clear()
         self.leader = None
         self.generations.clear()
+        self.derived = Derived()  # the numbers of changes of jobs begin anew
         self.absent_since = dict.fromkeys(known, now)
         self.arrived_in = dict.fromkeys(known, 0)
         self._restored = known

@@ -184,6 +184,11 @@ async def test_a_job_outlives_the_authority_of_its_operator(playground: Playgrou
     before = (await playground.view()).jobs["tiny"]
     assert before.submission is not None
     assert before.submission.signed_by == "you", "of several, none is signed"
+    other = ("--etcd", playground.etcd.endpoint, "--certs", str(authority.issue("other", role=Role.OPERATOR)))
+    await program(tmp_path, "certs", "revoke", "me", *other)
+    with pytest.raises(AssertionError, match="your certificate me: is revoked: another operator signs"):
+        await program(tmp_path, "jobs", "sign", "tiny", *reached)
+    await program(tmp_path, "certs", "restore", "me", *other)
     told = await program(tmp_path, "jobs", "sign", "tiny", *reached)
     assert told == "tiny: signed again; you had signed it before"
     await program(tmp_path, "certs", "rotate", "ca", "--drop", *reached)

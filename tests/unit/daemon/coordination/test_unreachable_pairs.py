@@ -225,11 +225,14 @@ def test_a_proof_of_a_process_that_was_replaced_brings_no_plan_into_force() -> N
     cluster.deliver(leader)
     job = leader.view.jobs["j"]
     assert job.next is not None
-    situation = JobSituation(job=job, view=leader.view, now=cluster.now, written_at=0.0)
-    assert all_next_workers_ready(situation)
+
+    def is_ready() -> bool:
+        return all_next_workers_ready(JobSituation(job=job, view=leader.view, now=cluster.now, written_at=0.0))
+
+    assert is_ready()
     key = (job.next.generation, 1)
     job.workers[key] = replace(job.workers[key], incarnation="another")
-    assert not all_next_workers_ready(situation)
+    assert not is_ready()
 
 
 def test_a_pause_of_a_job_that_stands_still_at_a_blocked_link_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

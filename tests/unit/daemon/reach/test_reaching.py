@@ -212,6 +212,28 @@ def test_a_link_that_fails_again_is_doubted_longer() -> None:
     assert book.due_at(WORKER) == now + LINK_STANDS_S
 
 
+def test_many_reports_of_one_incident_count_once() -> None:
+    """Each worker of this node, and each job, reports the port that all their links need."""
+    book = ReachBook()
+    for number in range(5):
+        book.link_failed(WORKER, "did not open", now=0.01 * number, at=0.0)
+    book.told(now=0.1)
+    book.found(WORKER, "", now=0.1 + LINK_STANDS_S, at=0.0)
+    assert not book.facts[0].reason
+
+
+def test_silent_ports_do_not_hold_up_the_others() -> None:
+    """They are due every two seconds, and come after those that have waited longer."""
+    book = ReachBook()
+    silent = [replace(WORKER, device_index=number) for number in range(8)]
+    for target in silent:
+        book.found(target, "no answer", now=0.0, at=0.0)
+    answering = replace(WORKER, device_index=8)
+    assert book.due([*silent, answering], now=4.0)[0] == answering
+    book.found(silent[0], "no answer", now=4.0, at=0.0)
+    assert book.due([*silent], now=10.0)[-1] == silent[0]
+
+
 def test_after_a_lost_link_the_ports_of_that_node_are_dialled_at_once() -> None:
     book = ReachBook()
     book.found(B, "", now=0.0, at=0.0)

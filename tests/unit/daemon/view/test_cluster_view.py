@@ -22,6 +22,7 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.records.signature import Signature
+from headway.daemon.situation.boundaries import rests_on
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -299,3 +300,15 @@ def test_a_rewritten_submission_counts_as_a_later_one() -> None:
     assert view.jobs["j"].refusal == ""
     view.apply(Keys.of("j", "spec"), encode(record), mod_revision=5, create_revision=3)
     assert view.jobs["j"].refusal == "ann had been revoked when it was submitted"
+
+
+def test_nothing_derived_outlives_an_epoch() -> None:
+    """The jobs' numbers of changes begin anew, and would name what followed from the records of before."""
+    view, keys = ClusterView(), [Keys.state("first", 0, 4, holder) for holder in ("a", "b")]
+    for epoch, (key, holder) in enumerate(zip(keys, ("a", "b"), strict=True)):
+        spec = SpecRecord(spec=small_spec("first"), uid="01")
+        put(view, Keys.of("first", "spec"), spec, 10 * epoch + 1)
+        put(view, key, StateRecord(incarnation=f"{holder}-1", generation=1), 10 * epoch + 2)
+        put(view, Keys.node(holder), replace(NODE, name=holder, incarnation=f"{holder}-1"), 10 * epoch + 3)
+        assert view.nodes[holder] in rests_on(view.jobs["first"], view)
+        view.start_anew(now=1.0)
