@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
 
 
+REPLACED = "; the key and certificate that were there are replaced"
+
+
 class _Certificates(TyperGroup):
     """`headway certs DIR NAME…` means `headway certs make DIR NAME…`."""
 
@@ -79,6 +82,7 @@ def make(
     from headway.daemon.errors import ConfigError
     from headway.daemon.rpc.certificates import CA_KEY_FILE, KEPT_VALIDITY, CertificateAuthority
     from headway.stages.sockets.roles import Role
+    from headway.stages.sockets.tls_identity import KEY_FILE
 
     if (directory / CA_KEY_FILE).exists():
         authority = CertificateAuthority.open(directory)
@@ -91,8 +95,9 @@ def make(
     holders = {Role.NODE: names, Role.OPERATOR: operator, Role.READER: reader}
     for role, told in ((role, told) for role, of_role in holders.items() for told in of_role or []):
         name, _, hosts = told.partition("=")
+        was_there = (directory / name / KEY_FILE).exists()
         folder = authority.issue(name, hosts=tuple(host for host in hosts.split(",") if host), role=role)
-        say(f"{folder}: for {role} {name}")
+        say(f"{folder}: for {role} {name}{REPLACED if was_there else ''}")
 
 
 def rotate(

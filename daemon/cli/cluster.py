@@ -1,5 +1,6 @@
 """Commands about nodes, and commands that set up a machine."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -138,6 +139,8 @@ def daemon(
     """
     flags: dict[str, object] = dict(locals())
     path = flags.pop("config")
+    if sys.stderr.isatty():
+        sys.stderr.write("headway: starting\n")  # a slow machine imports for many seconds
     from headway.daemon.node.config import LISTS, read_node_config
     from headway.daemon.node.lifecycle import run
 

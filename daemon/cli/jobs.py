@@ -9,6 +9,7 @@ import typer
 
 from headway.daemon.cli.options import (
     AsJson,
+    AsJsonLines,
     Certs,
     Cluster,
     Etcd,
@@ -146,7 +147,7 @@ def status(
 
 
 def watch(
-    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
+    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJsonLines = False
 ) -> None:
     """Show a job until it is over.
 
@@ -200,7 +201,7 @@ def logs(
     etcd: Etcd = None,
     certs: Certs = None,
     cluster: Cluster = None,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Show the output of a job's workers, through any daemon.
 

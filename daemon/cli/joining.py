@@ -100,9 +100,16 @@ def join(
     \b
     headway join TOKEN --dir node-b
     """
+    from headway.daemon.install.machine import service_command
     from headway.daemon.joining.join_client import join as ask
     from headway.daemon.joining.join_token import read_token
-    from headway.daemon.joining.joined_folder import SETTINGS_FILE, JoinedFolder
+    from headway.daemon.joining.joined_folder import (
+        JoinedFolder,
+        identity_flags,
+        relay_command,
+        shell_settings,
+        start_command,
+    )
     from headway.daemon.node.config import read_node_config
 
     told = read_token(token)
@@ -120,9 +127,9 @@ def join(
     where = joined_folder.folder
     say(f"{where}: {joined.answer.role} {told.name}")
     if joined.answer.role == "node":
-        given = f"--config {where / SETTINGS_FILE} --certs {where}"
-        program = Path(sys.executable).with_name("headway")  # sudo looks for programs in folders of its own
-        say(f"as a service: sudo {program} install {given}")
-        say(f"or at once:   headway daemon {given} --state-dir {where / 'state'}")
+        say(f"at once:      {start_command(where)}")
+        if service := service_command(identity_flags(where)):
+            say(f"as a service: {service}")
+        say(f"as a relay:   {relay_command(where, joined)}{f' --listen {listen}' if listen else ''}")
     else:
-        say(f"export HEADWAY_ETCD={','.join(joined.answer.etcd)} HEADWAY_CERTS={where.absolute()}")
+        say(shell_settings(where, joined))

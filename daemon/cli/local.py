@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.cli.options import AsJson, EtcdBinary, JobFile, LinkKind, OutDir, say
+from headway.daemon.cli.options import AsJsonLines, EtcdBinary, JobFile, LinkKind, OutDir, say
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +52,7 @@ def run(
     link: LinkKind = None,
     state_dir: StateDir = None,
     etcd_binary: EtcdBinary = None,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> int:
     """Train one job in a cluster of its own: DIR/metrics.jsonl and DIR/model.
 

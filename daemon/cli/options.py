@@ -27,6 +27,7 @@ Cluster = Annotated[
     typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 JOB_FILE_HELP = 'A job file; the shortest: job.name = "first"'
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help=JOB_FILE_HELP)]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]

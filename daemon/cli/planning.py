@@ -114,6 +114,7 @@ def plan(
         from headway.daemon.situation.outlook import as_fast_as_their_like
 
         async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
+            _warn_of_checkpoints(spec, job, session.address.state_dir)
             return tuple(as_fast_as_their_like((await session.view()).nodes.values()).values())
 
         records = with_cluster(etcd, certs, cluster, work)
@@ -134,6 +135,19 @@ def plan(
     for what, path in (("timeline", picture), ("trace", trace)):
         if path is not None:
             say(f"{what:8}  {path}")
+
+
+def _warn_of_checkpoints(spec: "JobSpec", job: Path, root: Path | None) -> None:
+    """Tell on stderr if the cluster would refuse the job's checkpoint folder. root: of relative ones."""
+    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
+    from headway.daemon.errors import ConfigError
+
+    if root is not None:
+        return
+    try:
+        check_checkpoint_dir(spec, job_file=job, root=None)
+    except ConfigError as error:
+        sys.stderr.write(f"headway: `headway submit` would refuse the job: {error}\n")
 
 
 def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[JobSpec, bool]":

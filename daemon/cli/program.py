@@ -131,7 +131,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, _ClickError):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        text = error.format_message() + hint  # type: ignore[attr-defined]
+        # "Value error, " is a word of the library that reads a choice of texts.
+        text = error.format_message().replace("Value error, ", "") + hint  # type: ignore[attr-defined]
     else:
         text = str(error)
     return _without_tls_jargon(" ".join(text.split()))

@@ -21,10 +21,19 @@ def register(app: typer.Typer) -> None:
 
 def install(
     config: Annotated[
-        Path | None, typer.Option(help="The node's settings, for /etc/headway/daemon.toml.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The node's settings, for /etc/headway/daemon.toml.", exists=True, dir_okay=False, show_default=False
+        ),
     ] = None,
     certs: Annotated[
-        Path | None, typer.Option(help="Folder with the node's ca.pem, cert.pem and key.pem.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder with the node's ca.pem, cert.pem and key.pem.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
     ] = None,
     writable: Annotated[
         list[Path] | None,
@@ -50,7 +59,7 @@ def install(
     wish = read_wish(config=config, certificates=certs, writable=writable or [], cards=cuda, starts=start)
     shipped, facts = read_shipped(), look()
     actions = install_actions(shipped, wish, facts)
-    _do(actions, dry_run)
+    _do(actions, dry_run, nothing="everything is in place")
     if is_example(shipped, wish, facts):
         say(f"{SETTINGS} is the example: edit it, then run `systemctl start headway`")
     if needs_restart(actions, facts):
@@ -73,10 +82,10 @@ def uninstall(
 
     if not dry_run:
         check_machine()
-    _do(uninstall_actions(look(), purge=purge), dry_run)
+    _do(uninstall_actions(look(), purge=purge), dry_run, nothing="no service is installed here")
 
 
-def _do(actions: "tuple[Action, ...]", dry_run: bool) -> None:
+def _do(actions: "tuple[Action, ...]", dry_run: bool, *, nothing: str) -> None:
     from headway.daemon.install.machine import act
 
     for action in actions:
@@ -84,4 +93,4 @@ def _do(actions: "tuple[Action, ...]", dry_run: bool) -> None:
         if not dry_run:
             act(action)
     if not actions:
-        say("nothing to do: everything is in place")
+        say(f"nothing to do: {nothing}")

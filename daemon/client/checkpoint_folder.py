@@ -210,6 +210,7 @@ def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, ar
         resolved = resolve_checkpoint_dir(spec.fault.checkpoint_dir, root)
         if root is not None and not (are_nodes_asked and is_store(resolved)):
             probe(resolved)
-    except (ConfigError, RecoveryError) as error:
-        what = error.what if isinstance(error, ConfigError) else str(error)
-        raise ConfigError(f"{what}; name a folder or URL that can be written to", where) from error
+    except ConfigError as error:
+        raise ConfigError(error.what, where) from error
+    except RecoveryError as error:
+        raise ConfigError(f"{error}; name a folder or URL that can be written to", where) from error

@@ -69,9 +69,10 @@ async def submit(
     except ConflictError as error:
         job = (await session.view()).jobs.get(name)
         phase = f" ({job.phase.phase})" if job else ""
+        is_active = job is not None and job.phase.phase not in REMOVABLE_PHASES
+        remedy = f"end that job with `headway cancel {name}`, and then" if is_active else "remove that job with"
         raise ConfigError(
-            f"this name is in use{phase}; choose another, or remove that job with `headway jobs rm {name}`",
-            f"job {name}",
+            f"this name is in use{phase}; choose another, or {remedy} `headway jobs rm {name}`", f"job {name}"
         ) from error
 
 

@@ -9,6 +9,7 @@ from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord
+from headway.daemon.view.job_view import JobView
 
 MAX_ATTEMPTS = 5
 
@@ -17,7 +18,17 @@ async def drain(session: ClusterSession, name: str) -> str:
     """Mark a node as draining, under the node's lease, so that the mark ends with the lease. Raises ConfigError."""
     if not await _mark(session, name, is_draining=True):
         return f"{name}: is already draining"
-    return f"{name}: its layers are being moved; `headway events JOB` shows the moves"
+    view = await session.view()
+    jobs = [job.name for job in view.jobs_in_order() if _works_for(name, job)]
+    if not jobs:
+        return f"{name}: holds layers of no job, and takes no work until `headway nodes release {name}`"
+    more = f", and also those of {', '.join(jobs[1:])}" if jobs[1:] else ""
+    return f"{name}: its layers are being moved; `headway events {jobs[0]}` shows the moves{more}"
+
+
+def _works_for(node: str, job: JobView) -> bool:
+    """Return whether a job's plan, or the next one, gives a node layers."""
+    return any(stage.node == node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
 
 
 async def release(session: ClusterSession, name: str) -> str:

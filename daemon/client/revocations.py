@@ -18,14 +18,14 @@ from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 
 @dataclass(frozen=True, slots=True)
 class KnownCertificate:
-    """What the cluster knows of the certificates of one name. Times in seconds since 1970; 0: not known."""
+    """What the cluster knows of the certificates of one name. Times in seconds since 1970; None: not known."""
 
     name: str
     role: str
     """Empty: it was made by `headway certs`, or by another authority."""
-    issued_at: float
-    expires_at: float
-    revoked_at: float
+    issued_at: float | None
+    expires_at: float | None
+    revoked_at: float | None
     revoked_by: str
     is_present: bool
     """True if a node of this name is in the cluster now."""
@@ -86,9 +86,9 @@ async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:
             KnownCertificate(
                 name,
                 role,
-                issued.issued_at if issued is not None else 0.0,
-                issued.expires_at if issued is not None else 0.0,
-                revoked.revoked_at if revoked is not None else 0.0,
+                issued.issued_at if issued is not None else None,
+                issued.expires_at if issued is not None else None,
+                revoked.revoked_at if revoked is not None else None,
                 revoked.revoked_by if revoked is not None else "",
                 key in nodes,
             )

@@ -291,7 +291,9 @@ class EtcdConnection:
     def _unreachable(self, error: grpc.aio.AioRpcError, timeout_s: float, remark: str = "") -> StoreUnreachableError:
         reason = f"no answer within {timeout_s:.3g} s: {one_line(error)}"
         identity = self.access.identity
-        if identity is None or not identity.now().certificate:
+        if "Connection refused" in reason:
+            reason += "; is etcd running there? --etcd names it"
+        elif identity is None or not identity.now().certificate:
             reason += "; no client certificate was given, and a server with TLS may want one"
         return StoreUnreachableError(self.target, f"{reason} ({remark})" if remark else reason)
 

@@ -5,6 +5,7 @@ processes waits in the kernel's queue of the socket.
 """
 
 import asyncio
+import errno
 import secrets
 import socket
 import sys
@@ -130,5 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
-        what = f"cannot listen at {join_address(host, port)}: {error.strerror or error}"
-        raise ConfigError(what, "listen") from error
+        # create_server adds the address, which stands here already.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        remedy = "; name another port with --listen" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen at {join_address(host, port)}: {reason}{remedy}", "listen") from error

@@ -3,6 +3,7 @@
 import grp
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from headway.daemon.install.actions import (
     LOOKED_AT,
     SHIPPED,
     STATE,
+    UNIT_PATH,
     USER,
     Action,
     Delete,
@@ -72,15 +74,7 @@ def read_wish(
     *, config: Path | None, certificates: Path | None, writable: Collection[Path], cards: str, starts: bool
 ) -> Wish:
     """Return what is asked for. Raises ConfigError for a file that cannot be read, or a hidden program."""
-    program = Path(sysconfig.get_path("scripts"))
-    if not (program / "headway").is_file():
-        raise ConfigError("has no program `headway`: install the wheel there first", str(program))
-    of_program = {str(path) for path in (program, sys.prefix, sys.base_prefix, FILES)}
-    if hidden := out_of_sight({*of_program, *(str(Path(path).resolve()) for path in of_program)}):
-        raise ConfigError(
-            "the service sees no home folders and no /tmp: install it in /opt/headway, with a Python for all users",
-            min(hidden),
-        )
+    program = _program_folder()
     settings = None if config is None else _content(config)
     if settings is not None:
         _check_settings(settings, str(config))
@@ -97,6 +91,34 @@ def read_wish(
         writable=tuple(map(str, writable)),
         starts=starts,
     )
+
+
+def service_command(identity: str) -> str:
+    """Return what makes the node of this machine a service, for people; empty: systemd does not run this machine.
+
+    identity: the flags that name its settings and certificate.
+    """
+    if not BOOTED.is_dir():
+        return ""
+    try:
+        # With its folder: sudo looks for programs in folders of its own.
+        return f"sudo {shlex.quote(str(_program_folder() / 'headway'))} install {identity}"
+    except ConfigError as error:
+        return f"{error}, then `sudo {UNIT_PATH}/headway install {identity}`"
+
+
+def _program_folder() -> Path:
+    """Return the folder of the program. Raises ConfigError when a service cannot run it from there."""
+    program = Path(sysconfig.get_path("scripts"))
+    if not (program / "headway").is_file():
+        raise ConfigError("has no program `headway`: install the wheel there first", str(program))
+    of_program = {str(path) for path in (program, sys.prefix, sys.base_prefix, FILES)}
+    if hidden := out_of_sight({*of_program, *(str(Path(path).resolve()) for path in of_program)}):
+        raise ConfigError(
+            "the service sees no home folders and no /tmp: install it in /opt/headway, with a Python for all users",
+            min(hidden),
+        )
+    return program
 
 
 def act(action: Action) -> None:

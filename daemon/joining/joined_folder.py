@@ -1,6 +1,7 @@
 """The folder of a machine that has joined: its identity and, for a node, its settings."""
 
 import json
+import shlex
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,7 @@ class JoinedFolder:
         self.folder = folder
         self._name = token.name
         if all((folder / name).exists() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)):
-            settings = folder / SETTINGS_FILE
-            start = f": start it with `headway daemon --config {settings}`" if settings.exists() else ""
+            start = f": start it with `{start_command(folder)}`" if (folder / SETTINGS_FILE).exists() else ""
             raise ConfigError(
                 f"has joined already{_as_whom(folder)}{start}; or name another folder with --dir", str(folder)
             )
@@ -73,6 +73,27 @@ def _as_whom(folder: Path) -> str:
         return f" as {holder(names_in(read_certificate((folder / CERTIFICATE_FILE).read_bytes(), CERTIFICATE_FILE)))}"
     except (OSError, ConfigError):
         return ""
+
+
+def identity_flags(folder: Path) -> str:
+    """Return what names a joined node's settings and certificate on a command line."""
+    return shlex.join(["--config", str(folder / SETTINGS_FILE), "--certs", str(folder)])
+
+
+def start_command(folder: Path) -> str:
+    """Return the line that starts the daemon of a joined node. Its state lies there too, not in the system's folder."""
+    return f"headway daemon {identity_flags(folder)} --state-dir {shlex.quote(str(folder / 'state'))}"
+
+
+def relay_command(folder: Path, joined: Joined) -> str:
+    """Return the line that makes the machine of a joined node a relay instead."""
+    return shlex.join(["headway", "relay", "--certs", str(folder), "--etcd", ",".join(joined.answer.etcd)])
+
+
+def shell_settings(folder: Path, joined: Joined) -> str:
+    """Return the line that names cluster and certificate to the shell of a person who has joined."""
+    named = {"HEADWAY_ETCD": ",".join(joined.answer.etcd), "HEADWAY_CERTS": str(folder.absolute())}
+    return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items())
 
 
 def node_settings(name: str, joined: Joined, settings: dict[str, object]) -> str:

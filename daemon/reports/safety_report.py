@@ -79,7 +79,8 @@ def safety_lines(report: SafetyReport) -> list[str]:
     lines = []
     if report.restorable:
         number = ", ".join(map(str, report.restorable[:2]))
-        lines.append(f"restorable: boundary {number} ({report.copies} copies), {_batches(report.lag)} ago")
+        ago = "" if report.lag is None else f", {_batches(report.lag)} ago"
+        lines.append(f"restorable: boundary {number} ({report.copies} copies){ago}")
     elif report.lag is not None:
         lines.append(f"restorable: nothing newer than {_batches(report.lag)} ago")
     if report.checkpoint_lag is not None:
@@ -120,5 +121,5 @@ def _troubles(job: JobView) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _batches(number: int | None) -> str:
+def _batches(number: int) -> str:
     return f"{number} batch{'es' * (number != 1)}"

@@ -442,9 +442,8 @@ def bind_node_service(
     try:
         bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise ConfigError(
-            f"cannot listen at {address}: the port is in use or the address is not this machine's", "listen"
-        ) from error
+        reason = "the port is in use or the address is not this machine's; name another with --listen"
+        raise ConfigError(f"cannot listen at {address}: {reason}", "listen") from error
     return server, bound
 
 

@@ -43,9 +43,12 @@ class ProgressReports:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            for (job, generation), entries in list(self._entries.items()):
-                if entries and await self._write(job, generation, list(entries)):
-                    self._entries.pop((job, generation), None)
+            self._hurry.clear()
+            for run_key in list(self._entries):
+                entries = self._entries.pop(run_key)
+                if entries and not await self._write(*run_key, list(entries)):
+                    # What has come meanwhile is newer, and never written yet either.
+                    self._entries[run_key] = deque((*entries, *self._entries.get(run_key, ())), maxlen=MAX_RECENT)
             await self._rest()
             if self._entries:
                 self._arrived.set()
@@ -55,7 +58,7 @@ class ProgressReports:
         self._hurry.set()
 
     async def _rest(self) -> None:
-        self._hurry.clear()
+        """Wait for the next round; not at all if someone was in a hurry during this one."""
         try:
             async with asyncio.timeout(PERIOD_S):
                 await self._hurry.wait()

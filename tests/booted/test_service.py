@@ -212,7 +212,7 @@ def test_uninstall_leaves_state_and_purge_leaves_nothing(booted: Booted) -> None
     )
     assert left.count("No such file") == len(left.splitlines()), left
     assert "no such user" in machine.run("id", "headway", check=False)
-    assert booted.headway("uninstall", "--purge").strip() == "nothing to do: everything is in place"
+    assert booted.headway("uninstall", "--purge").strip() == "nothing to do: no service is installed here"
 
 
 def start_other(booted: Booted) -> None:

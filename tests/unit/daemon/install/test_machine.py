@@ -3,6 +3,7 @@
 import grp
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
 from headway.daemon.install import machine
-from headway.daemon.install.actions import Delete, DeleteIfEmpty, Run, Write
+from headway.daemon.install.actions import Delete, DeleteIfEmpty, Facts, Run, Write
 from tests.fakes.mortal_work import dies_at
 
 
@@ -95,3 +96,31 @@ def test_a_command_that_fails_is_one_line() -> None:
     """The command and its first line."""
     with pytest.raises(ConfigError, match=r"sh -c .*: no such unit$"):
         machine.act(Run(("sh", "-c", "echo no such unit >&2; exit 5")))
+
+
+def test_a_missing_file_is_told_before_all_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who misspells a name hears it, and not first that root is needed."""
+    for flag in ("--config", "--certs"):
+        assert run(["install", flag, "nope"]) == 2
+        assert "'nope' does not exist" in capsys.readouterr().err
+
+
+def test_an_uninstall_of_nothing_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In place is nothing, here."""
+    monkeypatch.setattr(machine, "look", Facts)
+    assert run(["uninstall", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "nothing to do: no service is installed here\n"
+
+
+def test_a_service_is_advised_where_it_can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With systemd, and a program that the unit sees: else the advice begins with the installation."""
+    monkeypatch.setattr(machine, "BOOTED", tmp_path)
+    monkeypatch.setattr(machine, "out_of_sight", lambda _: [])
+    program = Path(sysconfig.get_path("scripts")) / "headway"
+    assert machine.service_command("--certs n") == f"sudo {program} install --certs n"
+    monkeypatch.setattr(machine, "out_of_sight", lambda _: ["/home/me/venv"])
+    told = machine.service_command("--certs n")
+    assert told.startswith("/home/me/venv: the service sees no home folders and no /tmp: install it in /opt/headway,")
+    assert told.endswith("then `sudo /opt/headway/bin/headway install --certs n`")
+    monkeypatch.setattr(machine, "BOOTED", tmp_path / "absent")
+    assert machine.service_command("--certs n") == ""

@@ -15,7 +15,7 @@ from headway.daemon.joining import joined_folder
 from headway.daemon.joining.join_client import Joined
 from headway.daemon.joining.join_messages import JoinAnswer
 from headway.daemon.joining.join_token import JoinToken
-from headway.daemon.joining.joined_folder import JoinedFolder
+from headway.daemon.joining.joined_folder import JoinedFolder, start_command
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -100,9 +100,7 @@ def test_a_join_that_died_at_any_write_is_run_again(
 def test_an_identity_is_never_touched(tmp_path: Path) -> None:
     """Of somebody who has joined there, or whose files somebody has copied there without a key."""
     JoinedFolder(tmp_path / "n", TOKEN).keep(joined(tmp_path), {})
-    start = re.escape(
-        f"has joined already as n: start it with `headway daemon --config {tmp_path}/n/daemon.toml`; or name"
-    )
+    start = re.escape(f"has joined already as n: start it with `{start_command(tmp_path / 'n')}`; or name")
     with pytest.raises(ConfigError, match=start):
         JoinedFolder(tmp_path / "n", TOKEN)
     (tmp_path / "n/next-key.pem").write_bytes(b"of a renewal")

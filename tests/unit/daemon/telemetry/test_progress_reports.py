@@ -103,6 +103,31 @@ async def test_a_conflict_is_looked_at_again() -> None:
     assert [record.batch for record in etcd.written] == [29]
 
 
+@pytest.mark.parametrize("num_conflicts", [0, 1])
+async def test_a_batch_that_comes_during_a_write_is_written_at_once(
+    monkeypatch: pytest.MonkeyPatch, num_conflicts: int
+) -> None:
+    """It is the last of a small job, whose worker then stops: nothing would ever write it later."""
+    monkeypatch.setattr(progress_reports, "PERIOD_S", 3600.0)
+    view = view_of(plan=PlanRecord(generation=3, timeline=1))
+
+    class Slow(FakeEtcd):
+        async def transaction(self, compare: Iterable[Any], changes: Iterable[Put]) -> int:
+            if not self.is_news.is_set():
+                reports.add(progress(3, 29))
+                reports.hurry()
+            return await super().transaction(compare, changes)
+
+    etcd = Slow(num_conflicts=num_conflicts)
+    reports = ProgressReports(view, cast(EtcdClient, etcd))
+    reports.add(progress(3, 28))
+    task = asyncio.create_task(reports.run())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait({task})
+    assert [batch for record in etcd.written for batch, _ in record.recent] == [28, 29]
+
+
 @pytest.mark.parametrize(
     "records",
     [
