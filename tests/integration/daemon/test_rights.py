@@ -158,6 +158,8 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
     )
     try:
         run = Control(control, server.endpoint, authority.issue("root", role=Role.OPERATOR))
+        async with EtcdClient(server.access(TlsIdentity.read(authority.directory / "root"))) as root:
+            assert not await root.has_users()
         for words in commands():
             run(*words)
         identities = {
@@ -165,6 +167,7 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
             for name, role in (("node-a", Role.NODE), ("ann", Role.READER), ("eve", Role.READER))
         }
         async with EtcdClient(server.access(identities["node-a"])) as node:
+            assert await node.has_users(), "whoever asks"
             lease = await node.grant_lease(5)
             await node.put(f"{PREFIX}nodes/a", b"here", lease_id=lease.id)
             with pytest.raises(StoreError, match="permission denied"):
