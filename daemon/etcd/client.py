@@ -112,7 +112,9 @@ class EtcdClient:
 
         def log_in(channel: grpc.aio.Channel, timeout_s: float, _: Metadata) -> Awaitable[object]:
             # Its own question about this is for root alone. A login changes nothing, and etcd without users says so.
-            return AuthStub(channel).Authenticate(etcd_pb2.AuthenticateRequest(name="nobody"), timeout=timeout_s)
+            request = etcd_pb2.AuthenticateRequest(name="nobody")
+            answer: Awaitable[object] = AuthStub(channel).Authenticate(request, timeout=timeout_s)
+            return answer
 
         try:
             await self._connection.call(log_in, is_repeatable=True)
