@@ -54,8 +54,8 @@ from headway.daemon.errors import (
 from headway.daemon.etcd.transaction import Compare
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
-from headway.daemon.records.records import seen_key
+from headway.daemon.records.ailments import checkpoint_ailment, data_ailment, refusal_ailment
+from headway.daemon.records.records import TERMINAL_PHASES, seen_key
 from headway.daemon.runtime.activities import Run
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.telemetry.goodput import GoodputReports
@@ -117,6 +117,8 @@ class Agent:
         """Jobs whose records raised an error at the last look, with that error."""
         self._storage_troubles: set[str] = set()
         """Ailments of storage that could not be read at the last attempt."""
+        self._refused: frozenset[str] = frozenset()
+        """Ailments of jobs whose records this node does not believe."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._spacings: dict[JobGeneration, Spacing] = {}
@@ -360,7 +362,7 @@ class Agent:
         )
 
     def _look_at_jobs(self) -> None:
-        """Record the plans in force of all known jobs, and the data that they may open."""
+        """Record all jobs' plans in force, the data that they may open, and which of them this node refuses."""
         jobs = self._around.view.jobs.values()
         kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
         self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
@@ -370,6 +372,14 @@ class Agent:
                 self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
         wanted = {part.sha256 for job in jobs if job.spec is not None for part in job.spec.data.parts}
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
+        refused = {
+            refusal_ailment(job.name): job.refusal
+            for job in jobs
+            if job.refusal and job.phase.phase not in TERMINAL_PHASES
+        }
+        for ailment in {*self._refused, *refused}:
+            self._around.activities.trouble(ailment, refused.get(ailment, ""))
+        self._refused = frozenset(refused)
 
     def _spec(self, job: str) -> JobSpec:
         """Return a job's spec. Raises RecoveryError when the job was removed after the step became due."""

@@ -34,7 +34,7 @@ def copy_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
     """Yield the copy steps of one job."""
     plan, spec = job.plan, job.spec
-    if plan is None or spec is None or node.is_behind(job) or view.why_set_aside(job.name):
+    if plan is None or spec is None or node.is_behind(job) or view.why_left_alone(job.name):
         return
     newer = view.derived.of(
         f"boundaries without copies of {job.name}",

@@ -48,8 +48,8 @@ def state_steps(view: ClusterView, node: NodeState) -> Iterator[Step]:
 def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[Step]:
     """Yield the due steps of one job, or of files of a job that is gone."""
     job = view.jobs.get(name)
-    if view.why_set_aside(name):
-        return  # an unreadable record: no file of the job is deleted
+    if view.why_left_alone(name):
+        return  # an unreadable record, or one that is not believed: no file of the job is deleted
     if job is None or job.submission is None:
         if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
             return  # etcd may be older than the job: leave its administrator time to restore the job

@@ -67,7 +67,7 @@ def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exceptio
 
 def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
     """Yield the steps that the plans of one job require of this node."""
-    if job.submission is None or view.why_set_aside(job.name):
+    if job.submission is None or view.why_left_alone(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     if job.next is not None and node.may_obey(job, job.next):

@@ -227,14 +227,14 @@ def revoke(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
     \b
     headway certs revoke node-b
     """
+    from headway.daemon.client.revocations import in_etcd
     from headway.daemon.client.revocations import revoke as ask
 
     async def work(session: "ClusterSession") -> list[str]:
-        return await ask(session, names)
+        return [*await ask(session, names), await in_etcd(session, names)]
 
     for line in with_cluster(etcd, certs, cluster, work):
         say(line)
-    say(f"if etcd has users: {'; '.join(f'etcdctl user delete {name}' for name in names)}")
 
 
 def restore(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from headway.daemon.client.known_daemons import remember
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
-from headway.daemon.records.keys import PREFIX
+from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.cluster_view import ClusterView
@@ -185,6 +185,7 @@ class ClusterSession:
             why_no_writes=why_no_operator(self.identity, address.certificates),
         )
         self.client = EtcdClient(access)
+        self.client.ask_before_changes(self._why_revoked)
 
     async def __aenter__(self) -> Self:
         return self
@@ -269,3 +270,17 @@ class ClusterSession:
                 now=time.monotonic(),
             )
         return view, listed.revision
+
+    async def _why_revoked(self) -> str:
+        """Return why this person changes nothing: etcd takes a revoked name's certificate until its user is gone."""
+        if self.identity is None:
+            return ""
+        from headway.daemon.rpc.certificates import names_in, own_names
+        from headway.daemon.rpc.own_certificate import read_certificate
+
+        where = str(self.address.certificates / CERTIFICATE_FILE) if self.address.certificates is not None else ""
+        for name in own_names(names_in(read_certificate(self.identity.certificate, where))):
+            if await self.client.get(Keys.revoked(name)) is not None:
+                restored = f"another operator may `headway certs restore {name}`"
+                return f"{where}: {name} is revoked, and changes nothing: {restored}"
+        return ""

@@ -41,7 +41,8 @@ async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
         if name.casefold() in own:
             what = "is in your own certificate: another operator revokes it, so that the cluster keeps one"
             raise ConfigError(what, name)
-    told, now, who = [], time.time(), submitter()
+    mine = next(iter(_own_names(session)), "")
+    told, now, who = [], time.time(), f"{mine} ({submitter()})" if mine else submitter()
     for name in names:
         if view.is_revoked(name):
             told.append(f"{name}: is revoked already")
@@ -52,6 +53,14 @@ async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
         known = "" if is_known else "; no node and no invited certificate bears this name: is it spelled right?"
         told.append(f"{name}: revoked{known}")
     return told
+
+
+async def in_etcd(session: ClusterSession, names: list[str]) -> str:
+    """Return what these names' holders can still do in etcd, and how that ends, in a sentence."""
+    if await session.client.has_users():
+        ends = "; ".join(f"etcdctl user delete {name}" for name in names)
+        return f"etcd has users, and takes these certificates until theirs are deleted: {ends}"
+    return f"this etcd has no users: {', '.join(names)} can still write to it; see docs/security.md#etcd"
 
 
 async def restore(session: ClusterSession, names: list[str]) -> list[str]:

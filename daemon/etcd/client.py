@@ -6,7 +6,7 @@ docs/decisions.md. Wire format: proto/etcd.proto.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,7 +31,7 @@ from headway.daemon.etcd.transaction import (
 )
 from headway.daemon.etcd.watch import WatchBatch, never, watch
 from headway.proto import etcd_pb2
-from headway.proto.etcd_pb2_grpc import KVStub, LeaseStub, MaintenanceStub
+from headway.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, MaintenanceStub
 
 PAGE_KEYS = 1000
 FIRST_PAGE_KEYS = 64
@@ -102,6 +102,27 @@ class EtcdClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    def ask_before_changes(self, why_not: Callable[[], Awaitable[str]]) -> None:
+        """Make no change for which this returns a reason: the change raises it as a ConfigError."""
+        self._connection.why_no_change = why_not
+
+    async def has_users(self) -> bool:
+        """Return whether etcd asks for users, so that a user's deletion shuts its holder out."""
+
+        def log_in(channel: grpc.aio.Channel, timeout_s: float, _: Metadata) -> Awaitable[object]:
+            # Its own question about this is for root alone. A login changes nothing, and etcd without users says so.
+            request = etcd_pb2.AuthenticateRequest(name="nobody")
+            answer: Awaitable[object] = AuthStub(channel).Authenticate(request, timeout=timeout_s)
+            return answer
+
+        try:
+            await self._connection.call(log_in, is_repeatable=True)
+        except StoreUnreachableError:
+            raise
+        except StoreError as error:
+            return "authentication is not enabled" not in str(error)
+        return True
 
     async def close(self) -> None:
         """Close the connection. Leases are not revoked: their owners revoke them."""

@@ -83,6 +83,8 @@ class EtcdConnection:
         if not access.endpoints:
             raise ValueError("an etcd connection needs at least one endpoint")
         self.access = access
+        self.why_no_change: Callable[[], Awaitable[str]] | None = None
+        """Returns, before each change, why this client may make none at this moment; an empty reason: it may."""
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
@@ -181,6 +183,8 @@ class EtcdConnection:
         """
         if self.access.why_no_writes and not is_repeatable:
             raise ConfigError(self.access.why_no_writes)
+        if self.why_no_change is not None and not is_repeatable and (why := await self.why_no_change()):
+            raise ConfigError(why)
 
         def send(channel: grpc.aio.Channel, timeout_s: float, metadata: Metadata) -> Awaitable[ReplyT]:
             return method(channel)(request, timeout=timeout_s, metadata=metadata)

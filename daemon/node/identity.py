@@ -2,6 +2,7 @@
 is dialled.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
@@ -78,12 +79,18 @@ def _check_name(config: NodeConfig, identity: TlsIdentity) -> None:
         raise ConfigError(f"{config.name!r} is every machine's name: give the node its own name", "name")
     names = names_in(x509.load_pem_x509_certificate(identity.certificate))
     where = str(config.certificates / CERTIFICATE_FILE)
-    if Role.NODE not in roles_among(names):
-        raise ConfigError(f"is of {holder(names)}, and a daemon needs a node's: `headway certs` makes one", where)
+    check_is_node(names, where, who="a daemon")
     if not is_borne(config.name, names):
         told = ", ".join(without_roles(names)) or "no name"
         what = f"bears {told}, and not this node's name {config.name}: `headway certs` makes one that does"
         raise ConfigError(what, where)
+
+
+def check_is_node(names: Iterable[str], where: str, *, who: str) -> None:
+    """Raise ConfigError, naming the file, unless a certificate with these names is a node's. who: the one it is for."""
+    names = tuple(names)
+    if Role.NODE not in roles_among(names):
+        raise ConfigError(f"is of {holder(names)}, and {who} needs a node's: `headway certs` makes one", where)
 
 
 def _password(config: NodeConfig) -> str:

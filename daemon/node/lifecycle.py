@@ -269,6 +269,7 @@ class Daemon:
         membership = Membership(house)
         if outside is not None:
             outside.moved = membership.announce
+            outside.tell = membership.stands_by_nowhere
         desk = NodeDesk(
             node=config.name,
             incarnation=membership.incarnation,

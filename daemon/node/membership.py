@@ -284,6 +284,11 @@ class Membership:
         if self._supervisor is not None:
             self._supervisor.announce(address)
 
+    def stands_by_nowhere(self, why: str) -> None:
+        """Let plans leave this node out while nobody can reach it through a relay; an empty reason ends that."""
+        self._house.activities.trouble("relay", why)
+        self._stay_out("relay", why)
+
     async def drain(self) -> None:
         """Ask for plans without this node; return when no plan names it, or needs a file that only it has.
 

@@ -21,7 +21,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.renewals import Renewals
-from headway.daemon.node.identity import open_identity
+from headway.daemon.node.identity import check_is_node, open_identity
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.rpc.certificates import names_in, own_names
 from headway.daemon.rpc.own_certificate import read_certificate
@@ -84,6 +84,7 @@ async def _serve(config: RelayConfig) -> None:
     identity = open_identity(config.certificates, config.certificates / RENEWALS)
     where = str(config.certificates / CERTIFICATE_FILE)
     certificate = read_certificate(identity.now().certificate, where)
+    check_is_node(names_in(certificate), where, who="a relay")
     names = own_names(names_in(certificate))
     limits = StreamLimits()
     with tempfile.TemporaryDirectory(prefix="headway-relay-") as folder:

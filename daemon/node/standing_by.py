@@ -51,6 +51,9 @@ class StandingBy:
         """Each chosen relay; infinity: this node stands by there."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reasons: dict[str, str] = {}
+        self._has_stood_by = False
+        self.tell: Callable[[str], None] = lambda _: None
+        """Told every second why nobody can reach this node; empty: it stands by somewhere, or was gone for a moment."""
         self.moved: Callable[[str], None] = lambda _: None
         """Told the node's other address after relays have changed."""
 
@@ -83,6 +86,7 @@ class StandingBy:
                         self._tasks[relay] = group.create_task(self._at(relay), name=f"relay {relay}")
                     await asyncio.sleep(PAUSE_S)
                     await self._replace_gone()
+                    self.tell(self._trouble())
         finally:
             self._tasks.clear()
 
@@ -103,6 +107,14 @@ class StandingBy:
         log.info("relays_chosen", relays=now_chosen)
         self.moved(self.address)
 
+    def _trouble(self) -> str:
+        """Return why this node stands by nowhere. It may be moving to another relay, unless it has never stood by."""
+        if any(relay not in self._reasons for relay in self._gone_since):
+            return ""
+        if self._has_stood_by and time.monotonic() < max(self._gone_since.values(), default=0.0) + GONE_S:
+            return ""
+        return "stands by at no relay: " + "; ".join(f"{relay}: {self._reasons[relay]}" for relay in self._gone_since)
+
     def _take(self, relays: tuple[str, ...]) -> None:
         now = time.monotonic()
         self._gone_since = {relay: self._gone_since.get(relay, now) for relay in relays}
@@ -112,7 +124,9 @@ class StandingBy:
             reason = "the stream has ended"
             try:
                 await self._stand_by(relay)
-            except (PeerError, RecoveryError, OSError) as error:
+            except (PeerError, RecoveryError) as error:
+                reason = error.reason
+            except OSError as error:
                 reason = str(error)
             finally:
                 self._front.stand_by(relay, None)
@@ -134,4 +148,5 @@ class StandingBy:
                 self._front.stand_by(relay, Post(str(found[0][4][0]), port, reply.token))
                 self._gone_since[relay] = float("inf")
                 self._reasons.pop(relay, None)
+                self._has_stood_by = True
                 log.info("standing_by", relay=relay)

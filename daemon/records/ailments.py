@@ -6,6 +6,11 @@ def job_ailment(job: str) -> str:
     return f"job {job}"
 
 
+def refusal_ailment(job: str) -> str:
+    """Name the ailment: a node does not believe a job's record, or the record breaks a rule."""
+    return f"refuses job {job}"
+
+
 def data_ailment(job: str) -> str:
     """Name the ailment: a node cannot read a job's data."""
     return f"data of {job}"

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
+from headway.daemon.records.ailments import checkpoint_ailment, data_ailment, refusal_ailment
 from headway.daemon.records.journal_part import JournalPart
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
@@ -132,6 +132,10 @@ class NodeRecord:
         """Return why it cannot read the data or the checkpoint that a job starts from; empty: it can."""
         told = (self.ailments.get(ailment, "") for ailment in (data_ailment(job), checkpoint_ailment(job)))
         return next(filter(None, told), "")
+
+    def refusal(self, job: str) -> str:
+        """Return why it takes no step of a job whose record it does not believe; empty: it believes the record."""
+        return self.ailments.get(refusal_ailment(job), "")
 
     def generation_seen(self, job: str, uid: str) -> int:
         """Return the generation seen of one submission. A node that counts by name alone may mean it."""

@@ -8,7 +8,7 @@ from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
 from headway.daemon.jobs.epochs import epoch_of
 from headway.daemon.jobs.source_shares import shares_text
-from headway.daemon.records.ailments import job_ailment
+from headway.daemon.records.ailments import job_ailment, refusal_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
 from headway.daemon.reports.arithmetic_settings import arithmetic_settings
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
@@ -221,12 +221,17 @@ def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
     mine = job_ailment(job.name)
     names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
     of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
+    of_job += [
+        f"node {name} {refusal_ailment(job.name)}: {why}"
+        for name, node in sorted(nodes.items())
+        if (why := node.refusal(job.name))
+    ]
     of_nodes = [
         f"node {name}: {what} {sentence}"
         for name in names
         if name in nodes
         for what, sentence in nodes[name].ailments.items()
-        if not what.startswith(job_ailment(""))
+        if not what.startswith((job_ailment(""), refusal_ailment("")))
     ]
     return (*of_job, *of_nodes)
 

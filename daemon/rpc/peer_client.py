@@ -18,7 +18,7 @@ from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import listening_port, listening_ports, open_channel
-from headway.stages.sockets.tls_sentences import in_words
+from headway.stages.sockets.tls_sentences import OTHER_NAME, in_words
 
 MessageT = TypeVar("MessageT")
 
@@ -312,6 +312,8 @@ async def _once(answer: Awaitable[MessageT]) -> AsyncIterator[MessageT]:
 
 def _translated(endpoint: NodeEndpoint, error: grpc.aio.AioRpcError) -> PeerError | RecoveryError:
     peer, details = str(endpoint), in_words(error.details() or error.code().name)
+    if details == OTHER_NAME:
+        details += f" {endpoint.name or endpoint.address.rpartition(':')[0]}"
     if error.code() in _GONE:
         return UnavailableError(peer, details)
     if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -22,6 +22,8 @@ class LostWorker:
     """Reason why its node cannot read the data or checkpoint, if the worker is late for that. It counts against no
     node.
     """
+    is_refused: bool = False
+    """True if its node does not believe the job's record, so it waits for nothing else. It counts against no node."""
 
     @property
     def stage(self) -> StagePlan:
@@ -55,8 +57,10 @@ class LostWorker:
 
     @property
     def is_nobodys(self) -> bool:
-        """Return whether it counts against no node and no job: the machine moved, storage is away, memory ran out."""
-        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory
+        """Return whether it counts against no node and no job: the machine moved, storage is away, memory ran out, or
+        the node refuses the job.
+        """
+        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory or self.is_refused
 
     @property
     def is_out_of_memory(self) -> bool:

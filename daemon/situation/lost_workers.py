@@ -1,6 +1,7 @@
 """Finds the workers that a plan has lost, which losses are the cause, and what they are charged to. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -47,7 +48,9 @@ class LostWorkers:
             elif position in late:
                 node = situation.view.nodes.get(stage.node)
                 trouble = node.storage_trouble(job.name) if node is not None else ""
-                found.append(LostWorker(position=position, plan=plan, is_late=True, storage_trouble=trouble))
+                is_refused = node is not None and bool(node.refusal(job.name))
+                late_one = LostWorker(position=position, plan=plan, is_late=True, storage_trouble=trouble)
+                found.append(replace(late_one, is_refused=is_refused))
         is_explained = any(loss.explains_others or loss.is_between(situation.view.blocked) for loss in found)
         return tuple(found) if is_next or is_explained or situation.now >= self.cause_known_at else ()
 

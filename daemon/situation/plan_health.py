@@ -12,9 +12,9 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 
 
-def is_leaving(node: NodeRecord) -> bool:
-    """Return whether a node asks new plans to leave it out."""
-    return node.is_draining or bool(node.stays_out)
+def stays_out(node: NodeRecord, job: str) -> bool:
+    """Return whether a node asks new plans of a job to leave it out."""
+    return bool(node.stays_out or node.refusal(job))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,9 @@ class PlanHealth:
         """Return a part whose node is absent, replaced, draining or staying out of new plans."""
         for stage in self.stages:
             node = self.view.nodes.get(stage.node)
-            if node is None or node.incarnation != stage.node_incarnation or is_leaving(node):
+            if node is None or node.incarnation != stage.node_incarnation:
+                return stage
+            if node.is_draining or stays_out(node, self.job.name):
                 return stage
         return None
 
@@ -62,8 +64,9 @@ class PlanHealth:
     @property
     def staying_out(self) -> StagePlan | None:
         """Return a part whose node stays out of new plans."""
-        nodes = self.view.nodes
-        return next((stage for stage in self.stages if stage.node in nodes and nodes[stage.node].stays_out), None)
+        nodes, job = self.view.nodes, self.job.name
+        out = (stage for stage in self.stages if stage.node in nodes and stays_out(nodes[stage.node], job))
+        return next(out, None)
 
     @property
     def draining(self) -> tuple[str, ...]:

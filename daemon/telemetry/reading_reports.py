@@ -51,7 +51,7 @@ class ReadingReports:
                     await self._take_back(key)
             self._seen &= {job.uid for job in self._view.jobs.values()}
             for job in list(self._view.jobs.values()):
-                if self._computes(job) and job.spec is not None and job.uid not in self._seen:
+                if self._computes(job) and job.spec is not None and not job.refusal and job.uid not in self._seen:
                     self._seen.add(job.uid)
                     for part in job.spec.data.parts:
                         await self._library.look_ahead(part)

@@ -1,7 +1,8 @@
 """Validates a submission in etcd, or a checkpoint's manifest, before the cluster uses it. Pure.
 
 A job file is checked when it is read, and every submission again here: by the client that writes it, and by every
-daemon that reads it. A spec that breaks a rule goes no further than this file.
+daemon that reads it. A spec that breaks a rule goes no further than this file, and nothing is computed of what stands
+in its place.
 """
 
 from dataclasses import replace

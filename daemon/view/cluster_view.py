@@ -255,6 +255,14 @@ class ClusterView:
                 return f"its {leaf} cannot be read: {found.reason}"
         return ""
 
+    def why_left_alone(self, job: str) -> str:
+        """Return why this node takes no step of a job: a record that cannot be read, or one that is not believed.
+
+        The view holds a job of default sizes in the place of the latter. Nothing of it may be computed or judged.
+        """
+        found = self.jobs.get(job)
+        return (found.refusal if found is not None else "") or self.why_set_aside(job)
+
     def forget_deleted(self, *, below: int) -> None:
         """Drop the memory of deletions older than a revision: nothing that old can arrive now."""
         self._deleted = {key: revision for key, revision in self._deleted.items() if revision >= below}

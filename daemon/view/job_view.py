@@ -52,7 +52,9 @@ class JobView:
     submission: SpecRecord | None = None
     """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
     refusal: str = ""
-    """The rule that the submitted spec breaks. `submission` then holds a job of default sizes."""
+    """Why this reader refuses the submission. `submission` then holds a job of default sizes."""
+    breaks_rule: bool = False
+    """True if the submitted spec breaks a rule, so that every reader refuses it."""
     signers: frozenset[str] = frozenset()
     """Names in the certificate of the operator who signed it, in small letters."""
     withheld: SpecRecord | None = field(default=None, compare=False, repr=False)
@@ -176,7 +178,9 @@ class JobView:
             self.spec_revision = create_revision if record is not None else 0
             self.refusal, self.withheld = "", None
             self.signers = frozenset({record.signed_by.casefold()}) if record is not None else frozenset()
-            self.refuse(why_refused(record, self.name) if record is not None else "")
+            why = why_refused(record, self.name) if record is not None else ""
+            self.breaks_rule = bool(why)
+            self.refuse(why)
         elif place.leaf == "state" and self.stop is not None:
             self.state_changed_at = now
         elif place.leaf == "progress" and self.progress is not None:

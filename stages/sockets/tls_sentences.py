@@ -16,6 +16,7 @@ class Sentence:
     advice: str
 
 
+OTHER_NAME: Final = "its certificate does not carry the expected name"
 _REFUSED: Final = "it does not take this side's certificate"
 _SENTENCES: Final = (
     (
@@ -37,7 +38,7 @@ _SENTENCES: Final = (
     (
         "Hostname Verification Check failed",
         Sentence(
-            "its certificate does not carry the expected name",
+            OTHER_NAME,
             "etcd's has to bear the host that is dialled, a node's the node's name",
         ),
     ),

@@ -1,5 +1,6 @@
 """Nodes with one port each: a job's bits are those of the plain loop, and nobody listens at another port."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
+from tests.integration.daemon.conftest import Playground
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,
@@ -106,3 +108,19 @@ async def test_a_node_that_only_dials_out_takes_part(tmp_path: Path) -> None:
         result = await finished(session, "relayed", tmp_path / "out")
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
+
+
+async def test_a_node_that_stands_by_nowhere_stays_out_of_plans(playground: Playground) -> None:
+    """Nobody can reach it. Its record says why, and `nodes` shows that, so a job waits and names the node."""
+    playground.start("n1", environment={"HEADWAY_ONE_PORT": "true"}, relay="127.0.0.1:1")
+    why = await playground.until(
+        lambda view: view.nodes["n1"].ailments.get("relay") if "n1" in view.nodes else None, "its trouble"
+    )
+    assert why.startswith("stands by at no relay: 127.0.0.1:1: ")
+    async with asyncio.timeout(10):
+        await playground.until(lambda view: view.nodes["n1"].stays_out == why or None, "the same reason for plans")
+    await playground.submit("waiting")
+    await playground.until(
+        lambda view: "node n1 stays out of plans: stands by at no relay" in view.jobs["waiting"].phase.reason or None,
+        "a job that waits",
+    )

@@ -11,18 +11,19 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-from headway.daemon.client.job_requests import submit
-from headway.daemon.client.revocations import known_certificates, restore, revoke
+from headway.daemon.client.job_requests import cancel, submit, submitter
+from headway.daemon.client.revocations import in_etcd, known_certificates, restore, revoke
+from headway.daemon.client.user_shares import set_share
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.jobs.job import PlacementSpec
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase
+from headway.daemon.records.keys import PREFIX, Keys
+from headway.daemon.records.records import Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import ProtocolError, UnavailableError
@@ -195,6 +196,35 @@ async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:
             with pytest.raises(ConfigError, match=f"{name}: is in your own certificate: another operator revokes it"):
                 await revoke(session, ["thief", name])
         assert not (await session.view()).revoked
+
+
+async def test_a_revoked_operators_commands_change_nothing(etcd: Etcd) -> None:
+    """etcd without users would take the write: the command says who is revoked instead, until the name is restored."""
+    me, ann = (etcd.authority.issue(name, role=Role.OPERATOR) for name in ("me", "ann"))
+    async with (
+        etcd.client() as administrator,
+        ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as mine,
+        ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=ann)) as hers,
+    ):
+        await administrator.put(Keys.of("j", "spec"), encode(SpecRecord(spec=JobSpec(job=JobSection(name="j")))))
+        await administrator.put(Keys.of("j", "phase"), encode(PhaseRecord()))
+        await revoke(mine, ["Ann"])
+        assert await in_etcd(mine, ["Ann"]) == (
+            "this etcd has no users: Ann can still write to it; see docs/security.md#etcd"
+        )
+        before = (await administrator.get_prefix(PREFIX)).entries
+        told = "ann is revoked, and changes nothing: another operator may `headway certs restore ann`"
+        other = JobSpec(job=JobSection(name="other"))
+        for change in (cancel(hers, "j"), submit(hers, other), revoke(hers, ["me"]), set_share(hers, "ann", 2.0)):
+            with pytest.raises(ConfigError) as caught:
+                await change
+            assert str(caught.value) == f"{ann}/cert.pem: {told}"
+        assert (await administrator.get_prefix(PREFIX)).entries == before
+        (one,) = (one for one in await known_certificates(mine) if one.name == "Ann")
+        assert one.revoked_by == f"me ({submitter()})"
+        await restore(mine, ["ann"])
+        await cancel(hers, "j")
+        assert (await administrator.get_prefix(PREFIX)).entries != before
 
 
 async def test_a_nodes_certificate_restores_nobody(etcd: Etcd) -> None:

@@ -1,5 +1,6 @@
 """Who may do what, over real mTLS: a daemon asks callers for their role, a client knows its own, etcd has users."""
 
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import TERMINAL_PHASES, Phase, PhaseRecord, SpecRecord
+from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_view import ClusterView
@@ -117,6 +118,36 @@ async def test_only_an_operators_job_runs_whoever_may_write_to_etcd(playground: 
     assert "forged" not in {*(await playground.view()).nodes["n1"].generations}
 
 
+async def test_a_node_that_trusts_another_authority_computes_nothing_of_a_job(playground: Playground) -> None:
+    """The leader believes a job of the authority before this one, and n2 does not: it says so, and takes no part.
+
+    A job that needs both nodes waits with that reason, and one that needs a node alone ends well on the other.
+    """
+    authority = playground.etcd.authority
+    before = CertificateAuthority.create(playground.folder / "before")
+    operator = TlsIdentity.read(before.issue("me", role=Role.OPERATOR))
+    playground.role = Role.NODE
+    both = playground.folder / "both"
+    shutil.copytree(authority.issue("n1", role=Role.NODE), both)
+    (both / "ca.pem").write_bytes((both / "ca.pem").read_bytes() + operator.ca)
+    playground.start("n1", certificates=both)
+    await playground.until(lambda view: view.leader, "a leader that trusts both")
+    await playground.started("n2")
+    await playground.submit("lan", signer=operator, min_nodes=2)
+    why = "its signer's certificate is not of this cluster's authority"
+    told = f"node n2 stays out of plans: refuses job lan: {why}"
+    found = await playground.until(
+        lambda view: view if told in view.jobs["lan"].phase.reason else None, "a job that waits for n2"
+    )
+    assert why in found.nodes["n2"].ailments["refuses job lan"]
+    assert "refuses job lan" in playground.log_of("n2").read_text()
+    assert not found.jobs["lan"].phase.generation
+    await playground.ask(Desired.CANCELLED, "lan", request=1)
+    await playground.submit("one", signer=operator)
+    await playground.phase(Phase.FINISHED, name="one")
+    assert not (await playground.view()).nodes["n2"].ailments
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """etcdctl with one certificate."""
@@ -158,6 +189,8 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
     )
     try:
         run = Control(control, server.endpoint, authority.issue("root", role=Role.OPERATOR))
+        async with EtcdClient(server.access(TlsIdentity.read(authority.directory / "root"))) as root:
+            assert not await root.has_users()
         for words in commands():
             run(*words)
         identities = {
@@ -165,6 +198,7 @@ async def test_etcds_own_users_are_the_certificates_names(tmp_path: Path) -> Non
             for name, role in (("node-a", Role.NODE), ("ann", Role.READER), ("eve", Role.READER))
         }
         async with EtcdClient(server.access(identities["node-a"])) as node:
+            assert await node.has_users(), "whoever asks"
             lease = await node.grant_lease(5)
             await node.put(f"{PREFIX}nodes/a", b"here", lease_id=lease.id)
             with pytest.raises(StoreError, match="permission denied"):

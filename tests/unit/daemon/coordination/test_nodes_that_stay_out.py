@@ -2,7 +2,9 @@
 
 import pytest
 
-from headway.daemon.records.records import Phase
+from headway.daemon.records.ailments import refusal_ailment
+from headway.daemon.records.records import Desired, Phase
+from headway.daemon.records.signature import Signature
 from tests.fakes.simulated_cluster import SimulatedCluster
 from tests.unit.daemon.coordination.test_random_orders import build, finish, happen
 from tests.unit.daemon.coordination.test_recovery import recovered, trained
@@ -42,6 +44,53 @@ def test_a_job_that_needs_a_node_that_stays_out_waits_and_names_it() -> None:
     assert f"node b stays out of plans: {FULL}" in phase.reason
     cluster.say("b", stays_out="")
     assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
+
+
+WHY = "its signer's certificate is not of this cluster's authority, or was not valid when it was signed"
+REFUSAL = {refusal_ailment("first"): WHY}
+
+
+def test_a_recovery_goes_on_without_a_node_that_refuses_the_job() -> None:
+    """A member of `next` does not believe the job's record, so it takes no step: others take over within a moment."""
+    cluster = recovering("a", "b", "c")
+    cluster.say("b", ailments=REFUSAL)
+    began = cluster.now
+    after = recovered(cluster)
+    assert "b" not in {stage.node for stage in after.stages}
+    assert cluster.now - began < 10
+    assert any(text.startswith(f"Node b refuses the job: {WHY}; goes back to") for text in events(cluster))
+    assert not cluster.facts().failures.get("b"), "the node is not to blame"
+
+
+def test_a_job_that_needs_a_node_that_refuses_it_waits_and_names_it() -> None:
+    """What others refuse is nothing to this job."""
+    cluster = recovering("a", "b", min_nodes=2)
+    cluster.say("b", ailments=REFUSAL)
+    cluster.calm(max_rounds=10)
+    assert f"node b stays out of plans: refuses job first: {WHY}" in cluster.phase("first").reason
+    cluster.say("b", ailments={refusal_ailment("other"): WHY})
+    assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
+
+
+def test_a_node_in_force_that_begins_to_refuse_the_job_is_not_charged() -> None:
+    """Its worker trains on, and takes no part in the stop: the job goes on without it, and no failure counts."""
+    cluster = trained("a", "b", batches=6)
+    cluster.say("b", ailments=REFUSAL)
+    cluster.nodes["b"].is_frozen = True
+    cluster.want("first", Desired.PAUSED)
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.PAUSED)
+    assert any(text.startswith(f"Node b refuses the job: {WHY}; goes back to") for text in events(cluster))
+    assert not cluster.facts().failures.get("b")
+
+
+def test_a_leader_that_does_not_believe_a_job_ends_it_in_one_line() -> None:
+    """Others may have believed it: the reason names who leads."""
+    cluster = trained("a", "b", batches=6)
+    leader = cluster.nodes[cluster.leader].view
+    leader.jobs["first"].signed_so(Signature(WHY))
+    leader.num_changes += 1
+    cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FAILED)
+    assert cluster.phase("first").reason == f"node {cluster.leader}, which leads, refuses the job: {WHY}"
 
 
 def test_a_ready_plan_takes_effect_if_no_other_node_is_left() -> None:

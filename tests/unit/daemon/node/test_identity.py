@@ -1,13 +1,16 @@
 """A node's own certificate: what is wrong with it is said before anybody is dialled."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.node import relay_host
 from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.identity import read_identity
 from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.roles import Role
 
 
 def test_a_certificate_has_to_bear_the_nodes_name(tmp_path: Path) -> None:
@@ -26,3 +29,17 @@ def test_a_name_in_every_certificate_cannot_name_a_node(tmp_path: Path) -> None:
     folder = CertificateAuthority.create(tmp_path / "ca").issue("node-a")
     with pytest.raises(ConfigError, match="every machine's name"):
         read_identity(NodeConfig(name="localhost", certificates=folder))
+
+
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.READER])
+async def test_people_run_neither_a_daemon_nor_a_relay(tmp_path: Path, role: Role) -> None:
+    """Before anything listens, in one line that names the file, the holder and what is needed."""
+    folder = CertificateAuthority.create(tmp_path / "ca").issue("ann", role=role)
+    with pytest.raises(ConfigError) as daemons:
+        read_identity(NodeConfig(name="ann", certificates=folder))
+    with pytest.raises(ConfigError) as relays:
+        async with asyncio.timeout(5):
+            await relay_host._serve(relay_host.RelayConfig(listen="127.0.0.1:0", certificates=folder))
+    told = f"{folder}/cert.pem: is of ann ({role}), and {{}} needs a node's: `headway certs` makes one"
+    assert str(daemons.value) == told.format("a daemon")
+    assert str(relays.value) == told.format("a relay")

@@ -1,0 +1,76 @@
+"""A node that stands by at none of its relays says so, because nobody can reach it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.node import standing_by
+from headway.daemon.node.standing_by import StandingBy
+from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.proto import control_pb2
+from headway.stages.errors import UnavailableError
+
+WRONG = "10.0.0.1:7070"
+WHY = "its certificate does not carry the expected name 10.0.0.1"
+
+
+class Relays:
+    """What a client finds at the relays' addresses."""
+
+    def __init__(self) -> None:
+        self.is_right = False
+
+    async def stand_by(self, endpoint: NodeEndpoint, node: str) -> AsyncGenerator[control_pb2.StandByReply]:
+        """Serve a node as long as the relay is one."""
+        if not self.is_right:
+            raise UnavailableError(str(endpoint), WHY)
+        yield control_pb2.StandByReply(token=node)
+        while self.is_right:
+            await asyncio.sleep(0.001)
+
+
+class Posts:
+    """A front that dials nobody."""
+
+    def stand_by(self, *_: object) -> None:
+        """Take what it is told."""
+
+
+async def test_a_node_at_an_address_that_is_no_relay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once with the name that was expected; no more once it stands by; and later only if it is gone for long."""
+    monkeypatch.setattr(standing_by, "PAUSE_S", 0.002)
+    monkeypatch.setattr(standing_by, "GONE_S", 0.3)
+    relays, told = Relays(), list[str]()
+    front: Any = Posts()
+    client: Any = relays
+    cluster = ClusterWatch(EtcdClient(EtcdAccess(endpoints=("127.0.0.1:1",))))
+    outside = StandingBy(front, client, cluster, node="b", relays=(WRONG,))
+    outside.tell = told.append
+    outside._take((WRONG,))
+    monkeypatch.setattr(outside, "_replace_gone", lambda: asyncio.sleep(0))
+
+    async def until(trouble: str) -> float:
+        began, told[:] = asyncio.get_running_loop().time(), []
+        async with asyncio.timeout(20):
+            while told[-1:] != [trouble]:
+                await asyncio.sleep(0.001)
+        return asyncio.get_running_loop().time() - began
+
+    working = asyncio.create_task(outside.run())
+    trouble = f"stands by at no relay: {WRONG}: {WHY}"
+    try:
+        await until(trouble)
+        relays.is_right = True
+        await until("")
+        relays.is_right = False
+        assert await until(trouble) >= 0.2, "a relay that restarts is no trouble"
+    finally:
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
