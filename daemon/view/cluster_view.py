@@ -6,8 +6,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
@@ -28,6 +27,14 @@ from headway.daemon.view.derived import Derived
 from headway.daemon.view.generations_seen import GenerationsSeen
 from headway.daemon.view.job_view import MAX_REMEMBERED, JobView
 from headway.daemon.view.nested_records import set_inner_record, set_record
+from headway.daemon.view.node_changes import (
+    is_another_member,
+    offers_more,
+    says_more,
+    says_more_than_speeds,
+    tells,
+    whereabouts,
+)
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
 from headway.daemon.view.settling import Unrest
@@ -40,18 +47,6 @@ MAX_ABSENT: Final = 1000
 """Maximum number of absent nodes remembered, the latest first."""
 UNREADABLE: Final = -1
 """A revision that no key has."""
-_MEMBERSHIP = attrgetter(
-    "incarnation",
-    "is_draining",
-    "stays_out",
-    "down_devices",
-    "site",
-    "site_is_private",
-    "arithmetic_class",
-    "protocol",
-)
-_BESIDE_DEVICES = attrgetter(*({each.name for each in fields(NodeRecord)} - {"devices", "generations"}))
-_WHEREABOUTS = attrgetter("incarnation", "protocol", "host", "site", "is_draining")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -343,7 +338,7 @@ class ClusterView:
                 self.num_probe_changes += 1
                 set_record(self.probes, place.name, record)
             case "reach":
-                if _tells(self.reach.get(place.name)) != _tells(record):
+                if tells(self.reach.get(place.name)) != tells(record):
                     self.num_changes += 1
                     self.num_node_changes += 1
                 set_record(self.reach, place.name, record)
@@ -412,22 +407,22 @@ class ClusterView:
         elif after is not None and before is None:
             if name not in self._restored:  # an older etcd has lost the writes of all nodes
                 self.arrived_in[name] = create_revision
-        elif after is not None and before is not None and _offers_more(before, after):
+        elif after is not None and before is not None and offers_more(before, after):
             self.arrived_in[name] = self.revision_of(Keys.node(name))
         if after is not None:
             self._restored.discard(name)
             note_storage(self.jobs.values(), before, after, now=now)
-        if _is_another_member(before, after):
+        if is_another_member(before, after):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
         has_seen_more = self.generations.replace(before, after)
-        says_more = _says_more(before, after)
+        has_said_more = says_more(before, after)
         # Numbers are compared by identity: adding nothing would make another number.
-        if says_more:
+        if has_said_more:
             self.num_record_changes += 1
-        if has_seen_more or (says_more and _says_more_than_speeds(before, after)):
+        if has_seen_more or (has_said_more and says_more_than_speeds(before, after)):
             self.num_changes += 1
-        if _whereabouts(before) != _whereabouts(after):
+        if whereabouts(before) != whereabouts(after):
             self.num_node_changes += 1
 
     def _fold_job(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
@@ -451,51 +446,3 @@ class ClusterView:
             del self.jobs[name]
             self.num_changes += 1
             self.derived = Derived()  # a name that never comes again would be remembered for ever
-
-
-def _is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> bool:
-    """Return whether what matters for plans has changed: any other change is only a heartbeat."""
-    if before is None or after is None:
-        return before is not after
-    if _MEMBERSHIP(before) != _MEMBERSHIP(after):
-        return True
-    return _has_other_devices(before, after)
-
-
-def _has_other_devices(before: NodeRecord, after: NodeRecord) -> bool:
-    """Return whether more than measured speeds of devices has changed."""
-    if before.devices == after.devices:
-        return False
-    return [each.unmeasured for each in before.devices] != [each.unmeasured for each in after.devices]
-
-
-def _says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
-    """Return whether more has changed than what a node has seen: of that, all tell more with every plan of any job."""
-    if before is None or after is None:
-        return before is not after
-    return before.devices != after.devices or _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after)
-
-
-def _says_more_than_speeds(before: NodeRecord | None, after: NodeRecord | None) -> bool:
-    """Return whether more has changed than that, and than how fast its devices are."""
-    if before is None or after is None:
-        return before is not after
-    return _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after) or _has_other_devices(before, after)
-
-
-def _tells(reach: ReachRecord | None) -> tuple[Any, ...]:
-    """Return the blocked ways of which a node tells, without their dates: decisions rest on nothing else."""
-    if reach is None or not reach.facts:
-        return ()
-    return reach.incarnation, *(replace(fact, measured_at=0.0) for fact in reach.facts)
-
-
-def _whereabouts(node: NodeRecord | None) -> Any:
-    """Return the fields that decide where copies of a job's state are, and whether they count."""
-    return _WHEREABOUTS(node) if node is not None else None
-
-
-def _offers_more(before: NodeRecord, after: NodeRecord) -> bool:
-    """Return whether plans may now use something of a node that they could not use before."""
-    is_released = before.is_draining and not after.is_draining
-    return is_released or not set(before.down_devices) <= set(after.down_devices)
