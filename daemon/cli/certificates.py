@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from headway.daemon.rpc.certificates import CertificateAuthority
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
-
-
 REPLACED = "; the key and certificate that were there are replaced"
 
 

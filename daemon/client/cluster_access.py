@@ -182,10 +182,10 @@ class ClusterSession:
             user=address.user,
             password=address.password,
             timeout_s=timeout_s,
-            why_no_writes=why_no_operator(self.identity, address.certificates),
         )
         self.client = EtcdClient(access)
-        self.client.ask_before_changes(self._why_revoked)
+        self._why_no_operator = why_no_operator(self.identity, address.certificates)
+        self.client.ask_before_changes(self._why_no_change)
 
     async def __aenter__(self) -> Self:
         return self
@@ -271,10 +271,12 @@ class ClusterSession:
             )
         return view, listed.revision
 
-    async def _why_revoked(self) -> str:
-        """Return why this person changes nothing: etcd takes a revoked name's certificate until its user is gone."""
-        if self.identity is None:
-            return ""
+    async def _why_no_change(self) -> str:
+        """Return why this person changes nothing: a role, or a name that is revoked, whose certificate etcd takes until
+        its user is gone.
+        """
+        if self.identity is None or self._why_no_operator:
+            return self._why_no_operator
         from headway.daemon.rpc.certificates import names_in, own_names
         from headway.daemon.rpc.own_certificate import read_certificate
 

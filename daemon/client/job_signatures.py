@@ -40,11 +40,8 @@ async def sign(session: ClusterSession, names: Iterable[str]) -> list[str]:
         if entry is None or entry.mod_revision != view.revision_of(key):
             raise ConflictError(f"job {job.name}", "has just changed; try again")
         raw = signed_again(entry.value, identity, now=time.time())
-        own = judge(raw, decode(raw, SpecRecord), ca=identity.ca)
-        if own.fault:
-            raise ConfigError(own.fault, f"job {job.name}, signed by you")
-        if revoked := sorted(filter(view.is_revoked, own.names)):
-            raise ConfigError("is revoked: another operator signs", f"your certificate {revoked[0]}")
+        if fault := judge(raw, decode(raw, SpecRecord), ca=identity.ca).fault:
+            raise ConfigError(fault, f"job {job.name}, signed by you")
         compares.append(Compare.unchanged(key, entry.mod_revision))
         puts.append(Put(key, raw))
         told.append(f"{job.name}: signed again; {decode(entry.value, SpecRecord).signed_by} had signed it before")

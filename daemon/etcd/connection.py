@@ -70,8 +70,6 @@ class EtcdAccess:
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
     """Deadline of every call, retries included."""
-    why_no_writes: str = ""
-    """Reason why this client may change nothing; empty: it may. etcd itself decides by its own users and roles."""
 
 
 class EtcdConnection:
@@ -84,7 +82,7 @@ class EtcdConnection:
             raise ValueError("an etcd connection needs at least one endpoint")
         self.access = access
         self.why_no_change: Callable[[], Awaitable[str]] | None = None
-        """Returns, before each change, why this client may make none at this moment; an empty reason: it may."""
+        """Returns before each change why this client may make none; empty: it may. etcd itself decides by its users."""
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
@@ -181,8 +179,6 @@ class EtcdConnection:
 
         Raises ConfigError for a change, which is not repeatable, by a client that may make none.
         """
-        if self.access.why_no_writes and not is_repeatable:
-            raise ConfigError(self.access.why_no_writes)
         if self.why_no_change is not None and not is_repeatable and (why := await self.why_no_change()):
             raise ConfigError(why)
 
