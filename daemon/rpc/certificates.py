@@ -65,7 +65,7 @@ class CertificateAuthority:
             raise ConfigError("has a certificate authority already; take another folder or delete it", str(directory))
         make_private_directory(directory)
         certificate, key = new_authority(validity)
-        write_private(directory / CA_FILE, certificate_pem(certificate))
+        write_whole(directory / CA_FILE, certificate_pem(certificate))
         write_whole(directory / CA_KEY_FILE, key_pem(key))  # last: once it is there, the authority is
         return cls(directory, certificate, key)
 

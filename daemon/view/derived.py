@@ -58,11 +58,11 @@ class Derived:
 
         def renew() -> dict[str, ValueT]:
             seen, common_before, before = self._each.get(name, ({}, NOTHING, {}))
-            renewed = [key for key, record in records.items() if seen.get(key) is not record]
+            renewed = {key for key, record in records.items() if seen.get(key) is not record}
             if common_before is not common:
                 changed = {key for key, value in common.items() if common_before.get(key) != value}
                 changed |= common_before.keys() - common.keys()
-                renewed += [key for key, record in records.items() if concerns(changed, key, record)]
+                renewed |= {key for key, record in records.items() if concerns(changed, key, record)}
             values = dict(before)
             for key in renewed:
                 value = compute(key, records[key])
