@@ -11,6 +11,8 @@ from tests.unit.daemon.coordination.test_recovery import recovered, trained
 from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until
 
 FULL = "state_dir /s cannot be written: No space left on device"
+WHY = "its signer's certificate is not of this cluster's authority, or was not valid when it was signed"
+REFUSAL = {refusal_ailment("first"): WHY}
 KIND = ("join", "drain", "elect", "fail", "crash", "lapse")
 BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]
 
@@ -23,15 +25,22 @@ def recovering(*names: str, **spec: object) -> SimulatedCluster:
     return cluster
 
 
-def test_a_recovery_goes_on_without_a_node_that_begins_to_stay_out() -> None:
-    """A member of `next` cannot write its state folder: others take over within a moment, not after the deadline."""
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [({"stays_out": FULL}, f"stays out of new plans: {FULL}"), ({"ailments": REFUSAL}, f"refuses the job: {WHY}")],
+    ids=["stays out", "refuses"],
+)
+def test_a_recovery_goes_on_without_a_node_that_takes_no_step(said: dict[str, object], told: str) -> None:
+    """A member of `next` cannot write its state folder, or does not believe the job's record: others take over within a
+    moment, not after the deadline.
+    """
     cluster = recovering("a", "b", "c")
-    cluster.say("b", stays_out=FULL)
+    cluster.say("b", **said)
     began = cluster.now
     after = recovered(cluster)
     assert "b" not in {stage.node for stage in after.stages}
     assert cluster.now - began < 10
-    assert any(text.startswith(f"Node b stays out of new plans: {FULL}; goes back to") for text in events(cluster))
+    assert any(text.startswith(f"Node b {told}; goes back to") for text in events(cluster))
     assert not cluster.facts().failures.get("b"), "the node is not to blame"
 
 
@@ -44,22 +53,6 @@ def test_a_job_that_needs_a_node_that_stays_out_waits_and_names_it() -> None:
     assert f"node b stays out of plans: {FULL}" in phase.reason
     cluster.say("b", stays_out="")
     assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
-
-
-WHY = "its signer's certificate is not of this cluster's authority, or was not valid when it was signed"
-REFUSAL = {refusal_ailment("first"): WHY}
-
-
-def test_a_recovery_goes_on_without_a_node_that_refuses_the_job() -> None:
-    """A member of `next` does not believe the job's record, so it takes no step: others take over within a moment."""
-    cluster = recovering("a", "b", "c")
-    cluster.say("b", ailments=REFUSAL)
-    began = cluster.now
-    after = recovered(cluster)
-    assert "b" not in {stage.node for stage in after.stages}
-    assert cluster.now - began < 10
-    assert any(text.startswith(f"Node b refuses the job: {WHY}; goes back to") for text in events(cluster))
-    assert not cluster.facts().failures.get("b"), "the node is not to blame"
 
 
 def test_a_job_that_needs_a_node_that_refuses_it_waits_and_names_it() -> None:
