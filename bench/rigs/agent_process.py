@@ -144,6 +144,7 @@ class FakeNode:
         store = StateStore(folder / "layers")
         self.etcd = CountedClient(EtcdAccess(endpoints=config.etcd, identity=identity), counts)
         self.cluster = ClusterWatch(self.etcd, view=ClusterView())
+        self.cluster.needs_probes = lambda: False  # as a daemon does until it may lead
         self._client = client = NodeClient(identity)
         self._server, port = bind_node_service(identity, "127.0.0.1", 0)
         self.memory.open()
@@ -285,17 +286,19 @@ def main() -> None:
     parser.add_argument("--etcd", nargs="+", required=True)
     parser.add_argument("--first", type=int, required=True, help="number of the first node")
     parser.add_argument("--number", type=int, required=True, help="number of nodes")
+    parser.add_argument("--nice", type=int, default=0, help="by how much this process stands back")
     parser.add_argument("--lease-ttl-s", type=int, default=5)
     parser.add_argument("--watch-callbacks", action="store_true", help="note the longest callback of the event loop")
     parser.add_argument("--log-level", default="error")
     parser.add_argument("--profile", type=Path, help="where cProfile writes what this process did, every ten seconds")
     options = parser.parse_args()
     raise_open_file_limit()
+    os.nice(options.nice)
     configure_logs(options.log_level, "json", node=f"process of node-{options.first:04d}")
     if options.profile is None:
         asyncio.run(serve(options))
         return
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)  # two busy cores: by the wall, all seconds would be waiting
     threading.Thread(target=_keep, args=(profile, options.profile), daemon=True).start()
     profile.runcall(asyncio.run, serve(options))
 

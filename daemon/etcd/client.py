@@ -23,8 +23,7 @@ from headway.daemon.etcd.transaction import (
     Compare,
     Delete,
     delete_request,
-    prefix_end,
-    range_start,
+    range_of,
     to_bytes,
     to_text,
     transaction_request,
@@ -135,14 +134,14 @@ class EtcdClient:
         reply = await self._range(etcd_pb2.RangeRequest(key=to_bytes(key)))
         return _key_value(reply.kvs[0]) if reply.kvs else None
 
-    async def get_prefix(self, prefix: str, *, page_keys: int = PAGE_KEYS) -> Snapshot:
+    async def get_prefix(self, prefix: str, *, below: str = "", page_keys: int = PAGE_KEYS) -> Snapshot:
         """Return every key that begins with a prefix, sorted, at one revision for all pages.
 
-        page_keys: at most, in one page.
+        below: only keys that sort before it; empty: all. page_keys: at most, in one page.
 
         Raises CompactedError when that revision is compacted between two pages: ask again.
         """
-        start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
+        start, end = range_of(prefix, below)
         entries: list[KeyValue] = []
         revision = cluster_id = raft_term = 0
         is_slow = False
@@ -171,13 +170,13 @@ class EtcdClient:
                 return Snapshot(revision, tuple(entries), cluster_id, raft_term)
             start = reply.kvs[-1].key + b"\0"
 
-    async def changes_since(self, prefix: str, revision: int, *, at: int) -> Changes:
-        """Return which keys below a prefix were set after a revision, and how many keys there are, as of another
-        revision. It costs far less than a listing.
+    async def changes_since(self, prefix: str, revision: int, *, at: int, below: str = "") -> Changes:
+        """Return which keys of a prefix were set after a revision, and how many keys there are, as of another
+        revision. It costs far less than a listing. below: as in `get_prefix`.
 
         Raises CompactedError when etcd does not have the later revision.
         """
-        start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
+        start, end = range_of(prefix, below)
         request = etcd_pb2.RangeRequest(
             key=start, range_end=end, keys_only=True, min_mod_revision=revision + 1, revision=at
         )
@@ -273,10 +272,10 @@ class EtcdClient:
     # --- watches and health ------------------------------------------------------------------------------------------
 
     def watch(
-        self, prefix: str, *, from_revision: int, rest_s: Callable[[], float] = never
+        self, prefix: str, *, from_revision: int, below: str = "", rest_s: Callable[[], float] = never
     ) -> AsyncIterator[WatchBatch]:
         """Yield changes of a prefix from a revision on, without loss, until the connection breaks; see etcd.watch."""
-        return watch(self._connection, prefix, from_revision=from_revision, rest_s=rest_s)
+        return watch(self._connection, prefix, below=below, from_revision=from_revision, rest_s=rest_s)
 
     async def status(self) -> EtcdStatus:
         """Return the member's report; also the cheapest way to find out whether any member answers."""

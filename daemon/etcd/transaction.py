@@ -140,3 +140,8 @@ def prefix_end(prefix: bytes) -> bytes:
     """
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b"\0"
+
+
+def range_of(prefix: str, below: str) -> tuple[bytes, bytes]:
+    """Return start and end of the range of a prefix, as far as its keys sort before `below`; empty: all of them."""
+    return range_start(to_bytes(prefix)), to_bytes(below) if below else prefix_end(to_bytes(prefix))

@@ -10,10 +10,12 @@ import grpc
 
 from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.connection import EtcdConnection, is_login_refused, is_silence, one_line
-from headway.daemon.etcd.transaction import prefix_end, range_start, to_bytes, to_text
+from headway.daemon.etcd.transaction import range_of, to_text
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 
 WatchCall = grpc.aio.StreamStreamCall[Any, Any]
+KeyRange = tuple[bytes, bytes]
+"""First key, and the key after the last one."""
 
 QUIET_S = 2.0
 """Seconds without an event after which the server is asked whether it is still alive."""
@@ -60,9 +62,11 @@ def never() -> float:
 
 
 async def watch(
-    connection: EtcdConnection, prefix: str, *, from_revision: int, rest_s: Callable[[], float] = never
+    connection: EtcdConnection, prefix: str, *, from_revision: int, below: str = "", rest_s: Callable[[], float] = never
 ) -> AsyncIterator[WatchBatch]:
     """Yield every change of keys that begin with a prefix, from a revision on, until the connection breaks.
+
+    below: only of keys that sort before it; empty: of all.
 
     rest_s: is asked after each batch for how many seconds changes shall gather in etcd, which then tells them in few
     replies; 0: none. The stream stays meanwhile, so that the server behind it is still the same one.
@@ -78,7 +82,7 @@ async def watch(
     """
     endpoint = connection.endpoint
     try:
-        async for reply in _stream_with_login(connection, prefix, from_revision, rest_s):
+        async for reply in _stream_with_login(connection, range_of(prefix, below), from_revision, rest_s):
             if reply.created and reply.header.revision < from_revision - 1:
                 raise StoreUnreachableError(
                     f"etcd at {endpoint}", f"is at revision {reply.header.revision}, before {from_revision - 1}"
@@ -104,7 +108,7 @@ async def watch(
 
 
 async def _stream_with_login(
-    connection: EtcdConnection, prefix: str, from_revision: int, rest_s: Callable[[], float]
+    connection: EtcdConnection, keys: KeyRange, from_revision: int, rest_s: Callable[[], float]
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Do `_stream`, with a new login if the present one has been forgotten.
 
@@ -113,7 +117,7 @@ async def _stream_with_login(
     """
     has_begun = False
     try:
-        async for reply in _stream(connection, prefix, from_revision, rest_s):
+        async for reply in _stream(connection, keys, from_revision, rest_s):
             has_begun = True
             yield reply
         return
@@ -124,12 +128,12 @@ async def _stream_with_login(
         if not connection.access.user or has_begun:
             raise
     await connection.log_in()
-    async for reply in _stream(connection, prefix, from_revision, rest_s):
+    async for reply in _stream(connection, keys, from_revision, rest_s):
         yield reply
 
 
 async def _stream(
-    connection: EtcdConnection, prefix: str, from_revision: int, rest_s: Callable[[], float]
+    connection: EtcdConnection, keys: KeyRange, from_revision: int, rest_s: Callable[[], float]
 ) -> AsyncIterator[etcd_pb2.WatchResponse]:
     """Yield one stream's replies, until it ends. Raises AioRpcError, CompactedError, StoreUnreachableError
     for silence.
@@ -140,7 +144,7 @@ async def _stream(
     silence, gather_s = _Silence(call), 0.0
     try:
         async with asyncio.timeout(timeout_s):
-            await call.write(_creation(prefix, from_revision))
+            await call.write(_creation(keys, from_revision))
             reply = await call.read()
         while isinstance(reply, etcd_pb2.WatchResponse):
             if reply.compact_revision:
@@ -148,7 +152,7 @@ async def _stream(
             if reply.canceled and gather_s:
                 await asyncio.sleep(gather_s)
                 gather_s = 0.0
-                await _tell(call, _creation(prefix, from_revision))
+                await _tell(call, _creation(keys, from_revision))
             elif reply.canceled:
                 kind = _ForbiddenError if FORBIDDEN in reply.cancel_reason else StoreUnreachableError
                 raise kind(target, f"cancelled the watch: {reply.cancel_reason or 'no reason given'}")
@@ -171,9 +175,10 @@ async def _stream(
         await silence.end()
 
 
-def _creation(prefix: str, from_revision: int) -> etcd_pb2.WatchRequest:
-    start, end = range_start(to_bytes(prefix)), prefix_end(to_bytes(prefix))
-    create = etcd_pb2.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision, progress_notify=True)
+def _creation(keys: KeyRange, from_revision: int) -> etcd_pb2.WatchRequest:
+    create = etcd_pb2.WatchCreateRequest(
+        key=keys[0], range_end=keys[1], start_revision=from_revision, progress_notify=True
+    )
     return etcd_pb2.WatchRequest(create_request=create)
 
 

@@ -182,6 +182,7 @@ class Daemon:
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
         cluster = ClusterWatch(etcd, view=ClusterView(judge_signature=signature_check(identity)))
+        cluster.needs_probes = lambda: bool(config.relay)  # until it may lead
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")

@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,7 +25,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.runtime.shared_work import SharedWork
-from headway.daemon.telemetry.probing import peers_of
+from headway.daemon.telemetry.probing import MAX_PEERS, peers_of
 from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 MAX_PROVEN: Final = 64
 """Maximum number of peers that a node proves by itself: those of its plans, and others by lot. A plan proves
-the rest.
+the rest. In a larger cluster MAX_PEERS of the others are enough: most ways are unproven then, however many it dials.
 """
 AT_ONCE: Final = 8
 """Maximum number of dials at a time."""
@@ -75,7 +75,9 @@ def targets_of(view: ClusterView, name: str) -> list[Target]:
     own = view.nodes.get(name)
     if own is None:
         return []
-    found = [target for peer in peers_of(view, name, most=MAX_PROVEN, same_host=True) for target in ports_of(peer)]
+    by_lot = MAX_PROVEN if len(view.nodes) <= MAX_PROVEN else MAX_PEERS
+    peers = peers_of(view, name, most=MAX_PROVEN, by_lot=by_lot, same_host=True)
+    found = [target for peer in peers for target in ports_of(peer)]
     own_workers = [target for target in ports_of(own) if target.port is Port.WORKER]
     return found + (own_workers if len(own.devices) > 1 else [])
 
@@ -95,6 +97,14 @@ def ports_of(node: NodeRecord) -> list[Target]:
         for worker in node.workers
     )
     return [daemon, *workers]
+
+
+def _of_keys(keys: Collection[Key], view: ClusterView) -> Iterator[Target]:
+    """Yield the present targets of some keys: a port that a plan found silent is dialled until it answers, though its
+    node may be no peer any more.
+    """
+    for name in {name for name, _, _ in keys} & view.nodes.keys():
+        yield from (target for target in ports_of(view.nodes[name]) if key_of(target) in keys)
 
 
 def is_current(view: ClusterView, target: Target) -> bool:
@@ -154,6 +164,11 @@ class ReachBook:
     def __init__(self) -> None:
         self._proofs: dict[Key, _Proof] = {}
         self._findings: dict[Key, _LinkFinding] = {}
+
+    @property
+    def silent(self) -> set[Key]:
+        """Return the ports that did not answer when they were last dialled."""
+        return {key for key, proof in self._proofs.items() if proof.fact.reason}
 
     @property
     def facts(self) -> tuple[ReachFact, ...]:
@@ -339,7 +354,8 @@ class Reaching:
         if changes != self._looked_at:
             self._looked_at, self._targets = changes, targets_of(view, self._node)
             self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
-        idle = [target for target in self._targets if key_of(target) not in self._dialling]
+        targets = {key_of(target): target for target in (*_of_keys(self._book.silent, view), *self._targets)}
+        idle = [target for key, target in targets.items() if key not in self._dialling]
         due = self._book.due(idle, now=now)
         self._waiting = deque(due)
         self._dial_next(group)

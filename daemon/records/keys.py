@@ -9,7 +9,6 @@ class Keys:
     NODES = PREFIX + "nodes/"
     JOBS = PREFIX + "jobs/"
     FAILURES = PREFIX + "failures/"
-    PROBES = PREFIX + "probes/"
     REACH = PREFIX + "reach/"
     LEADER = PREFIX + "leader"
     PLACEMENT = PREFIX + "placement"
@@ -19,6 +18,11 @@ class Keys:
     ISSUED = PREFIX + "issued/"
     REVOKED = PREFIX + "revoked/"
     RETIRED = PREFIX + "retired/"
+    FOR_LEADER = PREFIX + "~/"
+    """Prefix of records that the leader alone reads. They sort behind all others, so that one watch of the others
+    leaves them out.
+    """
+    PROBES = FOR_LEADER + "probes/"
 
     @staticmethod
     def node(name: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 import structlog
@@ -71,11 +72,13 @@ LOSS_MOVED: Final = 0.6
 """The same threshold for loss, where only a dozen packets of ten thousand may be counted."""
 
 
-def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: bool = False) -> list[NodeRecord]:
+def peers_of(
+    view: ClusterView, name: str, *, most: int = MAX_PEERS, by_lot: int = MAX_PEERS, same_host: bool = False
+) -> list[NodeRecord]:
     """Return the peers that a node measures: on other machines; those to which its workers have links come first, then
     those that share a plan with it, and the rest by lot.
 
-    same_host: also peers of its own machine.
+    most: at most so many in all, and `by_lot` of the rest. same_host: also peers of its own machine.
     """
     own = view.nodes.get(name)
     if own is None:
@@ -89,10 +92,14 @@ def peers_of(view: ClusterView, name: str, *, most: int = MAX_PEERS, same_host: 
             shared |= {stage.node for stage in plan.stages} if positions else set()
     others = [node for node in view.nodes.values() if node.name != name and (same_host or node.host != own.host)]
 
-    def rank(node: NodeRecord) -> tuple[bool, bool, bytes]:
-        return node.name not in linked, node.name not in shared, _lot(name, node.name)
+    def lot(node: NodeRecord) -> bytes:
+        return _lot(name, node.name)
 
-    return sorted(others, key=rank)[:most]
+    first = sorted(
+        filter(lambda node: node.name in shared, others), key=lambda node: (node.name not in linked, lot(node))
+    )
+    rest = filter(lambda node: node.name not in shared, others)
+    return [*first, *nsmallest(min(most - len(first), by_lot), rest, key=lot)][:most]
 
 
 class PeerWay(NamedTuple):
@@ -193,6 +200,12 @@ class Probing:
         self._lease_id = lease_id
         self._found: dict[PeerWay, LinkProbe] = {}
         self._due_at: dict[PeerWay, float] = {}
+        self._peers: dict[PeerWay, NodeRecord] = {}
+        self._looked_at: tuple[int, int] | None = None
+        """The changes of nodes and of plans from which `_peers` follow."""
+        self._written: Mapping[str, LinkProbe] = {}
+        """News that etcd has, under the lease and in the epoch of `_written_in`."""
+        self._written_in = (0, 0)
         self._rests_until = 0.0
         """Time before which no news is written."""
         self._waits_until: float | None = None
@@ -202,13 +215,20 @@ class Probing:
         """Measure until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
-            peers = peers_by_way(self._cluster.view, self._node)
-            self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
-            self._found = {peer: probe for peer, probe in self._found.items() if peer in peers}
+            peers = self._peers_now()
             due = [peer for peer in peers if self._due_at.get(peer, 0.0) <= time.monotonic()]
             if due:
                 await self._probe(due[0], peers[due[0]])
             await self._write(is_complete=len(due) <= 1)
+
+    def _peers_now(self) -> dict[PeerWay, NodeRecord]:
+        view = self._cluster.view
+        changes = (view.num_record_changes, view.num_plan_changes)
+        if changes != self._looked_at:
+            self._looked_at, self._peers = changes, (peers := peers_by_way(view, self._node))
+            self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
+            self._found = {peer: probe for peer, probe in self._found.items() if peer in peers}
+        return self._peers
 
     async def _probe(self, way: PeerWay, peer: NodeRecord) -> None:
         # The daemon's open connection may go through another relay, since the first one did not answer for a while.
@@ -227,10 +247,14 @@ class Probing:
         self._due_at[way] = time.monotonic() + wait_s
 
     async def _write(self, *, is_complete: bool) -> None:
-        """Write news that the view does not show yet; while etcd is away every look retries."""
+        """Write news that etcd does not have yet; while etcd is away every look retries.
+
+        The view does not tell: it has the leader's records at the leader alone.
+        """
         probes = {way.name: probe for way, probe in sorted(self._found.items())}
-        seen = self._cluster.view.probes.get(self._node)
-        known = seen.peers if seen is not None and seen.incarnation == self._incarnation else {}
+        lease_id = self._lease_id()
+        written_in = (lease_id, self._cluster.view.epoch)
+        known = self._written if written_in == self._written_in else {}
         now, num_nodes = time.monotonic(), len(self._cluster.view.nodes)
         if self._waits_until is None:  # in a large cluster many nodes may have come at once
             self._waits_until = now + interval_s(0.0, num_nodes)
@@ -242,9 +266,11 @@ class Probing:
         record = ProbeRecord(incarnation=self._incarnation, peers=probes)
         alive = Compare.present(Keys.node(self._node))
         try:
-            await self._etcd.transaction([alive], [Put(Keys.probes(self._node), encode(record), self._lease_id())])
+            await self._etcd.transaction([alive], [Put(Keys.probes(self._node), encode(record), lease_id)])
         except StoreError as error:
             log.info("probes_not_written", error=str(error))
+            return
+        self._written, self._written_in = probes, written_in
 
 
 @lru_cache(maxsize=MAX_LOTS)

@@ -11,7 +11,7 @@ import structlog
 from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
-from headway.daemon.records.keys import PREFIX
+from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.view.audit import Verified, due, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.etcd_history import HistoryMark, went_back
@@ -55,6 +55,10 @@ class ClusterWatch:
         self.unreachable_reason = "not asked yet"
         self.leads: Callable[[], bool] = lambda: True
         """Whether whoever waits on `changed` decides for the cluster, and has to know of lost nodes at once."""
+        self.needs_probes: Callable[[], bool] = lambda: True
+        """Whether the view has the records for the leader alone (Keys.FOR_LEADER), which are most of what nodes write.
+        Asked at each listing; a daemon that begins to need them waits for `probes_seen`.
+        """
         self.may_rest: Callable[[], bool] = lambda: False
         """Whether changes may gather for a moment (watch_pace.py), because nobody waits for this daemon."""
         self._client = client
@@ -69,6 +73,9 @@ class ClusterWatch:
         self._applied = asyncio.Event()
         """Set, and replaced, when the view has got a change, also one that wakes nobody yet."""
         self._waking: asyncio.TimerHandle | None = None
+        self._has_probes = False
+        self._watching: asyncio.Timeout | None = None
+        """Ends the present watch for the next comparison."""
 
     async def run(self) -> None:
         """Follow etcd until cancelled, waiting while it is away.
@@ -86,17 +93,15 @@ class ClusterWatch:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
         is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
-            if not is_right:
-                seen = self._mark
-                listed = await self._list()
+            if not is_right or (self.needs_probes() and not self._has_probes):
+                seen, with_probes = self._mark, self.needs_probes()
+                listed = await self._list(below=_below(with_probes))
+                is_audit = is_audit and with_probes is self._has_probes
+                self._has_probes = with_probes
                 self._take_listing(listed, seen, is_audit=is_audit)
             is_audit, is_right, started_at = False, False, self._clock()
             try:
-                # etcd's watches have lost events in some releases: compare now and then
-                async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)):
-                    watching = self._client.watch(PREFIX, from_revision=self.revision + 1, rest_s=self._rest_s)
-                    async for batch in watching:
-                        self._take_batch(batch)
+                await self._watch()
             except TimeoutError:
                 is_audit, is_right = True, await self._is_right()
                 continue
@@ -106,6 +111,17 @@ class ClusterWatch:
                 self._reached(False, f"{error.target} {error.reason}")
             pause = FIRST_PAUSE_S if self._clock() - started_at > LONGEST_PAUSE_S else min(pause * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    async def _watch(self) -> None:
+        """Take changes. Raises TimeoutError when the view is to be compared with etcd, and what the watch raises."""
+        below, start = _below(self._has_probes), self.revision + 1
+        try:
+            # etcd's watches have lost events in some releases: compare now and then
+            async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)) as self._watching:
+                async for batch in self._client.watch(PREFIX, below=below, from_revision=start, rest_s=self._rest_s):
+                    self._take_batch(batch)
+        finally:
+            self._watching = None
 
     def _refused(self, error: StoreError) -> None:
         now = self._clock()
@@ -134,6 +150,18 @@ class ClusterWatch:
             return False
         return True
 
+    async def probes_seen(self, *, timeout_s: float) -> bool:
+        """Return True when the view has also the records for the leader alone, False when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (self._has_probes and self.revision):
+                    if self._watching is not None and not self._watching.expired():
+                        self._watching.reschedule(asyncio.get_running_loop().time())
+                    await self._applied.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def _rest_s(self) -> float:
         rest_s = self._pace.rest_s(len(self.view.nodes))
         return rest_s if rest_s and self.may_rest() else 0.0
@@ -145,7 +173,9 @@ class ClusterWatch:
         """Return whether the view has every change that the watch had to show. Raises StoreError."""
         seen = self._mark
         try:
-            found = await self._client.changes_since(PREFIX, self._verified.revision, at=due(self._verified, seen))
+            found = await self._client.changes_since(
+                PREFIX, self._verified.revision, at=due(self._verified, seen), below=_below(self._has_probes)
+            )
         except (StoreUnreachableError, CompactedError):
             return False  # the listing waits until etcd answers, and finds out whether its history went back
         if reason := why_wrong(seen, found, held=self.view.revisions):
@@ -160,10 +190,10 @@ class ClusterWatch:
         self.view.forget_deleted(below=below)
         self.view.forget_absent(now=self._clock())
 
-    async def _list(self) -> Snapshot:
+    async def _list(self, *, below: str) -> Snapshot:
         while True:
             try:
-                return await self._client.get_prefix(PREFIX)
+                return await self._client.get_prefix(PREFIX, below=below)
             except StoreUnreachableError as error:
                 self._reached(False, error.reason)
             except CompactedError as error:
@@ -244,3 +274,8 @@ class ClusterWatch:
         applied, self._applied = self._applied, asyncio.Event()
         signal.set()
         applied.set()
+
+
+def _below(with_probes: bool) -> str:
+    """Return the key before which all keys lie that a view has."""
+    return "" if with_probes else Keys.FOR_LEADER

@@ -8,13 +8,13 @@ from typing import Final
 
 BURST: Final = 30.0
 """Replies that a daemon hears one by one, before it lets changes gather."""
-PER_S: Final = 3.0
+PER_S: Final = 1.0
 """Replies per second that it hears one by one in the long run."""
 PER_NODE_S: Final = 2e-3
 """Seconds per node of the cluster for which changes gather."""
 LEAST_S: Final = 0.5
 """Least time for which they gather: a rest takes three messages itself."""
-MOST_S: Final = 1.0
+MOST_S: Final = 2.0
 FEW_NODES: Final = 50
 """In a cluster of so many nodes changes never gather."""
 

@@ -16,6 +16,7 @@ from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ProbeRecord
 from headway.daemon.records.records import Desired, DesiredRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
@@ -91,6 +92,45 @@ async def test_a_view_rests_in_a_storm_and_is_right_after_it(etcd: Etcd, client:
         await client.delete_prefix(Keys.NODES)
 
 
+async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of what nodes write is for the leader. The others hear nothing of it, and an audit misses nothing. A daemon
+    that begins to lead has what was there and hears what comes.
+    """
+    probes = [ProbeRecord(incarnation=f"a-{life}", peers={}) for life in range(3)]
+    await client.put(Keys.probes("a"), encode(probes[0]))
+    leads, listed, list_all = False, 0, client.get_prefix
+
+    async def counted(prefix: str, **options: Any) -> Snapshot:
+        nonlocal listed
+        listed += 1
+        return await list_all(prefix, **options)
+
+    monkeypatch.setattr(client, "get_prefix", counted)
+    cluster = ClusterWatch(client, audit_period_s=0.3)
+    cluster.needs_probes = lambda: leads
+    running = asyncio.create_task(cluster.run())
+    try:
+        heard = await client.put(KEY, encode(DesiredRecord()))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        await client.put(Keys.probes("a"), encode(probes[1]))
+        assert not await cluster.probes_seen(timeout_s=1.5), "several audits"
+        assert (cluster.view.probes, cluster.revision, listed) == ({}, heard, 1)
+        leads = True
+        assert await cluster.probes_seen(timeout_s=DEADLINE_S)
+        assert cluster.view.probes == {"a": probes[1]}
+        heard = await client.put(Keys.probes("a"), encode(probes[2]))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        assert cluster.view.probes == {"a": probes[2]}
+        assert await cluster.probes_seen(timeout_s=0.0)
+        await asyncio.sleep(1.0)
+        assert listed == 2, "the audits of the larger view are right as well"
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_config: EtcdServerConfig) -> None:
     """etcd goes away; meanwhile keys change and vanish, and their history is compacted: the view is right again."""
     config = replace(own_server_config, client_port=free_port(), fsync=True)
@@ -155,15 +195,15 @@ async def test_a_view_that_is_right_is_not_listed_again(
     """
     listed, compared, list_all, compare = 0, asyncio.Semaphore(0), client.get_prefix, client.changes_since
 
-    async def counted_list(prefix: str) -> Snapshot:
+    async def counted_list(prefix: str, **options: Any) -> Snapshot:
         nonlocal listed
         listed += 1
-        return await list_all(prefix)
+        return await list_all(prefix, **options)
 
-    async def compare_amid_changes(prefix: str, revision: int, *, at: int) -> Changes:
+    async def compare_amid_changes(prefix: str, revision: int, *, at: int, below: str) -> Changes:
         await client.delete(OTHER)
         await client.put(KEY, encode(DesiredRecord(state=Desired.CANCELLED)))
-        found = await compare(prefix, revision, at=at)
+        found = await compare(prefix, revision, at=at, below=below)
         compared.release()
         return found
 

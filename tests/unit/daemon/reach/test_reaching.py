@@ -27,12 +27,15 @@ from headway.daemon.reach.reaching import (
     is_current,
     is_news,
     may_wait,
+    ports_of,
     targets_of,
 )
-from headway.daemon.records.format import decode
+from headway.daemon.records.format import decode, encode
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
-from headway.daemon.records.records import Device, NodeRecord, WorkerPort
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan, WorkerPort
 from headway.daemon.telemetry import goodput
+from headway.daemon.telemetry.probing import MAX_PEERS
 from headway.daemon.telemetry.report_pace import CLUSTER_PER_S
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.worker.control import HEARTBEAT_EVERY_S
@@ -85,8 +88,60 @@ def test_workers_of_one_node_are_dialled_by_their_own_daemon() -> None:
 
 
 def test_of_very_many_peers_a_limited_number_is_dialled() -> None:
+    """All of a cluster that is not too large, and in a larger one those of the own plans and a few others."""
+    view = view_of(*(node(f"n{index}") for index in range(MAX_PROVEN)))
+    assert len({each.node for each in targets_of(view, "n0")}) == MAX_PROVEN - 1
     view = view_of(*(node(f"n{index}") for index in range(3 * MAX_PROVEN)))
-    assert len({each.node for each in targets_of(view, "n0")}) == MAX_PROVEN
+    by_lot = {each.node for each in targets_of(view, "n0")}
+    assert len(by_lot) == MAX_PEERS
+    planned = [name for name in view.nodes if name not in by_lot][:40]
+    stages = tuple(
+        StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in ("n0", *planned)
+    )
+    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
+    assert {each.node for each in targets_of(view, "n0")} >= set(planned) - {"n0"}
+    assert len({each.node for each in targets_of(view, "n0")}) <= MAX_PROVEN
+
+
+async def test_a_port_that_a_plan_found_silent_is_dialled_until_it_answers() -> None:
+    """In a large cluster, where its node is no peer. It is dialled where it is by now; what has ended is forgotten."""
+    view = view_of(*(node(f"n{index}") for index in range(3 * MAX_PROVEN)))
+    view.num_record_changes += 1
+    peers = {each.node for each in targets_of(view, "n0")}
+    other = next(each for each in view.nodes.values() if each.name not in {"n0", *peers})
+    dialled, answers = list[Target](), True
+
+    async def dial(target: Target) -> str:
+        if target.node == other.name:
+            dialled.append(target)
+            return "" if answers else "refused"
+        return ""
+
+    cluster: Any = SimpleNamespace(view=view)
+    reaching = Reaching(node="n0", incarnation="n0-1", etcd=None, cluster=cluster, dial=dial, lease_id=lambda: 1)  # type: ignore[arg-type]
+    daemon, worker = ports_of(other)
+
+    async def round_at(now: float) -> list[Target]:
+        """Return which of its ports a round dials."""
+        dialled.clear()
+        for proof in reaching._book._proofs.values():
+            proof.due_at -= now
+        async with asyncio.TaskGroup() as group:
+            reaching._dial_what_is_due(group)
+        return [*dialled]
+
+    assert await round_at(0.0) == []
+    answers = False
+    assert await reaching.prove(worker) == "refused"
+    assert await round_at(2 * LONGEST_RETRY_S) == [worker], "and not the daemon's port, which nobody found silent"
+    moved = replace(other.workers[0], address="elsewhere:7100", incarnation="another")
+    view.nodes[other.name] = replace(other, workers=(moved,))
+    view.num_record_changes += 1
+    answers = True
+    assert [each.address for each in await round_at(2 * LONGEST_RETRY_S)] == ["elsewhere:7100"]
+    assert await round_at(2 * LONGEST_RETRY_S) == [], "it answers"
+    assert daemon not in dialled
 
 
 def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:

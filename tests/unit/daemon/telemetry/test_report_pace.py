@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.transaction import Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -166,3 +167,37 @@ async def test_in_a_small_cluster_the_first_way_is_told_soon(monkeypatch: pytest
         await found._write(is_complete=False)
         assert etcd.num_records == index
         now += PAUSE_S / 2
+
+
+async def test_ways_that_etcd_has_lost_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lease, or with a part of its history. The view does not tell, where it leaves out the leader's records.
+
+    A write that failed is none.
+    """
+    now, etcd, view, lease = 1000.0, Etcd(), ClusterView(), 1
+    view.nodes = {name: node(name) for name in ("n0", "n1")}
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster = SimpleNamespace(view=view, is_reachable=True)
+    around: dict[str, Any] = {"etcd": etcd, "cluster": cluster, "client": None, "lease_id": lambda: lease}
+    found = Probing(node="n0", incarnation="n0-1", **around)
+    found._found[probing.PeerWay("n1", "n1-1", "")] = LinkProbe(round_trip_s=0.01, bytes_per_s=1e8)
+
+    async def num_records() -> int:
+        """Look several times."""
+        nonlocal now
+        for _ in range(3):
+            now += INCOMPLETE_S
+            await found._write(is_complete=True)
+        return etcd.num_records
+
+    async def away(_compare: Iterable[Any], _changes: Iterable[Any]) -> int:
+        raise StoreUnreachableError("etcd", "is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(etcd, "transaction", away)
+        assert await num_records() == 0
+    assert await num_records() == 1
+    lease = 2
+    assert await num_records() == 2
+    view.start_anew(now=now)
+    assert await num_records() == 3

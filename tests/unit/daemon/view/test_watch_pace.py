@@ -12,7 +12,7 @@ def heard(pace: WatchPace, number: int, *, now: float) -> None:
 
 
 def test_a_burst_is_heard_at_once_and_then_changes_gather() -> None:
-    """The more nodes, the longer, up to a second. A while later it hears each change again."""
+    """The more nodes, the longer, up to two seconds. A while later it hears each change again."""
     pace = WatchPace()
     heard(pace, int(BURST) - 1, now=100.0)
     assert pace.rest_s(LARGE) == 0.0
