@@ -3,13 +3,13 @@
 Each daemon has its own registration, lease, watch, records, streams to the leader's daemon, and agent: the product's
 own code (bench/rigs/agent_process.py). Only its worker and the lines to other machines are fake. The first daemon has a
 process for itself, and leads. joined_N_s: from the start of N - 1 daemons, in processes that have imported their
-modules, until the leader sees all N nodes;
-settled_N_s: until every daemon sees them all. running_N_s: from the submission of the jobs until all are running.
-planned_N_s and lost_N_s: from the death of a process with a tenth of the daemons until every job that it hit has a
-plan without them, and until it runs under that plan. join_cpu_N_s, join_etcd_cpu_N_s: seconds of a core that all daemons, and etcd, use until the joining has become
-quiet. watched_plan_N_kb: what each daemon receives for one plan. watched_idle_N_bytes_s: what each daemon receives per
-second while all jobs run and nothing happens. blocked_N_ms: the longest callback of the leader's event loop since the
-nodes began to join; blocked_cpu_N_ms: the longest by that thread's own work, because the machine has two cores.
+modules, until the leader sees all N nodes; settled_N_s: until every daemon sees them all. running_N_s: from the
+submission of the jobs until all are running. planned_N_s and lost_N_s: from the death of a process with a tenth of the
+daemons until every job that it hit has a plan without them, and until it runs under that plan. join_cpu_N_s,
+join_etcd_cpu_N_s: seconds of a core that all daemons, and etcd, use until the joining has become quiet.
+watched_plan_N_kb: what each daemon receives for one plan. watched_idle_N_bytes_s: what each daemon receives per second
+while all jobs run and nothing happens. blocked_N_ms: the longest callback of the leader's event loop since the nodes
+began to join; blocked_cpu_N_ms: the longest by that thread's own work, because the machine has two cores.
 """
 
 import argparse
@@ -47,8 +47,10 @@ LEASE_TTL_S: Final = 30
 """Longer than a daemon's own 5 s: on two cores a thousand daemons wait for each other. Dead ones are found by refused
 connections before that.
 """
-FOLLOWERS_NICE: Final = 10
-"""etcd, the leader and this bench go first: in a cluster each has a machine, and no daemon takes its time from it."""
+FIRST_NICE: Final = -15
+"""etcd and the leader go first, where this user may say so: in a cluster each of them has a machine, and no daemon
+takes its time.
+"""
 JOINED_BAR_S: Final = 50.0
 PLANNED_BAR_S: Final = 5.0
 BLOCKED_BAR_MS: Final = 100.0
@@ -102,7 +104,7 @@ class Cluster:
             *("--folder", str(self.folder / "nodes"), "--certificates", str(self._authority.directory)),
             *("--etcd", self.etcd.endpoint, "--first", str(first), "--number", str(number)),
             *("--log-level", self._options.log_level, "--lease-ttl-s", str(self._options.lease_ttl_s)),
-            *(["--watch-callbacks"] if is_leader else ["--nice", str(FOLLOWERS_NICE)]),
+            *(["--watch-callbacks"] if is_leader else []),
             *(["--profile", str(self._options.profile)] if self._options.profile and first == 1 else []),
         ]
         process = await asyncio.create_subprocess_exec(
@@ -112,7 +114,10 @@ class Cluster:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            start_new_session=is_leader,
         )
+        if is_leader:
+            go_first(process.pid)
         found = AgentProcess(first, number, process)
         self.processes.append(found)
         self._listening.append(asyncio.create_task(found.listen()))
@@ -151,6 +156,16 @@ class Cluster:
                 before = found.get(kind, (0, 0))
                 found[kind] = before[0] + number, before[1] + size
         return found
+
+
+def go_first(pid: int) -> None:
+    """Let a process go before others. Linux may weigh sessions first, and processes only within each of them."""
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), FIRST_NICE)
+        Path(f"/proc/{pid}/autogroup").write_text(str(FIRST_NICE))
+    except OSError as error:
+        progress(f"process {pid} does not go first, and waits for the daemons: {error}")
 
 
 async def until(what: str, is_there: Callable[[], Awaitable[bool]], cluster: Cluster) -> float:
@@ -202,6 +217,7 @@ async def measure(size: int, options: argparse.Namespace) -> dict[str, float]:
             certificates=authority.issue("etcd"),
         )
         async with await EtcdServer.start(config) as etcd:
+            go_first(etcd.pid)
             cluster = Cluster(folder, etcd, authority, options)
             try:
                 await _measure(size, cluster, options, found)

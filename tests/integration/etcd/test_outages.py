@@ -171,9 +171,9 @@ async def test_a_history_that_has_overtaken_ours_is_still_another(server: EtcdSe
             listing = client.get_prefix
             may_list = asyncio.Event()
 
-            async def get_prefix(prefix: str) -> object:
+            async def get_prefix(prefix: str, **options: Any) -> object:
                 await may_list.wait()
-                return await listing(prefix)
+                return await listing(prefix, **options)
 
             client.get_prefix = get_prefix  # type: ignore[assignment, method-assign]
             await restore_backup(server, tmp_path / "backup")
