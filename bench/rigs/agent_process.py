@@ -144,7 +144,7 @@ class FakeNode:
         store = StateStore(folder / "layers")
         self.etcd = CountedClient(EtcdAccess(endpoints=config.etcd, identity=identity), counts)
         self.cluster = ClusterWatch(self.etcd, view=ClusterView())
-        self.cluster.needs_probes = lambda: False  # as a daemon does until it may lead
+        self.cluster.leads = lambda: False  # as a daemon does until it stands for leader
         self._client = client = NodeClient(identity)
         self._server, port = bind_node_service(identity, "127.0.0.1", 0)
         self.memory.open()

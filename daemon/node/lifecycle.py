@@ -181,8 +181,9 @@ class Daemon:
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         await check_etcd_release((await etcd.status()).version, config)
-        cluster = ClusterWatch(etcd, view=ClusterView(judge_signature=signature_check(identity)))
-        cluster.needs_probes = lambda: bool(config.relay)  # until it may lead
+        view = ClusterView(judge_signature=signature_check(identity))
+        cluster = ClusterWatch(etcd, view=view, chooses_relays=bool(config.relay))
+        cluster.leads = lambda: False  # until it stands for leader
         activities = Activities(node=config.name)
         activities.watch_callbacks()
         following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")

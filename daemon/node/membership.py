@@ -157,8 +157,6 @@ class Membership:
         )
         house.cluster.leads = lambda: self._leadership.is_leading
         house.cluster.may_rest = self._may_rest
-        # A node that others reach through relays chooses them by what was measured.
-        house.cluster.needs_probes = lambda: self._leadership.is_leading or bool(config.relay)
 
     @property
     def incarnation(self) -> str:

@@ -123,7 +123,7 @@ async def _follow(config: RelayConfig, identity: RenewableIdentity, names: Seque
     access, activities = EtcdAccess(endpoints=config.etcd, identity=identity), Activities()
     async with EtcdClient(access) as etcd:
         cluster = ClusterWatch(etcd, view=ClusterView())
-        cluster.needs_probes = lambda: False
+        cluster.leads = lambda: False
         renewals = Renewals(
             cluster,
             identity,

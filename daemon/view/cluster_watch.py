@@ -42,7 +42,9 @@ class ClusterWatch:
         clock: Callable[[], float] = time.monotonic,
         audit_period_s: float = AUDIT_PERIOD_S,
         refused_for_s: float = REFUSED_FOR_S,
+        chooses_relays: bool = False,
     ) -> None:
+        """chooses_relays: the view has what is measured of ways, whoever leads."""
         self.view = view if view is not None else ClusterView()
         self.revision = 0
         """The view holds every change up to this revision; 0: nothing was listed yet. It falls when `view.epoch` rises.
@@ -54,10 +56,9 @@ class ClusterWatch:
         """Time at which `is_reachable` took its present value."""
         self.unreachable_reason = "not asked yet"
         self.leads: Callable[[], bool] = lambda: True
-        """Whether whoever waits on `changed` decides for the cluster, and has to know of lost nodes at once."""
-        self.needs_probes: Callable[[], bool] = lambda: True
-        """Whether the view has the records for the leader alone (Keys.FOR_LEADER), which are most of what nodes write.
-        Asked at each listing; a daemon that begins to need them waits for `probes_seen`.
+        """Whether whoever waits on `changed` decides for the cluster. If so, it has to know of lost nodes at once, and
+        of the records for the leader alone (Keys.FOR_LEADER), which are most of what nodes write. A daemon that begins
+        to lead waits for `probes_seen`.
         """
         self.may_rest: Callable[[], bool] = lambda: False
         """Whether changes may gather for a moment (watch_pace.py), because nobody waits for this daemon."""
@@ -66,6 +67,7 @@ class ClusterWatch:
         self._pace = WatchPace()
         self._audit_period_s = audit_period_s
         self._refused_for_s = refused_for_s
+        self._chooses_relays = chooses_relays
         self._refused_since: float | None = None
         self._mark = HistoryMark()
         self._verified = Verified()
@@ -93,8 +95,9 @@ class ClusterWatch:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
         is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
-            if not is_right or (self.needs_probes() and not self._has_probes):
-                seen, with_probes = self._mark, self.needs_probes()
+            with_probes = self.leads() or self._chooses_relays
+            if not is_right or with_probes > self._has_probes:
+                seen = self._mark
                 listed = await self._list(below=_below(with_probes))
                 is_audit = is_audit and with_probes is self._has_probes
                 self._has_probes = with_probes

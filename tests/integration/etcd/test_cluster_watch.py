@@ -109,7 +109,7 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
 
     monkeypatch.setattr(client, "get_prefix", counted)
     cluster = ClusterWatch(client, audit_period_s=0.3)
-    cluster.needs_probes = lambda: leads
+    cluster.leads = lambda: leads
     running = asyncio.create_task(cluster.run())
     try:
         heard = await client.put(KEY, encode(DesiredRecord()))

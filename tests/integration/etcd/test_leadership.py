@@ -22,6 +22,7 @@ from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import ProbeRecord
 from headway.daemon.records.records import DesiredRecord, NodeRecord
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.view.cluster_view import ClusterView
@@ -45,9 +46,20 @@ def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
 class Candidate:
     """One daemon's share of the election."""
 
-    def __init__(self, client: EtcdClient, name: str, *, decide: Decide, write_manifest: WriteFile) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        name: str,
+        *,
+        decide: Decide,
+        write_manifest: WriteFile,
+        leads_at_first: bool = True,
+    ) -> None:
+        """leads_at_first: its view has the records for the leader from the start."""
         self.client = client
         self.cluster = ClusterWatch(client)
+        if not leads_at_first:
+            self.cluster.leads = lambda: self.leadership.is_leading
         self.wrote_late: list[str] = []
         record = LeaderRecord(node=name, incarnation="1")
         self.told: list[tuple[str, str]] = []
@@ -115,6 +127,33 @@ async def test_the_first_candidate_leads_and_the_second_follows_when_it_resigns(
             await until_leader_is(client, "two")
             assert not one.leadership.is_leading
     await until_leader_is(client, None)
+
+
+async def test_a_new_leader_knows_what_was_measured_before_it_decides(etcd: Etcd, client: EtcdClient) -> None:
+    """The ways between nodes, of which its daemon hears nothing while another one leads."""
+    decided: list[set[str]] = []
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        decided.append({*view.probes})
+        return Decision()
+
+    async with etcd.client() as own:
+        await client.put(Keys.LEADER, encode(LeaderRecord(node="zero", incarnation="1")))
+        one = Candidate(own, "one", decide=decide, write_manifest=no_manifest, leads_at_first=False)
+        revision = await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while one.cluster.view.leader is None:
+                    await one.cluster.changed(one.cluster.version)
+                await client.put(Keys.of("j", "desired"), encode(DesiredRecord()))
+                assert await one.cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
+                assert one.cluster.view.probes == {}
+                await client.delete(Keys.LEADER)
+                while not decided:
+                    await asyncio.sleep(0.01)
+        finally:
+            await one.stop()
+    assert decided[0] == {"a"}
 
 
 async def test_another_takes_over_from_a_leader_that_was_killed(etcd: Etcd, client: EtcdClient, tmp_path: Path) -> None:
