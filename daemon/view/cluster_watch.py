@@ -96,7 +96,7 @@ class ClusterWatch:
         is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
             with_probes = self.leads() or self._chooses_relays
-            if not is_right or with_probes > self._has_probes:
+            if not is_right or (with_probes and not self._has_probes):
                 seen = self._mark
                 listed = await self._list(below=_below(with_probes))
                 is_audit = is_audit and with_probes is self._has_probes
