@@ -131,6 +131,31 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
         await asyncio.wait([running])
 
 
+async def test_a_daemon_that_wins_while_etcd_lists_has_the_leaders_records(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing was asked for without them. It does not wait for the next comparison with etcd."""
+    await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+    leads, list_all = False, client.get_prefix
+
+    async def won_meanwhile(prefix: str, **options: Any) -> Snapshot:
+        nonlocal leads
+        found = await list_all(prefix, **options)
+        leads = True
+        return found
+
+    monkeypatch.setattr(client, "get_prefix", won_meanwhile)
+    cluster = ClusterWatch(client, audit_period_s=3600.0)
+    cluster.leads = lambda: leads
+    running = asyncio.create_task(cluster.run())
+    try:
+        assert await cluster.probes_seen(timeout_s=DEADLINE_S)
+        assert set(cluster.view.probes) == {"a"}
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_config: EtcdServerConfig) -> None:
     """etcd goes away; meanwhile keys change and vanish, and their history is compacted: the view is right again."""
     config = replace(own_server_config, client_port=free_port(), fsync=True)
