@@ -95,14 +95,13 @@ class ClusterWatch:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
         is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
-            # Asked again after a listing: an election may be won while etcd answers.
-            while not is_right or (self._needs_probes() and not self._has_probes):
-                seen, with_probes = self._mark, self._needs_probes()
+            with_probes = self.leads() or self._chooses_relays
+            if not is_right or (with_probes and not self._has_probes):
+                seen = self._mark
                 listed = await self._list(below=_below(with_probes))
                 is_audit = is_audit and with_probes is self._has_probes
                 self._has_probes = with_probes
                 self._take_listing(listed, seen, is_audit=is_audit)
-                is_right = True
             is_audit, is_right, started_at = False, False, self._clock()
             try:
                 await self._watch()
@@ -165,9 +164,6 @@ class ClusterWatch:
         except TimeoutError:
             return False
         return True
-
-    def _needs_probes(self) -> bool:
-        return self.leads() or self._chooses_relays
 
     def _rest_s(self) -> float:
         rest_s = self._pace.rest_s(len(self.view.nodes))
