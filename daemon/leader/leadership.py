@@ -179,9 +179,10 @@ class Leadership:
 
     async def _lead(self) -> None:
         """Decide on every change and at every deadline, until this daemon no longer holds the leader key."""
+        while not await self._cluster.probes_seen(timeout_s=CATCH_UP_S):
+            self._log.warning("waiting_for_measured_ways", reason="etcd has not listed them")
         # An older view than our own election still shows the last leader's unfinished writes.
         await self._cluster.caught_up(self._leader_revision, timeout_s=CATCH_UP_S)
-        await self._cluster.probes_seen(timeout_s=CATCH_UP_S)
         busy: dict[TaskKey, asyncio.Task[None]] = {}
         self._plans.clear()
         planners = PlannerPool()

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any, Final
 
 import structlog
@@ -167,8 +168,9 @@ class ReachBook:
 
     @property
     def silent(self) -> set[Key]:
-        """Return the ports that did not answer when they were last dialled."""
-        return {key for key, proof in self._proofs.items() if proof.fact.reason}
+        """Return ports that did not answer when they were last dialled, at most MAX_PROVEN, the earliest due first."""
+        silent = [(proof.due_at, key) for key, proof in self._proofs.items() if proof.fact.reason]
+        return {key for _, key in nsmallest(MAX_PROVEN, silent)}
 
     @property
     def facts(self) -> tuple[ReachFact, ...]:

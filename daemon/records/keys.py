@@ -19,8 +19,8 @@ class Keys:
     REVOKED = PREFIX + "revoked/"
     RETIRED = PREFIX + "retired/"
     FOR_LEADER = PREFIX + "~/"
-    """Prefix of records that the leader alone reads. They sort behind all others, so that one watch of the others
-    leaves them out.
+    """Prefix of records on which no step of a node rests: the leader reads them, and whoever chooses relays. They sort
+    behind all others, so that one watch of the others leaves them out.
     """
     PROBES = FOR_LEADER + "probes/"
 

@@ -129,7 +129,7 @@ class LinkProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """`probes/<node>`, leased: a node's measurements of the ways to its peers."""
+    """`~/probes/<node>`, leased: a node's measurements of the ways to its peers."""
 
     incarnation: str
     peers: dict[str, LinkProbe] = field(default_factory=dict)

@@ -56,6 +56,8 @@ LEAST_LOST: Final = 3
 """Minimum number of lost packets: fewer are chance."""
 EVERY_S: Final = 900.0
 """Interval of probes of one peer."""
+REWRITTEN_S: Final = 4 * EVERY_S
+"""Time after which a record is written again without news: somebody may have deleted it."""
 RETRY_S: Final = 60.0
 """Pause after a peer did not answer."""
 PAUSE_S: Final = 2.0
@@ -206,6 +208,7 @@ class Probing:
         self._written: Mapping[str, LinkProbe] = {}
         """News that etcd has, under the lease and in the epoch of `_written_in`."""
         self._written_in = (0, 0)
+        self._written_until = 0.0
         self._rests_until = 0.0
         """Time before which no news is written."""
         self._waits_until: float | None = None
@@ -254,8 +257,9 @@ class Probing:
         probes = {way.name: probe for way, probe in sorted(self._found.items())}
         lease_id = self._lease_id()
         written_in = (lease_id, self._cluster.view.epoch)
-        known = self._written if written_in == self._written_in else {}
-        now, num_nodes = time.monotonic(), len(self._cluster.view.nodes)
+        now = time.monotonic()
+        known = self._written if written_in == self._written_in and now < self._written_until else {}
+        num_nodes = len(self._cluster.view.nodes)
         if self._waits_until is None:  # in a large cluster many nodes may have come at once
             self._waits_until = now + interval_s(0.0, num_nodes)
         is_too_early = now < (self._rests_until if is_complete else self._waits_until)
@@ -270,7 +274,7 @@ class Probing:
         except StoreError as error:
             log.info("probes_not_written", error=str(error))
             return
-        self._written, self._written_in = probes, written_in
+        self._written, self._written_in, self._written_until = probes, written_in, now + REWRITTEN_S
 
 
 @lru_cache(maxsize=MAX_LOTS)

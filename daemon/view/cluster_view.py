@@ -81,7 +81,7 @@ class ClusterView:
     departures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Times at which a node's incarnations were seen to go, the last `MAX_REMEMBERED`."""
     probes: dict[str, ProbeRecord] = field(default_factory=dict)
-    """Measurements that nodes made of the ways to their peers."""
+    """Measurements that nodes made of the ways to their peers; none where a daemon does not lead (Keys.FOR_LEADER)."""
     reach: dict[str, ReachRecord] = field(default_factory=dict)
     """Reachability of each node's peers, by port."""
     issued: dict[str, IssuedRecord] = field(default_factory=dict)

@@ -77,7 +77,9 @@ class ClusterWatch:
         self._waking: asyncio.TimerHandle | None = None
         self._has_probes = False
         self._watching: asyncio.Timeout | None = None
-        """Ends the present watch for the next comparison."""
+        """Ends the present watch."""
+        self._is_called = False
+        """True if that is for the records for the leader."""
 
     async def run(self) -> None:
         """Follow etcd until cancelled, waiting while it is away.
@@ -95,18 +97,21 @@ class ClusterWatch:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
         is_audit, is_right, pause = False, False, FIRST_PAUSE_S
         while True:
-            with_probes = self.leads() or self._chooses_relays
-            if not is_right or (with_probes and not self._has_probes):
+            # A daemon that led goes on hearing of ways: dropped and listed again, they would be an older history.
+            needs_probes = self._has_probes or self._chooses_relays or self.leads()
+            if not is_right:
                 seen = self._mark
-                listed = await self._list(below=_below(with_probes))
-                is_audit = is_audit and with_probes is self._has_probes
-                self._has_probes = with_probes
+                listed = await self._list(PREFIX, below=_below(needs_probes))
+                is_audit = is_audit and needs_probes is self._has_probes
+                self._has_probes = needs_probes
                 self._take_listing(listed, seen, is_audit=is_audit)
+            elif needs_probes and not self._has_probes:
+                self._take_probes(await self._list(Keys.FOR_LEADER))
             is_audit, is_right, started_at = False, False, self._clock()
             try:
                 await self._watch()
             except TimeoutError:
-                is_audit, is_right = True, await self._is_right()
+                is_audit, is_right = True, self._is_called or await self._is_right()
                 continue
             except CompactedError as error:
                 _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
@@ -116,8 +121,10 @@ class ClusterWatch:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     async def _watch(self) -> None:
-        """Take changes. Raises TimeoutError when the view is to be compared with etcd, and what the watch raises."""
-        below, start = _below(self._has_probes), self.revision + 1
+        """Take changes. Raises TimeoutError when the view is to be compared with etcd, or lacks the records for the
+        leader that it needs (`_is_called`), and what the watch raises.
+        """
+        below, start, self._is_called = _below(self._has_probes), self.revision + 1, False
         try:
             # etcd's watches have lost events in some releases: compare now and then
             async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)) as self._watching:
@@ -159,6 +166,7 @@ class ClusterWatch:
             async with asyncio.timeout(timeout_s):
                 while not (self._has_probes and self.revision):
                     if self._watching is not None and not self._watching.expired():
+                        self._is_called = True
                         self._watching.reschedule(asyncio.get_running_loop().time())
                     await self._applied.wait()
         except TimeoutError:
@@ -176,9 +184,8 @@ class ClusterWatch:
         """Return whether the view has every change that the watch had to show. Raises StoreError."""
         seen = self._mark
         try:
-            found = await self._client.changes_since(
-                PREFIX, self._verified.revision, at=due(self._verified, seen), below=_below(self._has_probes)
-            )
+            at, below = due(self._verified, seen), _below(self._has_probes)
+            found = await self._client.changes_since(PREFIX, self._verified.revision, at=at, below=below)
         except (StoreUnreachableError, CompactedError):
             return False  # the listing waits until etcd answers, and finds out whether its history went back
         if reason := why_wrong(seen, found, held=self.view.revisions):
@@ -186,6 +193,9 @@ class ClusterWatch:
             return False
         self._verified = Verified(seen.revision, found.revision)
         self._forget(below=seen.revision)
+        # Nothing has changed up to there, although etcd has: what it compacts is not asked for again.
+        self.revision, self._mark = at, replace(self._mark, revision=at)
+        self._came_forward()
         return True
 
     def _forget(self, *, below: int) -> None:
@@ -193,10 +203,10 @@ class ClusterWatch:
         self.view.forget_deleted(below=below)
         self.view.forget_absent(now=self._clock())
 
-    async def _list(self, *, below: str) -> Snapshot:
+    async def _list(self, prefix: str, *, below: str = "") -> Snapshot:
         while True:
             try:
-                return await self._client.get_prefix(PREFIX, below=below)
+                return await self._client.get_prefix(prefix, below=below)
             except StoreUnreachableError as error:
                 self._reached(False, error.reason)
             except CompactedError as error:
@@ -233,6 +243,19 @@ class ClusterWatch:
         self._reached(True, "")
         self._bump()
 
+    def _take_probes(self, listed: Snapshot) -> None:
+        """Apply the records for the leader. The next watch tells all their changes since the view's revision again."""
+        for entry in listed.entries:
+            self.view.apply(
+                entry.key,
+                entry.value,
+                mod_revision=entry.mod_revision,
+                create_revision=entry.create_revision,
+                now=self._clock(),
+            )
+        self._has_probes = True
+        self._bump()
+
     def _take_batch(self, batch: WatchBatch) -> None:
         now, leads = self._clock(), self.leads()
         before = None if leads else self.view.acted_on
@@ -243,8 +266,7 @@ class ClusterWatch:
             )
         self._mark = replace(self._mark, revision=batch.revision)
         self.revision = batch.revision
-        applied, self._applied = self._applied, asyncio.Event()
-        applied.set()
+        self._came_forward()
         if before is not None and self.view.acted_on == before:
             return
         if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
@@ -274,8 +296,12 @@ class ClusterWatch:
             self._waking = None
         self.version += 1
         signal, self._signal = self._signal, asyncio.Event()
-        applied, self._applied = self._applied, asyncio.Event()
         signal.set()
+        self._came_forward()
+
+    def _came_forward(self) -> None:
+        """Wake all who wait for a revision."""
+        applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
 

@@ -15,7 +15,7 @@ from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
+from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import ProbeRecord
 from headway.daemon.records.records import Desired, DesiredRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
@@ -100,14 +100,20 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
     """
     probes = [ProbeRecord(incarnation=f"a-{life}", peers={}) for life in range(3)]
     await client.put(Keys.probes("a"), encode(probes[0]))
-    leads, listed, list_all = False, 0, client.get_prefix
+    leads, listed, num_compared = False, list[str](), 0
+    list_all, compare = client.get_prefix, client.changes_since
 
-    async def counted(prefix: str, **options: Any) -> Snapshot:
-        nonlocal listed
-        listed += 1
+    async def noted(prefix: str, **options: Any) -> Snapshot:
+        listed.append(prefix)
         return await list_all(prefix, **options)
 
-    monkeypatch.setattr(client, "get_prefix", counted)
+    async def counted(prefix: str, revision: int, **options: Any) -> Changes:
+        nonlocal num_compared
+        num_compared += 1
+        return await compare(prefix, revision, **options)
+
+    monkeypatch.setattr(client, "get_prefix", noted)
+    monkeypatch.setattr(client, "changes_since", counted)
     cluster = ClusterWatch(client, audit_period_s=0.3)
     cluster.leads = lambda: leads
     running = asyncio.create_task(cluster.run())
@@ -115,8 +121,9 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
         heard = await client.put(KEY, encode(DesiredRecord()))
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         await client.put(Keys.probes("a"), encode(probes[1]))
-        assert not await cluster.probes_seen(timeout_s=1.5), "several audits"
-        assert (cluster.view.probes, cluster.revision, listed) == ({}, heard, 1)
+        while num_compared < 3:
+            await asyncio.sleep(0.01)
+        assert (cluster.view.probes, listed) == ({}, [PREFIX])
         leads = True
         assert await cluster.probes_seen(timeout_s=DEADLINE_S)
         assert cluster.view.probes == {"a": probes[1]}
@@ -124,8 +131,68 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         assert cluster.view.probes == {"a": probes[2]}
         assert await cluster.probes_seen(timeout_s=0.0)
+        leads, num_compared = False, 0
+        while num_compared < 3:
+            await asyncio.sleep(0.01)
+        assert listed == [PREFIX, Keys.FOR_LEADER], "the audits of the larger view are right as well"
+        assert cluster.view.probes == {"a": probes[2]}, "a daemon that no longer leads goes on hearing of them"
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_config: EtcdServerConfig) -> None:
+    """It led, etcd was away, it led again: nothing that it heard of meanwhile is an older history."""
+    leads = True
+    async with (
+        await EtcdServer.start(replace(own_server_config, fsync=True)) as server,
+        EtcdClient(server.access()) as client,
+    ):
+        await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+        cluster = ClusterWatch(client)
+        cluster.leads = lambda: leads
+        running = asyncio.create_task(cluster.run())
+        try:
+            assert await cluster.probes_seen(timeout_s=DEADLINE_S)
+            leads = False
+            for _ in range(2):
+                await server.restart()
+                heard = await client.put(KEY, encode(DesiredRecord()))
+                assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+                leads = True
+            assert await cluster.probes_seen(timeout_s=DEADLINE_S)
+            assert (cluster.view.epoch, set(cluster.view.probes)) == (0, {"a"})
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def test_what_others_write_is_compacted_without_a_new_listing(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet view, while etcd's revision rises by records that it does not hear of."""
+    listed, list_all = 0, client.get_prefix
+
+    async def counted(prefix: str, **options: Any) -> Snapshot:
+        nonlocal listed
+        listed += 1
+        return await list_all(prefix, **options)
+
+    monkeypatch.setattr(client, "get_prefix", counted)
+    cluster = ClusterWatch(client, audit_period_s=0.2)
+    cluster.leads = lambda: False
+    running = asyncio.create_task(cluster.run())
+    try:
+        heard = await client.put(KEY, encode(DesiredRecord()))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        for life in range(10):
+            last = await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation=f"a-{life}", peers={})))
+        assert await cluster.caught_up(last, timeout_s=DEADLINE_S), "two comparisons later"
+        await client.compact(last)
         await asyncio.sleep(1.0)
-        assert listed == 2, "the audits of the larger view are right as well"
+        heard = await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        assert listed == 1
     finally:
         running.cancel()
         await asyncio.wait([running])

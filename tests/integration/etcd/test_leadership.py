@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
 from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.leader import leadership
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Decide, Leadership
 from headway.daemon.records.certificate_records import RevokedRecord
@@ -148,6 +150,40 @@ async def test_a_new_leader_knows_what_was_measured_before_it_decides(etcd: Etcd
                 await client.put(Keys.of("j", "desired"), encode(DesiredRecord()))
                 assert await one.cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
                 assert one.cluster.view.probes == {}
+                await client.delete(Keys.LEADER)
+                while not decided:
+                    await asyncio.sleep(0.01)
+        finally:
+            await one.stop()
+    assert decided[0] == {"a"}
+
+
+async def test_a_new_leader_waits_for_a_slow_listing_of_what_was_measured(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a thin line it takes longer than any deadline of the leader: plans without it would blame good nodes."""
+    decided: list[set[str]] = []
+
+    def decide(view: ClusterView, *, now: float) -> Decision:
+        decided.append({*view.probes})
+        return Decision()
+
+    monkeypatch.setattr(leadership, "CATCH_UP_S", 0.1)
+    async with etcd.client() as own:
+        list_all = own.get_prefix
+
+        async def slowly(prefix: str, **options: Any) -> Snapshot:
+            await asyncio.sleep(1.0 if prefix == Keys.FOR_LEADER else 0.0)
+            return await list_all(prefix, **options)
+
+        monkeypatch.setattr(own, "get_prefix", slowly)
+        await client.put(Keys.LEADER, encode(LeaderRecord(node="zero", incarnation="1")))
+        await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+        one = Candidate(own, "one", decide=decide, write_manifest=no_manifest, leads_at_first=False)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while one.cluster.view.leader is None:
+                    await one.cluster.changed(one.cluster.version)
                 await client.delete(Keys.LEADER)
                 while not decided:
                     await asyncio.sleep(0.01)

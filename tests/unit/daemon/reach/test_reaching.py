@@ -144,6 +144,15 @@ async def test_a_port_that_a_plan_found_silent_is_dialled_until_it_answers() -> 
     assert daemon not in dialled
 
 
+def test_of_very_many_silent_ports_those_that_are_due_are_dialled() -> None:
+    """A plan may have proven hundreds: peers wait for a dial as well."""
+    book = ReachBook()
+    targets = [replace(B, node=f"n{index:04d}") for index in range(2 * MAX_PROVEN)]
+    for at, target in enumerate(reversed(targets)):
+        book.found(target, "refused", now=10.0 * at, at=0.0)
+    assert book.silent == {(target.node, target.port, target.device_index) for target in targets[MAX_PROVEN:]}
+
+
 def test_a_port_is_dialled_at_first_sight_and_seldom_while_it_answers() -> None:
     book = ReachBook()
     assert book.due([B], now=0.0) == [B]

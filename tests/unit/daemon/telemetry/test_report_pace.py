@@ -15,7 +15,7 @@ from headway.daemon.records.measurements import GoodputRecord, LinkProbe
 from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
 from headway.daemon.telemetry import goodput, probing
 from headway.daemon.telemetry.goodput import GoodputReports
-from headway.daemon.telemetry.probing import INCOMPLETE_S, Probing
+from headway.daemon.telemetry.probing import INCOMPLETE_S, REWRITTEN_S, Probing
 from headway.daemon.telemetry.report_pace import CLUSTER_PER_S, interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
@@ -170,9 +170,8 @@ async def test_in_a_small_cluster_the_first_way_is_told_soon(monkeypatch: pytest
 
 
 async def test_ways_that_etcd_has_lost_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lease, or with a part of its history. The view does not tell, where it leaves out the leader's records.
-
-    A write that failed is none.
+    """With the lease, or with a part of its history; and after a while in any case, because somebody may have deleted
+    them. The view does not tell, where it leaves out the leader's records. A write that failed is none.
     """
     now, etcd, view, lease = 1000.0, Etcd(), ClusterView(), 1
     view.nodes = {name: node(name) for name in ("n0", "n1")}
@@ -201,3 +200,5 @@ async def test_ways_that_etcd_has_lost_are_written_again(monkeypatch: pytest.Mon
     assert await num_records() == 2
     view.start_anew(now=now)
     assert await num_records() == 3
+    now += REWRITTEN_S
+    assert await num_records() == 4
