@@ -3,14 +3,14 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
 
 from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient, Snapshot
-from headway.daemon.etcd.watch import WatchBatch
+from headway.daemon.etcd.client import EtcdClient, KeyValue, Snapshot
+from headway.daemon.etcd.watch import KeyEvent, WatchBatch
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.view.audit import Verified, due, why_wrong
 from headway.daemon.view.cluster_view import ClusterView
@@ -194,8 +194,7 @@ class ClusterWatch:
         self._verified = Verified(seen.revision, found.revision)
         self._forget(below=seen.revision)
         # Nothing has changed up to there, although etcd has: what it compacts is not asked for again.
-        self.revision, self._mark = at, replace(self._mark, revision=at)
-        self._came_forward()
+        self._came_to(at)
         return True
 
     def _forget(self, *, below: int) -> None:
@@ -230,10 +229,7 @@ class ClusterWatch:
             missed = [key for key, revision in revisions.items() if known[key] < revision <= seen.revision]
             if missed:
                 _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen.revision)
-        for entry in listed.entries:
-            view.apply(
-                entry.key, entry.value, mod_revision=entry.mod_revision, create_revision=entry.create_revision, now=now
-            )
+        self._apply(listed.entries)
         for key in [key for key in view.revisions if key not in revisions]:
             view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
         self._forget(below=listed.revision)
@@ -243,30 +239,32 @@ class ClusterWatch:
         self._reached(True, "")
         self._bump()
 
+    def _apply(self, changed: Iterable[KeyValue | KeyEvent]) -> None:
+        now = self._clock()
+        for each in changed:
+            self.view.apply(
+                each.key, each.value, mod_revision=each.mod_revision, create_revision=each.create_revision, now=now
+            )
+
+    def _came_to(self, revision: int) -> None:
+        """Note that the view has every change up to a revision, and wake all who wait for it."""
+        self._mark = replace(self._mark, revision=revision)
+        self.revision = revision
+        applied, self._applied = self._applied, asyncio.Event()
+        applied.set()
+
     def _take_probes(self, listed: Snapshot) -> None:
         """Apply the records for the leader. The next watch tells all their changes since the view's revision again."""
-        for entry in listed.entries:
-            self.view.apply(
-                entry.key,
-                entry.value,
-                mod_revision=entry.mod_revision,
-                create_revision=entry.create_revision,
-                now=self._clock(),
-            )
+        self._apply(listed.entries)
         self._has_probes = True
         self._bump()
 
     def _take_batch(self, batch: WatchBatch) -> None:
-        now, leads = self._clock(), self.leads()
+        leads = self.leads()
         before = None if leads else self.view.acted_on
-        self._pace.heard(now=now)
-        for event in batch.events:
-            self.view.apply(
-                event.key, event.value, mod_revision=event.mod_revision, create_revision=event.create_revision, now=now
-            )
-        self._mark = replace(self._mark, revision=batch.revision)
-        self.revision = batch.revision
-        self._came_forward()
+        self._pace.heard(now=self._clock())
+        self._apply(batch.events)
+        self._came_to(batch.revision)
         if before is not None and self.view.acted_on == before:
             return
         if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
@@ -296,12 +294,8 @@ class ClusterWatch:
             self._waking = None
         self.version += 1
         signal, self._signal = self._signal, asyncio.Event()
-        signal.set()
-        self._came_forward()
-
-    def _came_forward(self) -> None:
-        """Wake all who wait for a revision."""
         applied, self._applied = self._applied, asyncio.Event()
+        signal.set()
         applied.set()
 
 
