@@ -57,6 +57,26 @@ async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Sce
     assert not scene.etcd.leases, "nothing was put"
 
 
+async def test_a_write_is_compared_with_what_it_was_decided_by(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view shows the new plan after the decision, before its task has begun."""
+    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=(replace(PLAN.stages[0], node="b"),))
+    overtaken, put = list[str](), list[str]()
+    scene.etcd.on_change = lambda change: put.append(change.key)
+
+    def begins(_point: str, *, kind: str, node: str) -> None:
+        if kind == "RegisterState" and not overtaken:
+            overtaken.append(node)
+            scene.etcd.revision += 1
+            scene.etcd.show(Keys.of("j", "plan"), encode(back))
+
+    monkeypatch.setattr("headway.daemon.agent.agent.fault_point", begins)
+    async with scene.at_work():
+        await scene.write(20)
+        await scene.until(lambda: not scene.store.contents)
+    assert overtaken == ["a"]
+    assert state_key(20) not in put, put
+
+
 async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """etcd comes back from a backup without the last write. The new view makes the write due again, without any
     timeout.
