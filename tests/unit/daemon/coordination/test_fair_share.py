@@ -58,6 +58,17 @@ def test_another_users_job_gets_a_share_at_once() -> None:
     assert numbers(claimants) == {"a": 1, "b": 2}
 
 
+def test_a_user_keeps_own_devices_in_turn_with_others() -> None:
+    """Alice has six nodes, bob two and a job that waits for two more. One by one: she keeps four, so his job starts."""
+    hers, his = on(*"abcdef"), on("x", "y")
+    claimants = [
+        runs("a", "alice", hers, hers | his),
+        runs("b", "bob", his, hers | his, rank=1),
+        waits("b2", "bob", hers | his, rank=2, least_devices=2),
+    ]
+    assert numbers(claimants) == {"a": 4, "b": 2, "b2": 2}
+
+
 def test_weights_divide_the_devices() -> None:
     """Alice's share is three times bob's: of four nodes she has three."""
     assert numbers([waits("a", "alice", ABCD, weight=3.0), waits("b", "bob", ABCD, rank=1)]) == {"a": 3, "b": 1}
