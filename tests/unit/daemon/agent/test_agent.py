@@ -39,42 +39,34 @@ async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) ->
     assert leases[-1] == 2
 
 
-async def test_a_registration_that_a_new_plan_overtook_is_not_written(scene: Scene) -> None:
-    """The job goes back to a new timeline between decision and write: the old one's boundary is not registered."""
-    elsewhere = (replace(PLAN.stages[0], node="b"),)
-    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=elsewhere)
+@pytest.mark.parametrize("is_sent", [False, True], ids=["before its task begins", "on its way to etcd"])
+async def test_a_registration_that_a_new_plan_overtook_is_not_written(
+    is_sent: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes back to a new timeline after the decision: the old one's boundary is not registered."""
+    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=(replace(PLAN.stages[0], node="b"),))
+    num_overtaken, put = 0, list[str]()
+    scene.etcd.on_change = lambda change: put.append(change.key)
 
     def go_back() -> None:
+        nonlocal num_overtaken
+        num_overtaken += 1
         scene.etcd.before = lambda: None
         scene.etcd.revision += 1
         scene.etcd.show(Keys.of("j", "plan"), encode(back))
 
-    scene.etcd.before = go_back
-    async with scene.at_work():
-        await scene.write(20)
-        await scene.until(lambda: not scene.store.contents)
-    assert scene.registered(20) is None
-    assert not scene.etcd.leases, "nothing was put"
-
-
-async def test_a_write_is_compared_with_what_it_was_decided_by(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The view shows the new plan after the decision, before its task has begun."""
-    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=(replace(PLAN.stages[0], node="b"),))
-    overtaken, put = list[str](), list[str]()
-    scene.etcd.on_change = lambda change: put.append(change.key)
-
     def begins(_point: str, *, kind: str, node: str) -> None:
-        if kind == "RegisterState" and not overtaken:
-            overtaken.append(node)
-            scene.etcd.revision += 1
-            scene.etcd.show(Keys.of("j", "plan"), encode(back))
+        if kind == "RegisterState" and not num_overtaken and is_sent:
+            scene.etcd.before = go_back
+        elif kind == "RegisterState" and not num_overtaken:
+            go_back()
 
     monkeypatch.setattr("headway.daemon.agent.agent.fault_point", begins)
     async with scene.at_work():
         await scene.write(20)
         await scene.until(lambda: not scene.store.contents)
-    assert overtaken == ["a"]
-    assert state_key(20) not in put, put
+    assert (num_overtaken, scene.registered(20)) == (1, None)
+    assert state_key(20) not in put
 
 
 async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
