@@ -99,14 +99,14 @@ class ClusterWatch:
         while True:
             # A daemon that led goes on hearing of ways: dropped and listed again, they would be an older history.
             needs_probes = self._has_probes or self._chooses_relays or self.leads()
+            if is_right and needs_probes and not self._has_probes:
+                is_right = await self._took_probes()
             if not is_right:
                 seen = self._mark
-                listed = await self._list(PREFIX, below=_below(needs_probes))
+                listed = await self._list(below=_below(needs_probes))
                 is_audit = is_audit and needs_probes is self._has_probes
                 self._has_probes = needs_probes
                 self._take_listing(listed, seen, is_audit=is_audit)
-            elif needs_probes and not self._has_probes:
-                self._take_probes(await self._list(Keys.FOR_LEADER))
             is_audit, is_right, started_at = False, False, self._clock()
             try:
                 await self._watch()
@@ -197,15 +197,30 @@ class ClusterWatch:
         self._came_to(at)
         return True
 
+    async def _took_probes(self) -> bool:
+        """Apply the records for the leader; return whether etcd lists them. Raises StoreError.
+
+        The next watch tells all their changes since the view's revision again. If etcd is away, everything is listed
+        once it is back, because its history may be another one.
+        """
+        try:
+            listed = await self._client.get_prefix(Keys.FOR_LEADER)
+        except (StoreUnreachableError, CompactedError):
+            return False
+        self._apply(listed.entries)
+        self._has_probes = True
+        self._bump()
+        return True
+
     def _forget(self, *, below: int) -> None:
         """Drop what the view remembers of keys and nodes that are gone. No change before a revision can arrive now."""
         self.view.forget_deleted(below=below)
         self.view.forget_absent(now=self._clock())
 
-    async def _list(self, prefix: str, *, below: str = "") -> Snapshot:
+    async def _list(self, *, below: str) -> Snapshot:
         while True:
             try:
-                return await self._client.get_prefix(prefix, below=below)
+                return await self._client.get_prefix(PREFIX, below=below)
             except StoreUnreachableError as error:
                 self._reached(False, error.reason)
             except CompactedError as error:
@@ -252,12 +267,6 @@ class ClusterWatch:
         self.revision = revision
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
-
-    def _take_probes(self, listed: Snapshot) -> None:
-        """Apply the records for the leader. The next watch tells all their changes since the view's revision again."""
-        self._apply(listed.entries)
-        self._has_probes = True
-        self._bump()
 
     def _take_batch(self, batch: WatchBatch) -> None:
         leads = self.leads()

@@ -1,7 +1,7 @@
 """A ClusterView that is kept current from a real etcd."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import CompactedError
+from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
@@ -29,15 +29,30 @@ OTHER = Keys.of("other", "desired")
 
 
 @asynccontextmanager
-async def watching(client: EtcdClient, *, audit_period_s: float = 3600.0) -> AsyncIterator[ClusterWatch]:
+async def watching(
+    client: EtcdClient, *, audit_period_s: float = 3600.0, leads: Callable[[], bool] = lambda: True
+) -> AsyncIterator[ClusterWatch]:
     """A watch that runs inside the block."""
     cluster = ClusterWatch(client, audit_period_s=audit_period_s)
+    cluster.leads = leads
     running = asyncio.create_task(cluster.run())
     try:
         yield cluster
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+def noted_listings(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prefixes that are listed from now on."""
+    listed, list_all = list[str](), client.get_prefix
+
+    async def noted(prefix: str, **options: Any) -> Snapshot:
+        listed.append(prefix)
+        return await list_all(prefix, **options)
+
+    monkeypatch.setattr(client, "get_prefix", noted)
+    return listed
 
 
 async def until_desired(cluster: ClusterWatch, desired: Desired) -> None:
@@ -100,24 +115,16 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
     """
     probes = [ProbeRecord(incarnation=f"a-{life}", peers={}) for life in range(3)]
     await client.put(Keys.probes("a"), encode(probes[0]))
-    leads, listed, num_compared = False, list[str](), 0
-    list_all, compare = client.get_prefix, client.changes_since
-
-    async def noted(prefix: str, **options: Any) -> Snapshot:
-        listed.append(prefix)
-        return await list_all(prefix, **options)
+    leads, num_compared, compare = False, 0, client.changes_since
+    listed = noted_listings(client, monkeypatch)
 
     async def counted(prefix: str, revision: int, **options: Any) -> Changes:
         nonlocal num_compared
         num_compared += 1
         return await compare(prefix, revision, **options)
 
-    monkeypatch.setattr(client, "get_prefix", noted)
     monkeypatch.setattr(client, "changes_since", counted)
-    cluster = ClusterWatch(client, audit_period_s=0.3)
-    cluster.leads = lambda: leads
-    running = asyncio.create_task(cluster.run())
-    try:
+    async with watching(client, audit_period_s=0.3, leads=lambda: leads) as cluster, asyncio.timeout(DEADLINE_S):
         heard = await client.put(KEY, encode(DesiredRecord()))
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         await client.put(Keys.probes("a"), encode(probes[1]))
@@ -136,9 +143,30 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
             await asyncio.sleep(0.01)
         assert listed == [PREFIX, Keys.FOR_LEADER], "the audits of the larger view are right as well"
         assert cluster.view.probes == {"a": probes[2]}, "a daemon that no longer leads goes on hearing of them"
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+
+
+async def test_etcd_that_is_away_when_a_daemon_wins_is_in_sight_again(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is listed then, and the new leader decides: it does nothing while etcd is out of sight."""
+    await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+    leads, num_away, list_all = False, 0, client.get_prefix
+
+    async def away_once(prefix: str, **options: Any) -> Snapshot:
+        nonlocal num_away
+        if prefix == Keys.FOR_LEADER and not num_away:
+            num_away += 1
+            raise StoreUnreachableError("etcd", "is away")
+        return await list_all(prefix, **options)
+
+    monkeypatch.setattr(client, "get_prefix", away_once)
+    async with watching(client, leads=lambda: leads) as cluster:
+        heard = await client.put(KEY, encode(DesiredRecord()))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        leads = True
+        assert await cluster.probes_seen(timeout_s=DEADLINE_S)
+        assert (num_away, set(cluster.view.probes), cluster.is_reachable) == (1, {"a"}, True)
+        assert cluster.view.steady_since is not None
 
 
 async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_config: EtcdServerConfig) -> None:
@@ -149,10 +177,7 @@ async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_conf
         EtcdClient(server.access()) as client,
     ):
         await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
-        cluster = ClusterWatch(client)
-        cluster.leads = lambda: leads
-        running = asyncio.create_task(cluster.run())
-        try:
+        async with watching(client, leads=lambda: leads) as cluster:
             assert await cluster.probes_seen(timeout_s=DEADLINE_S)
             leads = False
             for _ in range(2):
@@ -162,27 +187,14 @@ async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_conf
                 leads = True
             assert await cluster.probes_seen(timeout_s=DEADLINE_S)
             assert (cluster.view.epoch, set(cluster.view.probes)) == (0, {"a"})
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
 
 
 async def test_what_others_write_is_compacted_without_a_new_listing(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quiet view, while etcd's revision rises by records that it does not hear of."""
-    listed, list_all = 0, client.get_prefix
-
-    async def counted(prefix: str, **options: Any) -> Snapshot:
-        nonlocal listed
-        listed += 1
-        return await list_all(prefix, **options)
-
-    monkeypatch.setattr(client, "get_prefix", counted)
-    cluster = ClusterWatch(client, audit_period_s=0.2)
-    cluster.leads = lambda: False
-    running = asyncio.create_task(cluster.run())
-    try:
+    listed = noted_listings(client, monkeypatch)
+    async with watching(client, audit_period_s=0.2, leads=lambda: False) as cluster:
         heard = await client.put(KEY, encode(DesiredRecord()))
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         for life in range(10):
@@ -192,10 +204,7 @@ async def test_what_others_write_is_compacted_without_a_new_listing(
         await asyncio.sleep(1.0)
         heard = await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
-        assert listed == 1
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+        assert listed == [PREFIX]
 
 
 async def test_a_daemon_that_wins_while_etcd_lists_has_the_leaders_records(
@@ -212,15 +221,9 @@ async def test_a_daemon_that_wins_while_etcd_lists_has_the_leaders_records(
         return found
 
     monkeypatch.setattr(client, "get_prefix", won_meanwhile)
-    cluster = ClusterWatch(client, audit_period_s=3600.0)
-    cluster.leads = lambda: leads
-    running = asyncio.create_task(cluster.run())
-    try:
+    async with watching(client, leads=lambda: leads) as cluster:
         assert await cluster.probes_seen(timeout_s=DEADLINE_S)
         assert set(cluster.view.probes) == {"a"}
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_config: EtcdServerConfig) -> None:
@@ -285,12 +288,8 @@ async def test_a_view_that_is_right_is_not_listed_again(
     """An audit asks what had changed, and how many keys there were. The watch goes on as if nothing had been, and what
     comes and goes while etcd is asked is no mistake of the view.
     """
-    listed, compared, list_all, compare = 0, asyncio.Semaphore(0), client.get_prefix, client.changes_since
-
-    async def counted_list(prefix: str, **options: Any) -> Snapshot:
-        nonlocal listed
-        listed += 1
-        return await list_all(prefix, **options)
+    compared, compare = asyncio.Semaphore(0), client.changes_since
+    listed = noted_listings(client, monkeypatch)
 
     async def compare_amid_changes(prefix: str, revision: int, *, at: int, below: str) -> Changes:
         await client.delete(OTHER)
@@ -299,7 +298,6 @@ async def test_a_view_that_is_right_is_not_listed_again(
         compared.release()
         return found
 
-    monkeypatch.setattr(client, "get_prefix", counted_list)
     monkeypatch.setattr(client, "changes_since", compare_amid_changes)
     async with watching(client, audit_period_s=0.5) as cluster, asyncio.timeout(DEADLINE_S):
         for wish in (Desired.PAUSED, Desired.RUNNING):
@@ -309,7 +307,7 @@ async def test_a_view_that_is_right_is_not_listed_again(
             await until_desired(cluster, Desired.CANCELLED)
         while cluster.view.revision_of(OTHER):
             await cluster.changed(cluster.version)
-    assert listed == 1
+    assert listed == [PREFIX]
 
 
 async def test_etcd_says_what_was_set_since_a_revision_and_how_many_keys_there_were(client: EtcdClient) -> None:

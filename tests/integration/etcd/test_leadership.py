@@ -131,37 +131,13 @@ async def test_the_first_candidate_leads_and_the_second_follows_when_it_resigns(
     await until_leader_is(client, None)
 
 
-async def test_a_new_leader_knows_what_was_measured_before_it_decides(etcd: Etcd, client: EtcdClient) -> None:
-    """The ways between nodes, of which its daemon hears nothing while another one leads."""
-    decided: list[set[str]] = []
-
-    def decide(view: ClusterView, *, now: float) -> Decision:
-        decided.append({*view.probes})
-        return Decision()
-
-    async with etcd.client() as own:
-        await client.put(Keys.LEADER, encode(LeaderRecord(node="zero", incarnation="1")))
-        one = Candidate(own, "one", decide=decide, write_manifest=no_manifest, leads_at_first=False)
-        revision = await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while one.cluster.view.leader is None:
-                    await one.cluster.changed(one.cluster.version)
-                await client.put(Keys.of("j", "desired"), encode(DesiredRecord()))
-                assert await one.cluster.caught_up(revision + 1, timeout_s=DEADLINE_S)
-                assert one.cluster.view.probes == {}
-                await client.delete(Keys.LEADER)
-                while not decided:
-                    await asyncio.sleep(0.01)
-        finally:
-            await one.stop()
-    assert decided[0] == {"a"}
-
-
-async def test_a_new_leader_waits_for_a_slow_listing_of_what_was_measured(
-    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("listing_s", [0.0, 1.0], ids=["at once", "over a thin line"])
+async def test_a_new_leader_knows_what_was_measured_before_it_decides(
+    listing_s: float, etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a thin line it takes longer than any deadline of the leader: plans without it would blame good nodes."""
+    """The ways between nodes, of which its daemon hears nothing while another one leads. Over a thin line their listing
+    takes longer than any deadline of the leader: plans without them would blame good nodes.
+    """
     decided: list[set[str]] = []
 
     def decide(view: ClusterView, *, now: float) -> Decision:
@@ -173,18 +149,19 @@ async def test_a_new_leader_waits_for_a_slow_listing_of_what_was_measured(
         list_all = own.get_prefix
 
         async def slowly(prefix: str, **options: Any) -> Snapshot:
-            await asyncio.sleep(1.0 if prefix == Keys.FOR_LEADER else 0.0)
+            await asyncio.sleep(listing_s if prefix == Keys.FOR_LEADER else 0.0)
             return await list_all(prefix, **options)
 
         monkeypatch.setattr(own, "get_prefix", slowly)
         await client.put(Keys.LEADER, encode(LeaderRecord(node="zero", incarnation="1")))
-        await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
         one = Candidate(own, "one", decide=decide, write_manifest=no_manifest, leads_at_first=False)
+        await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+        heard = await client.put(Keys.of("j", "desired"), encode(DesiredRecord()))
         try:
+            assert await one.cluster.caught_up(heard, timeout_s=DEADLINE_S)
+            assert one.cluster.view.probes == {}
+            await client.delete(Keys.LEADER)
             async with asyncio.timeout(DEADLINE_S):
-                while one.cluster.view.leader is None:
-                    await one.cluster.changed(one.cluster.version)
-                await client.delete(Keys.LEADER)
                 while not decided:
                     await asyncio.sleep(0.01)
         finally:
