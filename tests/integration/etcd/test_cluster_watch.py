@@ -177,6 +177,7 @@ async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_conf
         EtcdClient(server.access()) as client,
     ):
         await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
+        await client.put(OTHER, encode(DesiredRecord()))  # so that any listing is later than the ways
         async with watching(client, leads=lambda: leads) as cluster:
             assert await cluster.probes_seen(timeout_s=DEADLINE_S)
             leads = False
