@@ -1,6 +1,7 @@
 """The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
 
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from typing import Final, Literal
 
 ScheduleName = Literal["gpipe", "1f1b", "2bw"]
@@ -48,6 +49,8 @@ class AdapterSpec:
     rank: int = 0
     """Rows of A and columns of B; 0: there is no adapter, and all weights are trained."""
     alpha: float = 16.0
+    rslora: bool = False
+    """Whether B·A is divided by the root of the rank (Kalajdzievski 2023, arXiv 2312.03732), not by the rank."""
     targets: tuple[str, ...] = ()
     """Matrices by the last part of their names, such as q_proj; empty: all of the blocks."""
     dropout: float = 0.0
@@ -55,7 +58,7 @@ class AdapterSpec:
     @property
     def scale(self) -> float:
         """Return the factor of B·A."""
-        return self.alpha / self.rank
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
     def adapts(self, matrix: str) -> bool:
         """Return whether a matrix of a block has an adapter."""

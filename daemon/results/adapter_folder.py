@@ -82,4 +82,5 @@ def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
         "r": adapter.rank,
         "target_modules": [name for name in matrix_names(spec) if adapter.adapts(name)],
         "task_type": "CAUSAL_LM",
+        "use_rslora": adapter.rslora,
     }

@@ -71,6 +71,7 @@ class Adapter:
 
     rank: int
     alpha: float
+    rslora: bool
     targets: list[str]
 
 

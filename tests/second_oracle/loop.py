@@ -96,7 +96,8 @@ def loss_and_gradient(
     }
     complete = leaves
     if job.adapter.rank:
-        scale = torch.tensor(job.adapter.alpha / job.adapter.rank, dtype=torch.float64)
+        divisor = math.sqrt(job.adapter.rank) if job.adapter.rslora else job.adapter.rank
+        scale = torch.tensor(job.adapter.alpha / divisor, dtype=torch.float64)
         frozen = {layer: {name: tensor.to(dtype) for name, tensor in of.items()} for layer, of in base.items()}
         complete = {layer: {**frozen[layer], **leaves[layer], "scale": scale} for layer in leaves}
     routed = Routed(job.train.router_balance_loss, job.train.router_z_loss)

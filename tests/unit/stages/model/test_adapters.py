@@ -1,6 +1,7 @@
 """Adapters: what is trained, what a file of a boundary has, what a merged weight is."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ MODEL = ModelSpec(
     vocab_size=8, adapter=AdapterSpec(rank=2, alpha=6.0, targets=("q_proj", "down_proj")),
 )  # fmt: skip
 BLOCK = LayerName("block.0")
+ADAPTED = ("self_attn.q_proj", "mlp.down_proj")
 
 
 def random_adapters() -> dict[str, Tensor]:
@@ -32,9 +34,7 @@ def random_adapters() -> dict[str, Tensor]:
 
 def test_adapters_alone_are_trained() -> None:
     """Two targets → four matrices of the block; nothing of embedding and head."""
-    assert set(trained_shapes(BLOCK, MODEL)) == {
-        f"{matrix}.lora_{end}.weight" for matrix in ("self_attn.q_proj", "mlp.down_proj") for end in "AB"
-    }
+    assert set(trained_shapes(BLOCK, MODEL)) == {f"{matrix}.lora_{end}.weight" for matrix in ADAPTED for end in "AB"}
     assert not trained_shapes("embed", MODEL)
     assert not trained_shapes("head", MODEL)
 
@@ -83,11 +83,13 @@ def test_a_layer_without_adapter_stays_as_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_peft_opens_the_folder(tmp_path: Path) -> None:
-    """PEFT reads config and tensors, and finds an adapter for each of them in transformers' model."""
+@pytest.mark.parametrize("rslora", [False, True])
+def test_peft_opens_the_folder(tmp_path: Path, rslora: bool) -> None:
+    """PEFT finds an adapter in transformers' model for each tensor, and merges it to the weights that we merge."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
-    with AdapterFolderWriter(tmp_path, MODEL, base="nowhere") as writer:
+    spec = replace(MODEL, adapter=replace(MODEL.adapter, rslora=rslora))
+    with AdapterFolderWriter(tmp_path, spec, base="nowhere") as writer:
         writer.add(BLOCK, random_adapters())
     config = transformers.LlamaConfig(
         num_hidden_layers=1, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
@@ -98,3 +100,11 @@ def test_peft_opens_the_folder(tmp_path: Path) -> None:
     wanted = load_file(tmp_path / "adapter_model.safetensors")
     assert opened.keys() == wanted.keys()
     assert all(torch.equal(opened[name], tensor) for name, tensor in wanted.items())
+    base = {
+        name: model.base_model.model.model.layers[0].get_parameter(f"{name}.base_layer.weight").detach().clone()
+        for name in ADAPTED
+    }
+    ours = merged({f"{name}.weight": weight for name, weight in base.items()}, random_adapters(), spec.adapter)
+    theirs = model.merge_and_unload().model.layers[0]
+    for name in ADAPTED:
+        torch.testing.assert_close(ours[f"{name}.weight"], theirs.get_parameter(f"{name}.weight"))
