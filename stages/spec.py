@@ -10,6 +10,9 @@ Recompute = Literal["none", "attention", "block"]
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 """All of them: the later ones take more time and less memory."""
 
+LayerType = Literal["full_attention", "sliding_attention"]
+"""What a block mixes tokens with: attention to all tokens before, or to those in a window."""
+
 TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
 """By layer, the parameter that is the tied matrix in a model with `tie_word_embeddings`."""
 
@@ -95,6 +98,8 @@ class ModelSpec:
     """Number of newest tokens that a token attends to, with itself; 0: all before it."""
     first_window_layer: int = 0
     """Number of blocks at the beginning that attend to all tokens all the same."""
+    layer_types: tuple[LayerType, ...] = ()
+    """Types of the blocks, repeated until each has one; empty: as the two keys before say."""
     num_experts: int = 0
     """Experts of each block, in place of its MLP; 0: there are none."""
     num_experts_per_tok: int = 0
@@ -138,9 +143,23 @@ class ModelSpec:
         """Return the width of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    def type_of(self, block: int) -> LayerType:
+        """Return what a block mixes tokens with."""
+        if self.layer_types:
+            return self.layer_types[block % len(self.layer_types)]
+        return "sliding_attention" if self.sliding_window and block >= self.first_window_layer else "full_attention"
+
+    def kind_of(self, layer: str) -> str:
+        """Return `embed`, `block` or `head`: layers of one kind compute and cost the same. Blocks of several types are
+        of several kinds, such as `block sliding_attention`.
+        """
+        kind, _, index = layer.partition(".")
+        is_mixed = kind == "block" and len(set(self.layer_types)) > 1
+        return f"block {self.type_of(int(index))}" if is_mixed else kind
+
     def window_of(self, block: int) -> int:
         """Return the sliding window of a block; 0: it has none."""
-        return self.sliding_window if block >= self.first_window_layer else 0
+        return self.sliding_window if self.type_of(block) == "sliding_attention" else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +276,12 @@ def matrix_names(model: ModelSpec) -> tuple[str, ...]:
 
 
 def timed_kind(layer: str, recompute: str) -> str:
-    """Return the name under which a layer's times are known: its kind, and what of it the backward computes again."""
+    """Return the name under which a layer's times are known: its kind, and what of it the backward computes again.
+
+    layer: its kind as `ModelSpec.kind_of` has it, or its name where all blocks are of one kind.
+    """
     kind = layer.partition(".")[0]
-    return f"{kind}+{recompute}" if kind == "block" and recompute in ("attention", "block") else kind
+    return f"{kind}+{recompute}" if kind.startswith("block") and recompute in ("attention", "block") else kind
 
 
 def weight_version(batch: int, delay: int) -> int:

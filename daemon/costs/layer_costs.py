@@ -96,7 +96,7 @@ def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[Laye
 
 
 def kind_of_layer(name: str) -> str:
-    """Return `embed`, `block` or `head`: layers of one kind cost the same."""
+    """Return `embed`, `block` or `head`."""
     return name.partition(".")[0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from headway.daemon.costs.layer_costs import LayerCost, kind_of_layer, layer_costs
+from headway.daemon.costs.layer_costs import LayerCost, layer_costs
 from headway.daemon.costs.replica_shares import Counts, Floats
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.spec import timed_kind
@@ -28,13 +28,14 @@ class LayerSlices:
         self.names = tuple(cost.name for cost in self.layers)
         self.num_layers = len(self.layers)
         self.by_kind = {
-            timed_kind(cost.name, recompute): cost
+            timed_kind(spec.model.kind_of(cost.name), recompute): cost
             for recompute, layers in zip(self.recomputes, self._layers_by_choice, strict=True)
             for cost in layers
         }
         """Costs of a layer of each kind, as in `timed_kind`."""
-        plain = list(dict.fromkeys(map(kind_of_layer, self.names)))
-        kinds = np.array([plain.index(kind_of_layer(name)) for name in self.names])
+        kinds_of_layers = [spec.model.kind_of(name) for name in self.names]
+        plain = list(dict.fromkeys(kinds_of_layers))
+        kinds = np.array([plain.index(kind) for kind in kinds_of_layers])
         size = self.num_layers + 1
         before = np.zeros((size, len(plain)), dtype=np.int64)
         before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(plain)), axis=0)

@@ -168,11 +168,25 @@ def _check_options(model: ModelSpec, source: str) -> None:
         _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
     if model.first_window_layer and not model.sliding_window:
         _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
+    _check_types(model, source)
     _check_experts(model, source)
     try:
         family_of(model)
     except ValueError as error:
         _refuse(source, "model", str(error))
+
+
+def _check_types(model: ModelSpec, source: str) -> None:
+    """Check that the blocks' types are said once, and that a window is there for those that have one."""
+    types = model.layer_types
+    if not types:
+        return
+    if len(types) > model.num_hidden_layers:
+        _refuse(source, "model.layer_types", f"names {len(types)} blocks of {model.num_hidden_layers}")
+    if model.first_window_layer:
+        _refuse(source, "model.first_window_layer", "is not used with layer_types; leave it out")
+    if bool(model.sliding_window) != ("sliding_attention" in types):
+        _refuse(source, "model.layer_types", "names sliding_attention if there is a sliding_window, and not otherwise")
 
 
 def _check_experts(model: ModelSpec, source: str) -> None:

@@ -112,7 +112,7 @@ class _Clock:
     def __init__(self, spec: JobSpec, profiles: Profiles, slots: Sequence[DeviceSlot]) -> None:
         self._spec = spec
         self._costs: Mapping[str, LayerCost] = {
-            timed_kind(cost.name, recompute): cost
+            timed_kind(spec.model.kind_of(cost.name), recompute): cost
             for recompute in spec.train.recomputes
             for cost in layer_costs(spec, recompute)
         }
@@ -123,8 +123,8 @@ class _Clock:
         """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
         recompute = worker.recompute or self._spec.train.recompute
         forward = backward = update = shareable = 0.0
-        for layer in worker.layers:
-            kind = timed_kind(layer, recompute)
+        kinds = [timed_kind(self._spec.model.kind_of(layer), recompute) for layer in worker.layers]
+        for kind in kinds:
             seconds = self._clock.seconds(slot.node, slot.device, kind)
             forward += seconds.forward_s
             backward += seconds.backward_s
@@ -132,9 +132,7 @@ class _Clock:
             shareable += seconds.shareable_s
         if not worker.shares_update:
             return StageTimes(forward=forward, backward=backward, update=update)
-        costs = [
-            self._costs[timed_kind(layer, worker.recompute or self._spec.train.recompute)] for layer in worker.layers
-        ]
+        costs = [self._costs[kind] for kind in kinds]
         largest = max(cost.largest_update_flops for cost in costs) / sum(cost.update_flops for cost in costs)
         share = shareable * largest_share(largest, num_replicas)
         return StageTimes(forward=forward, backward=backward, update=update - shareable, share=share)

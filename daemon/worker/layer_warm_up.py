@@ -10,7 +10,6 @@ from typing import Final
 
 import torch
 
-from headway.daemon.costs.layer_costs import kind_of_layer
 from headway.daemon.jobs.job import JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
@@ -30,7 +29,7 @@ def warm_up_layers(layers: Sequence[str], spec: JobSpec, device: StageDevice) ->
 
     Raises torch.OutOfMemoryError when the device has no room for one layer, and DeviceLateError.
     """
-    by_kind = {kind_of_layer(name): name for name in reversed(layers)}
+    by_kind = {spec.model.kind_of(name): name for name in reversed(layers)}
     for kind, name in by_kind.items():
         began = perf_counter()
         _train_once(LayerName(name), spec, device, is_first=kind == "embed", is_last=kind == "head")

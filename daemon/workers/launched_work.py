@@ -4,11 +4,16 @@ Operations on a CUDA device are launched and run later, a few ahead of it. A wor
 example to free memory, waits for all of them: at most as many microbatches as may be ahead, and an update.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from headway.proto.control_pb2 import LayerSeconds, StageAssignment
 from headway.stages.spec import timed_kind
+
+_TYPE: Final = re.compile(r" \w+")
+"""What a kind says of a block's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,10 @@ class LaunchedWork:
 
     def seconds(self, timed: Mapping[str, LayerSeconds]) -> float:
         """Return its seconds, from the measured times of each kind of layer; 0: one is not timed yet."""
-        if any(kind not in timed for kind in self.kinds):
-            return 0.0
-        layers = [timed[kind] for kind in self.kinds]
-        return sum(self.num_ahead * (layer.forward_s + layer.backward_s) + layer.update_s for layer in layers)
+        seconds: dict[str, float] = {}
+        for kind, layer in timed.items():
+            # Of blocks of several types, the slowest counts for each: a plan's stage does not say which are which.
+            plain = _TYPE.sub("", kind)
+            most = self.num_ahead * (layer.forward_s + layer.backward_s) + layer.update_s
+            seconds[plain] = max(seconds.get(plain, 0.0), most)
+        return sum(seconds[kind] for kind in self.kinds) if seconds.keys() >= set(self.kinds) else 0.0

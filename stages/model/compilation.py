@@ -56,8 +56,8 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1  # start no processes
-    named = {_kind(name) for name in names}
-    by_kind = {_kind(name): name for name in layer_names(model)}
+    named = {model.kind_of(name) for name in names}
+    by_kind = {model.kind_of(name): name for name in layer_names(model)}
     for kind in sorted(by_kind.keys() - _compiled_kinds, key=lambda kind: (kind not in named, kind)):
         try:
             with warnings.catch_warnings():
@@ -69,10 +69,6 @@ def compile_ahead(names: Iterable[str], model: ModelSpec, train: TrainSpec, devi
                 raise CompilationError(f"{kind} cannot be compiled here: {first}") from error
         else:
             _compiled_kinds.add(kind)
-
-
-def _kind(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _check_compiler(device: torch.device) -> None:

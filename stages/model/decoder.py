@@ -62,7 +62,8 @@ def _kind(name: str, spec: ModelSpec) -> str:
     """Return the first layer of a layer's kind, whose parameters are alike. Raises ValueError as `build_layer`."""
     kind, _, index = name.partition(".")
     is_block = kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers
-    return "block.0" if is_block else name
+    period = len(spec.layer_types) or 1
+    return f"block.{int(index) % period}" if is_block else name
 
 
 @lru_cache(maxsize=16)

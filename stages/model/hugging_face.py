@@ -7,7 +7,7 @@ and value, because it would silently give other logits.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from headway.stages.model.mixture_config import (
     MIXTURES,
@@ -19,7 +19,7 @@ from headway.stages.model.mixture_config import (
     name_from_mixtral,
 )
 from headway.stages.model.rope_config import rope_config, rope_of
-from headway.stages.spec import TIED, ModelSpec
+from headway.stages.spec import TIED, LayerType, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
@@ -200,6 +200,7 @@ def hugging_face_config(
     elif family.window == "chosen" and spec.sliding_window:
         config |= {"use_sliding_window": True, "sliding_window": spec.sliding_window}
         config["max_window_layers"] = spec.first_window_layer
+        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     elif family.window == "layers":
         config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
     if model_type == "phi3":
@@ -219,7 +220,8 @@ def family_of(spec: ModelSpec) -> str:
         has_head = family.has_own_head_dim or spec.head_width * spec.num_attention_heads == spec.hidden_size
         windows = {"none": not spec.sliding_window, "all": not spec.first_window_layer, "chosen": True, "layers": True}
         has_rope = spec.rope_scaling.rope_type in family.rope_types
-        if is_like and are_biases_like and has_head and has_rope and windows[family.window]:
+        has_types = family.window == "chosen" or not spec.layer_types
+        if is_like and are_biases_like and has_head and has_rope and has_types and windows[family.window]:
             return name
     raise ValueError("no family of Hugging Face has these options of a model together")
 
@@ -313,16 +315,26 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     else:
         first = _number(config, "max_window_layers") if _truth(config, "use_sliding_window") else num_blocks
     first = num_blocks if window is None else min(first, num_blocks)
-    if kinds is not None and not _are_kinds(kinds, first, num_blocks):
+    if kinds is None or _are_types(kinds, first, num_blocks):
+        return {} if first == num_blocks else {"sliding_window": window, "first_window_layer": first}
+    has_choice = family.window == "chosen" and window is not None and config["use_sliding_window"]
+    is_row = isinstance(kinds, list) and len(kinds) == num_blocks
+    if not has_choice or not is_row or not all(kind in get_args(LayerType) for kind in kinds):
         raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
-    return {} if first == num_blocks else {"sliding_window": window, "first_window_layer": first}
+    return {"sliding_window": window, "layer_types": _shortest(kinds)}
 
 
-def _are_kinds(raw: object, first: int, num_blocks: int) -> bool:
+def _are_types(raw: object, first: int, num_blocks: int) -> bool:
     """Return whether raw names each block's attention. No list is made by a config's number of blocks."""
     if not isinstance(raw, list) or len(raw) != num_blocks:
         return False
     return all(kind == ("full_attention" if index < first else "sliding_attention") for index, kind in enumerate(raw))
+
+
+def _shortest(types: list[LayerType]) -> tuple[LayerType, ...]:
+    """Return the shortest row that gives all of them when it is repeated."""
+    length = next(n for n in range(1, len(types) + 1) if all(types[i] == types[i - n] for i in range(n, len(types))))
+    return tuple(types[:length])
 
 
 def _truth(config: dict[str, Any], key: str) -> bool:

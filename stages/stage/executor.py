@@ -113,7 +113,10 @@ class Executor:
         )
         self.awaited_peer = self._reception.awaited_peer
         self.layer_times = LayerTimes(
-            context.layers, device, recompute=train.recompute, has_updates=context.update_shares is None
+            [context.model.kind_of(name) for name in context.layers],
+            device,
+            recompute=train.recompute,
+            has_updates=context.update_shares is None,
         )
         self._graph = make_graph(
             layers, context.model, train, is_first=context.is_first, is_last=context.is_last, times=self.layer_times

@@ -96,8 +96,9 @@ class LayerTimes:
     def __init__(
         self, layers: Sequence[str], device: StageDevice, *, recompute: str = "none", has_updates: bool = True
     ) -> None:
-        """layers: their names. recompute: what the stage's backward computes again. has_updates: whether whole updates
-        are timed.
+        """layers: their kinds, as in `ModelSpec.kind_of`, or their names where all blocks are of one kind.
+
+        recompute: what the stage's backward computes again. has_updates: whether whole updates are timed.
         """
         self._timed = ("forward", "backward", "update") if has_updates else ("forward", "backward")
         self._kinds = tuple(timed_kind(name, recompute) for name in layers)

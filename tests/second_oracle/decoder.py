@@ -34,7 +34,7 @@ def normed_output(
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
-        window = model.sliding_window if index >= model.first_window_layer else 0
+        window = model.sliding_window if model.type_of(index) == "sliding_attention" else 0
         arrived = carry(name, hidden)
         hidden = block(
             model,

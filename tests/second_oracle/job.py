@@ -49,6 +49,7 @@ class Model:
     fused_projections: bool
     sliding_window: int
     first_window_layer: int
+    layer_types: list[str]
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
@@ -58,6 +59,12 @@ class Model:
     num_shared_experts: int
     routed_scaling_factor: float
     rope_scaling: Rope
+
+    def type_of(self, block: int) -> str:
+        """What a block mixes tokens with."""
+        if self.layer_types:
+            return self.layer_types[block % len(self.layer_types)]
+        return "sliding_attention" if self.sliding_window > 0 and block >= self.first_window_layer else "full_attention"
 
     @property
     def width_of_head(self) -> int:

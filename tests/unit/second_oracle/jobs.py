@@ -162,6 +162,9 @@ JOBS = {
     "biases": job_file(model="qkv_bias = true\noutput_bias = true\nmlp_bias = true"),
     "biases of Qwen2, late windows": job_file(model="qkv_bias = true\nsliding_window = 4\nfirst_window_layer = 1"),
     "Qwen3, bfloat16": job_file('dtype = "bfloat16"', model="qk_norm = true\nhead_dim = 12"),
+    "windows on every other block": job_file(
+        model='qkv_bias = true\nsliding_window = 3\nlayer_types = ["sliding_attention", "full_attention"]', layers=3
+    ),
     "windows": job_file('recompute = "block"', model="sliding_window = 3"),
     "fused projections": job_file(model="fused_projections = true"),
 }

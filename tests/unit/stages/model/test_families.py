@@ -66,6 +66,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral without window": ("mistral", {"sliding_window": None}),
     "Qwen2": ("qwen2", {}),
     "Qwen2 with windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "Qwen2 with a window on every other block": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "Qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": ("qwen3", {"head_dim": 16}),
     "Qwen3, tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
