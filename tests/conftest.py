@@ -1,5 +1,6 @@
 """Keeps tests of one cluster in one process, and prints, at the end of a run, the seconds that each suite took."""
 
+import os
 from collections import defaultdict
 from pathlib import PurePosixPath
 
@@ -13,6 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("repeatable")
+
+# Channels that tests open themselves go to this machine, also behind a web proxy.
+os.environ |= {"no_grpc_proxy": "127.0.0.1,localhost"}
 
 SHARED_CLUSTERS = {
     "tests/integration/exactness/": "fault harness",

@@ -8,11 +8,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from headway.daemon.addresses import split_address
+from headway.daemon.cgroup_limits import memory_limit_bytes, num_cores
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
 from headway.daemon.doctor.findings import Finding
 from headway.daemon.doctor.outcome import LEADERLESS, OF_ETCD, Outcome, advice_on, outcome_of, plain
@@ -27,6 +29,7 @@ from headway.daemon.reports.set_aside import set_aside_lines
 LEAST_SHARED_BYTES = 256 << 20
 DEADLINE = "deadline exceeded"
 """gRPC's words for a call that took too long."""
+_PROXIES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 _SLOW = frozenset({Outcome.UNCLEAR, Outcome.SILENT, Outcome.HANGS})
 
 
@@ -58,10 +61,12 @@ def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, c
     findings = [
         _python(),
         _torch(),
+        _machine(),
         _etcd_binary(etcd_binary, is_needed=bool(is_local)),
         _loopback(),
         _memory_folder(),
         _temporary_folder(),
+        *_web_proxies(os.environ),
     ]
     if is_elsewhere or is_local or certs:
         findings.append(_cluster(etcd, certs, cluster))
@@ -103,6 +108,14 @@ def _torch() -> Finding:
     headway = importlib.metadata.version("headway")
     found = f"{torch.__version__}, headway {headway}, {', '.join(names) or f'CPU only: {why_no_card()}'}"
     return Finding(what="torch", is_fine=True, found=found)
+
+
+def _machine() -> Finding:
+    limit, whole_bytes = memory_limit_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = f"{whole_bytes / (1 << 30):.1f} GiB of memory, {num_cores():g} cores"
+    if limit is not None and limit < whole_bytes:
+        found = f"{limit / (1 << 30):.1f} GiB by a cgroup's limit, of the machine's {found}"
+    return Finding(what="memory and cores", is_fine=True, found=found)
 
 
 def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
@@ -157,6 +170,19 @@ def _temporary_folder() -> Finding:
         return Finding(what="unix sockets", is_fine=False, found=str(error), advice=advice)
     found = f"can be made in {tempfile.gettempdir()}: links inside a node need no TLS"
     return Finding(what="unix sockets", is_fine=True, found=found)
+
+
+def _web_proxies(environment: Mapping[str, str]) -> list[Finding]:
+    """Return a remark on the environment's proxies, if there are any. Their addresses may hold a password."""
+    names = [name for name in _PROXIES if environment.get(name) or environment.get(name.upper())]
+    if not names:
+        return []
+    advice = (
+        "s3:// stores and etcd's members among each other obey it: name their hosts in no_proxy; http(s):// stores "
+        """obey it only with FSSPEC_HTTP='{"client_kwargs": {"trust_env": true}}'"""
+    )
+    found = f"{', '.join(names)}: no connection between nodes or to etcd goes through it"
+    return [Finding(what="web proxy", is_fine=True, found=found, advice=advice)]
 
 
 def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from headway.daemon.errors import CompactedError, ConfigError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 from headway.stages.sockets.credentials import Identity, dialling
+from headway.stages.sockets.shared_port import channel_to
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
 ReplyT = TypeVar("ReplyT")
@@ -218,12 +219,11 @@ class EtcdConnection:
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         identity = self.access.identity
-        options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
         if identity is None:
-            return grpc.aio.insecure_channel(endpoint, options=options)
-        options += expecting(self._expected.get(endpoint, self.access.server_name))
+            return channel_to(endpoint, None, options=CHANNEL_OPTIONS)
+        expected = expecting(self._expected.get(endpoint, self.access.server_name))
         self._opened_as[endpoint] = identity.now()
-        return grpc.aio.secure_channel(endpoint, dialling(identity), options=options)
+        return channel_to(endpoint, dialling(identity), options=(*CHANNEL_OPTIONS, *expected))
 
     async def _reach(self, deadline: float, timeout_s: float) -> None:
         """Return when the present endpoint is connected; switch to the next endpoint while it is not."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from headway.daemon.cgroup_limits import memory_limit_bytes
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.records import Device
@@ -45,8 +46,9 @@ def class_of(devices: tuple[Device, ...]) -> str:
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory of the machine, or the part of it that a container leaves this process."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine_bytes, memory_limit_bytes() or machine_bytes)
 
 
 def _cpu_name() -> str:

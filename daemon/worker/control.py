@@ -26,6 +26,7 @@ from headway.proto.control_pb2 import (
 )
 from headway.proto.control_pb2_grpc import WorkerStub
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.sockets.shared_port import channel_to
 
 CONNECT_TIMEOUT = timedelta(seconds=10)
 FLUSH_TIMEOUT = timedelta(seconds=3)
@@ -85,8 +86,9 @@ class WorkerControl:
     # --- in the loop's thread ---------------------------------------------------------------------------------------
 
     async def _connect(self, hello: WorkerHello) -> Any:
-        channel = grpc.aio.insecure_channel(
+        channel = channel_to(
             f"unix:{self._socket_path}",
+            None,
             options=(
                 ("grpc.default_authority", "localhost"),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

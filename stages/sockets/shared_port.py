@@ -1,4 +1,4 @@
-"""Dials a server at its own port, or behind a port that all servers of a node share.
+"""Dials a server at its own port, or behind a port that all servers of a node share; never through a web proxy.
 
 The address behind a shared port is `host:port/name`. Whoever dials it asks the port for the name by HTTP's CONNECT,
 which gRPC speaks before TLS (gRFC A1, https://github.com/grpc/proposal). TLS is between the two ends: the port passes
@@ -21,6 +21,9 @@ one that is silent waits at each port.
 """
 _inner: dict[str, str] = {}
 """Where this machine finds a port of its own, by the port that others dial."""
+
+_NO_PROXY: Final = ("grpc.enable_http_proxy", 0)
+"""gRPC would obey http_proxy, https_proxy and grpc_proxy, which are for the web: nodes are not behind that proxy."""
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -65,10 +68,18 @@ def open_channel(
     attempt: as in `listening_port`.
     """
     target, way = _way(address, attempt)
-    return grpc.aio.secure_channel(target, credentials, options=(*options, *expecting(node), *way))
+    return channel_to(target, credentials, options=(*options, *expecting(node), *way))
+
+
+def channel_to(target: str, credentials: grpc.ChannelCredentials | None, *, options: Options = ()) -> grpc.aio.Channel:
+    """Return a channel that ignores the environment's proxies. credentials None: neither side shows a certificate."""
+    options = (*options, _NO_PROXY)
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def _way(address: str, attempt: int = 0) -> tuple[str, Options]:
     """Return what gRPC dials, and the options by which it comes there."""
     port, name = dialled_port(address, attempt), address.partition("/")[2]
-    return (f"{name}:443", (("grpc.http_proxy", f"http://{port}"),)) if name else (port, ())
+    return port, ((("grpc.http_connect_server", f"{name}:443"),) if name else ())

@@ -198,6 +198,13 @@ def test_what_calls_itself_pure_imports_nothing_impure(file: str) -> None:
         assert not tops & IMPURE_IMPORTS, name
 
 
+def test_channels_are_opened_in_one_place() -> None:
+    """A channel that is opened elsewhere would obey the environment's web proxy."""
+    files = [file for file in source_files() if not file.startswith("bench/")]
+    opening = [file for file in files if re.search(r"\b(in)?secure_channel\(", (ROOT / file).read_text())]
+    assert opening == ["stages/sockets/shared_port.py"]
+
+
 def test_the_second_oracle_shares_no_code() -> None:
     """It imports Python, numpy, torch and itself: nothing of Headway, not even through a module loaded by name."""
     files = list((ROOT / "tests/second_oracle").rglob("*.py"))

@@ -22,6 +22,9 @@ def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("ETCD", "ETCD_BINARY", "CLUSTER", "CERTS"):
         monkeypatch.delenv(f"HEADWAY_{name}", raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "GRPC_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.chdir(tmp_path)
     for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder", "_cluster"):
         finding = Finding(what=look.strip("_"), is_fine=True, found="fine")
@@ -65,6 +68,15 @@ def test_a_binary_that_is_named_has_to_be_there(monkeypatch: pytest.MonkeyPatch,
     assert is_fault(headway, "--etcd-binary", "missing")
     monkeypatch.setenv("HEADWAY_ETCD_BINARY", "missing")
     assert is_fault(headway, "--etcd", "10.0.0.5:2379")
+
+
+def test_a_web_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, headway: Headway) -> None:
+    """One variable in small letters, one in capitals: a remark, as the cluster does not go through it."""
+    for name in ("https_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@proxy.example:3128")
+    code, out, _ = headway("doctor")
+    assert (code, "secret" in out) == (0, False)
+    assert "note  web proxy: http_proxy, https_proxy: no connection between nodes or to etcd goes through it" in out
 
 
 def test_a_remark_about_one_release_is_made_once(

@@ -1,9 +1,11 @@
 """Which port a process dials for an address, and which next when one led nowhere."""
 
+import grpc
 import pytest
 
 from headway.stages.sockets import shared_port
 from headway.stages.sockets.shared_port import (
+    channel_to,
     dial_within,
     dialled_port,
     listening_port,
@@ -24,7 +26,7 @@ def test_a_mapped_port_of_this_machine_is_dialled_inside(monkeypatch: pytest.Mon
     assert listening_port(f"{OUTER}{behind}") == OUTER
     assert dialled_port(f"203.0.113.7:7070{behind}") == "203.0.113.7:7070"
     target, options = shared_port._way(f"{OUTER}{behind}")
-    assert (target, *options) == ((f"{behind[1:]}:443", ("grpc.http_proxy", f"http://{INNER}")) if behind else (INNER,))
+    assert (target, *options) == (INNER, *([("grpc.http_connect_server", f"{behind[1:]}:443")] if behind else []))
 
 
 def test_each_attempt_that_led_nowhere_is_followed_by_the_next_relay() -> None:
@@ -43,3 +45,26 @@ def test_an_address_of_very_many_ports_is_dialled_at_a_few() -> None:
     address = f"{','.join(f'silent:{port}' for port in range(1, 300))}/evil~"
     assert listening_ports(address) == tuple(f"silent:{port}" for port in range(1, 9))
     assert listening_port(address, 8) == "silent:1"
+
+
+async def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variables that gRPC knows name a proxy that nobody serves: a call comes to its server all the same."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def answer(request: bytes, _: object) -> bytes:
+        return request
+
+    server = grpc.aio.server()
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"m": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with channel_to(f"127.0.0.1:{port}", None) as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/s/m")
+            assert await call(b"here", timeout=10.0) == b"here"
+    finally:
+        await server.stop(None)
