@@ -88,7 +88,8 @@ ADAMW, LION = GroupSpec(name="adamw"), GroupSpec(name="lion")
 LORA = AdapterSpec(rank=16)
 BF16 = {"dtype": "bfloat16"}
 NARROW = {"matrices": replace(OPTIM.matrices, momentum_dtype="bfloat16"), "error_feedback_dtype": "bfloat16"}
-DOCUMENTS = {"loss_mask": "data", "documents": "separate"}
+DOCUMENTS: dict[str, Any] = {"loss_mask": "data", "documents": "separate"}
+PREFERENCES: dict[str, Any] = DOCUMENTS | {"objective": "dpo"}
 QWEN3 = {"qk_norm": True, "head_dim": 64}
 MIXTRAL = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 344, "norm_topk_prob": True}
 QWEN3_MOE = QWEN3 | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "norm_topk_prob": True}
@@ -143,6 +144,10 @@ CASES = (
     Case("LoRA, documents", adapter=LORA, train=DOCUMENTS),
     Case("LoRA, documents, evaluated", adapter=LORA, train=DOCUMENTS | {"eval_every": 1}),
     Case("LoRA, 152k tokens in chunks", (1, 1), model=LARGE, adapter=LORA, train={"loss_chunk": 32}),
+    Case("DPO", adapter=LORA, train=PREFERENCES),
+    Case("DPO, loss in chunks", adapter=LORA, train=PREFERENCES | {"loss_chunk": 64}),
+    Case("DPO, recompute block", adapter=LORA, train=PREFERENCES | {"recompute": "block"}),
+    Case("DPO, recompute attention, bfloat16", adapter=LORA, train=PREFERENCES | {"recompute": "attention"} | BF16),
     Case("mask", train={"loss_mask": "data"}),
     Case("documents, five stages", (1, 1, 1, 1, 1), train=DOCUMENTS),
     Case("documents, bfloat16", train=DOCUMENTS | BF16),

@@ -186,6 +186,10 @@ class TrainSpec:
     """See `Recompute`; auto: the plan chooses for each stage."""
     compile: bool = False
     allow_tf32: bool = False
+    objective: Literal["next_token", "dpo"] = "next_token"
+    """What is learned: each next token, or which answer of a pair is preferred, against the frozen model (DPO)."""
+    dpo_beta: float = 0.1
+    """How much the model holds on to the frozen one. Used by dpo."""
     loss_chunk: int = 0
     """Tokens of a microbatch whose logits exist at once; 0: all."""
     attention_backend: Literal["auto", "math", "flash", "efficient"] = "auto"
@@ -232,6 +236,16 @@ class TrainSpec:
     def separates_documents(self) -> bool:
         """Return whether attention and positions end with each document."""
         return self.documents == "separate"
+
+    @property
+    def learns_preferences(self) -> bool:
+        """Return whether the loss is that of pairs of answers."""
+        return self.objective == "dpo"
+
+    @property
+    def hidden_rows(self) -> int:
+        """Return the rows of hidden states of a microbatch: under dpo those of the frozen model lie below its own."""
+        return self.microbatch_size * (2 if self.learns_preferences else 1)
 
     @property
     def num_evaluated(self) -> int:

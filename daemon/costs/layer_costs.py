@@ -5,7 +5,7 @@ counted in bytes moved. Until times are measured, a device's rates turn both int
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -92,7 +92,23 @@ def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[Laye
     """
     model, again = spec.model, recompute or spec.train.recomputes[0]
     block = [_block_cost(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
-    return (_embed_cost(spec), *block, _head_cost(spec))
+    costs = (_embed_cost(spec), *block, _head_cost(spec))
+    return tuple(_beside_frozen(cost, spec, again) for cost in costs) if spec.train.learns_preferences else costs
+
+
+def _beside_frozen(cost: LayerCost, spec: JobSpec, recompute: Recompute) -> LayerCost:
+    """Return the cost of a layer that is computed a second time without adapters, forward alone, on rows of its own."""
+    if cost.name == "embed":
+        return cost
+    is_twice = recompute == "block" and cost.name != "head"
+    return replace(
+        cost,
+        forward_flops=2 * cost.forward_flops,
+        backward_flops=cost.backward_flops + is_twice * cost.forward_flops,
+        activation_bytes=cost.activation_bytes + hidden_bytes(spec) // 2,  # the lower half of its output
+        passing_bytes=cost.passing_bytes
+        + (2 + is_twice) * hidden_bytes(spec),  # both halves beside the whole, forward and backward
+    )
 
 
 def kind_of_layer(name: str) -> str:
@@ -121,7 +137,7 @@ def shareable_part(cost: LayerCost, device: Device, train: TrainSpec) -> float:
 
 def num_hidden(spec: JobSpec) -> int:
     """Return the number of values that a link carries each way per microbatch: the hidden states, or their gradient."""
-    return _tokens(spec.train) * spec.model.hidden_size
+    return spec.train.hidden_rows * spec.train.sequence_length * spec.model.hidden_size
 
 
 def hidden_bytes(spec: JobSpec) -> int:
@@ -317,7 +333,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
         recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
-        activation_bytes=2 * hidden_bytes(spec) + kept,
+        activation_bytes=2 * _tokens(train) * element_bytes(train) * model.hidden_size + kept,
         loss_bytes=kept,
         passing_bytes=passing,
     )

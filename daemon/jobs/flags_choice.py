@@ -15,6 +15,13 @@ def with_flags_of(train: TrainSpec, index: "ShardIndex", source: str) -> TrainSp
     if index.row_tokens and index.row_tokens != train.sequence_length + 1:
         what = f"the data has rows for sequences of {index.row_tokens - 1} tokens, not {train.sequence_length}"
         raise ConfigError(f"{what}; set it to {index.row_tokens - 1}", f"{source}:train.sequence_length")
+    if index.holds_pairs != train.learns_preferences:
+        what = (
+            'the data has pairs of answers; set it to "dpo"'
+            if index.holds_pairs
+            else '"dpo" learns from pairs of answers; prepare the data with --pairs'
+        )
+        raise ConfigError(what, f"{source}:train.objective")
     if train.loss_mask == "data" and not index.has_flags:
         raise ConfigError('"data" needs flags, which the data does not have; leave it out', f"{source}:train.loss_mask")
     if train.loss_mask == "none" and index.has_flags and index.row_tokens:

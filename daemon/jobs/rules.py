@@ -25,7 +25,7 @@ from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.hugging_face import family_of
 from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
-from headway.stages.spec import AdapterSpec, ModelSpec, matrix_names
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, matrix_names
 
 BYTE_VOCABULARY = 256
 """Number of tokens of the built-in source, which is bytes."""
@@ -249,6 +249,7 @@ def _check_train(spec: JobSpec, source: str) -> None:
             _refuse(source, f"train.{name}", "is not used without model.num_experts; leave it out")
     if train.compile and spec.model.has_experts:
         _refuse(source, "train.compile", "true is refused with experts: how many tokens each gets differs every time")
+    _check_objective(spec, source)
     if train.reduction_groups > train.microbatches:
         _refuse(
             source,
@@ -291,6 +292,26 @@ def _check_train(spec: JobSpec, source: str) -> None:
         )
     if why := why_no_place(spec.fault.checkpoint_dir):
         _refuse(source, "fault.checkpoint_dir", why)
+
+
+def _check_objective(spec: JobSpec, source: str) -> None:
+    """Check that preferences are learned beside a frozen model, and that nothing else is in the loss."""
+    train = spec.train
+    if not train.learns_preferences:
+        if train.dpo_beta != TrainSpec().dpo_beta:
+            _refuse(source, "train.dpo_beta", 'is not used without objective = "dpo"; leave it out')
+        return
+    if not spec.model.has_adapter:
+        what = '"dpo" compares with the frozen model, so it needs [adapter] with a rank'
+        _refuse(source, "train.objective", what)
+    for name in ("router_balance_loss", "router_z_loss"):
+        if getattr(train, name):
+            _refuse(source, f"train.{name}", 'is no part of objective = "dpo"; leave it out')
+    if train.compile:
+        _refuse(source, "train.compile", 'true is refused with objective = "dpo", which computes each block twice')
+    for name, value in (("loss_mask", train.loss_mask), ("documents", train.documents)):
+        if value not in ("auto", "data", "separate"):
+            _refuse(source, f"train.{name}", f'is "{value}", and pairs are documents of packed rows; leave it out')
 
 
 def _check_group(group: GroupSpec, name: str, source: str) -> None:

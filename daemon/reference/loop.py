@@ -23,13 +23,13 @@ from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec, codec_between
 from headway.stages.links.compression import Feedback, decode, encode
-from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
 from headway.stages.model.documents import document_rows
 from headway.stages.model.experts import set_router_losses
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.spec import ROUTER_BIAS, TIED, weight_version
 from headway.stages.state.optimizer import OptimizerFactory
 
@@ -166,17 +166,20 @@ def _loss(
     carry: Mapping[str, Callable[[Tensor], Tensor]],
 ) -> Tensor:
     """Return the loss [] of a microbatch. carry: what happens to the input of a layer on a coded link."""
-    hidden, documents = rows.inputs.to(device), None
+    hidden, positions, documents = rows.inputs.to(device), None, None
     if rows.positions is not None:
-        documents = document_rows(rows.positions.to(device), job.model, getattr(torch, job.train.dtype))
+        positions = rows.positions.to(device)
+        documents = document_rows(positions, job.model, getattr(torch, job.train.dtype))
+    is_doubled = job.train.learns_preferences
     for name, layer in model.items():
         if name in carry:
             hidden = carry[name](hidden)
         if name != "head":
-            hidden = layer(hidden) if documents is None or name == "embed" else layer(hidden, documents)
+            beside = () if documents is None or name == "embed" else (documents,)
+            hidden = beside_frozen(layer, hidden, *beside) if is_doubled else layer(hidden, *beside)
     divisor = None if rows.mean_tokens is None else rows.mean_tokens.to(device)
-    targets, chunk = rows.targets.to(device), job.train.loss_chunk
-    return microbatch_loss(model["head"], hidden, targets, chunk=chunk, mean_tokens=divisor)
+    targets = rows.targets.to(device)
+    return objective_loss(model["head"], hidden, job.train, targets=targets, positions=positions, divisor=divisor)
 
 
 @torch.no_grad()

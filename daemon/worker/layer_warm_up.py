@@ -49,7 +49,8 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
     layer = LayerState(name, versions, optimizer, delay=train.delay, frozen=frozen)
     graph = StageGraph([layer], model, train, is_first=is_first, is_last=is_last)
     tokens = torch.zeros((train.microbatch_size, train.sequence_length), dtype=torch.int64, device=device)
-    hidden = torch.zeros((*tokens.shape, model.hidden_size), dtype=dtype, device=device)
+    shape = (train.hidden_rows, train.sequence_length, model.hidden_size)
+    hidden = torch.zeros(shape, dtype=dtype, device=device)
     positions = tokens.to(torch.int32) if train.separates_documents else None
     mean_tokens = torch.ones((), device=device) if train.has_mask else None
     rows = Microbatch(tokens if is_first else hidden, tokens, positions, mean_tokens)

@@ -19,7 +19,9 @@ class Microbatch:
     positions: "Tensor | None" = None
     """int32 [size, length]: each token's position in its document. None: attention does not end with documents."""
     mean_tokens: "Tensor | None" = None
-    """float32 []: the sum of the losses is divided by it. None: the loss is the mean over all tokens."""
+    """float32 []: the sum of the losses, of tokens or of pairs, is divided by it. None: the loss is the mean over all
+    tokens.
+    """
 
     @property
     def read_by_all(self) -> "tuple[Tensor, ...]":

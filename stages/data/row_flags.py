@@ -23,8 +23,13 @@ def trained_targets(targets: npt.NDArray[np.int64], flags: Flags, train: TrainSp
 
 
 def num_targets(flags: Flags, train: TrainSpec) -> int:
-    """Return the number of targets that are not masked."""
-    return int(_is_trained(flags, train).sum())
+    """Return the number of what a loss is the mean over: unmasked targets, or pairs of documents that have some."""
+    is_trained = _is_trained(flags, train)
+    if not train.learns_preferences:
+        return int(is_trained.sum())
+    number = np.cumsum(positions(flags) == 0, axis=1) - 1
+    of_rows = [set(row[mask].tolist()) for row, mask in zip(number, is_trained, strict=True)]
+    return sum(document ^ 1 in trained for trained in of_rows for document in trained) // 2
 
 
 def mean_tokens(num_of_all: int, num_microbatches: int) -> float:

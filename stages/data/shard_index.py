@@ -1,7 +1,7 @@
 """What `shards.json` of a data folder says: the files of tokens, beside them their flags, and every file's checksum.
 
 Format 1 has tokens alone. Format 2 may have a file of flags beside each shard, rows of a fixed length, and a validation
-split. An index without any of these is written as format 1.
+split. An index without any of these is written as format 1. Format 3 has pairs of documents in its rows.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import numpy as np
 from headway.stages.errors import DataError
 
 INDEX_NAME = "shards.json"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Newest format that this version reads."""
 MAX_INDEX_BYTES: Final = 64 << 20
 """Maximum size of an index: some 300,000 shards."""
@@ -67,6 +67,8 @@ class ShardIndex:
     """Origin of the text, for people."""
     row_tokens: int = 0
     """Tokens of a packed row, one more than a sequence has; 0: the shards are one stream."""
+    holds_pairs: bool = False
+    """Whether the documents of each row are pairs, the preferred one first."""
     validation: tuple[Shard, ...] = ()
     """Shards of the validation split, of the same form."""
     format: int = 1
@@ -102,14 +104,20 @@ def rows_in(num_tokens: int, *, row_tokens: int, sequence_length: int) -> int:
 
 
 def combined_sha256(
-    dtype: str, shards: Iterable[Shard], *, row_tokens: int = 0, validation: Iterable[Shard] = ()
+    dtype: str,
+    shards: Iterable[Shard],
+    *,
+    row_tokens: int = 0,
+    holds_pairs: bool = False,
+    validation: Iterable[Shard] = (),
 ) -> str:
     """Return SHA-256 over lines: `dtype`, then for each shard in order `num_tokens sha256`, and its flags' sha256.
 
-    A line `rows row_tokens` comes first if the data has rows, and a line `validation` before that split's shards.
+    After the first, a line `rows row_tokens` if the data has rows, and a line `pairs` if these hold pairs. A line
+    `validation` comes before that split's shards.
     """
     held_out = tuple(validation)
-    lines = [dtype, *([f"rows {row_tokens}"] if row_tokens else []), *map(_line, shards)]
+    lines = [dtype, *([f"rows {row_tokens}"] if row_tokens else []), *["pairs"] * holds_pairs, *map(_line, shards)]
     lines += ["validation", *map(_line, held_out)] if held_out else []
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
@@ -151,6 +159,8 @@ def parse_index(raw: bytes, place: str) -> ShardIndex:
 def write_index(path: Path, index: ShardIndex) -> None:
     """Write `shards.json`, last of all, because a folder without it holds no shards."""
     fields: dict[str, Any] = asdict(index)
+    if index.format < 3:
+        del fields["holds_pairs"]
     if index.format == 1:
         fields = {key: value for key, value in fields.items() if key not in ("row_tokens", "validation")}
         for shard in fields["shards"]:
@@ -174,7 +184,15 @@ def _why_wrong(index: ShardIndex) -> str | None:
     names = [each.file for each in index.files]
     if len(set(names)) < len(names) and index.format > 1:
         return "two of its files have one name"
-    combined = combined_sha256(index.dtype, index.shards, row_tokens=index.row_tokens, validation=index.validation)
+    if index.holds_pairs and not (index.format >= 3 and index.has_flags and index.row_tokens):
+        return "pairs need format 3, rows and flags"
+    combined = combined_sha256(
+        index.dtype,
+        index.shards,
+        row_tokens=index.row_tokens,
+        holds_pairs=index.holds_pairs,
+        validation=index.validation,
+    )
     return None if index.sha256 == combined else "its sha256 does not fit its list of shards"
 
 

@@ -49,6 +49,7 @@ class DataForm:
     """Most tokens of one file."""
     has_flags: bool = False
     row_tokens: int = 0
+    holds_pairs: bool = False
 
     @property
     def dtype(self) -> str:
@@ -180,12 +181,19 @@ class ShardWriter(SplitWriter):
             dtype=form.dtype,
             vocab_size=form.vocab_size,
             shards=shards,
-            sha256=combined_sha256(form.dtype, shards, row_tokens=form.row_tokens, validation=validation),
+            sha256=combined_sha256(
+                form.dtype,
+                shards,
+                row_tokens=form.row_tokens,
+                holds_pairs=form.holds_pairs,
+                validation=validation,
+            ),
             tokenizer=tokenizer,
             provenance=provenance,
             row_tokens=form.row_tokens,
+            holds_pairs=form.holds_pairs,
             validation=validation,
-            format=2 if form.has_flags or form.row_tokens or validation else 1,
+            format=3 if form.holds_pairs else 2 if form.has_flags or form.row_tokens or validation else 1,
         )
         write_index(self.folder, index)
         return index
@@ -242,11 +250,24 @@ class _HashedFile:
         self._file.close()
 
 
-def data_form(*, vocab_size: int, shard_tokens: int = SHARD_TOKENS, has_flags: bool, row_tokens: int) -> DataForm:
+def data_form(
+    *,
+    vocab_size: int,
+    shard_tokens: int = SHARD_TOKENS,
+    has_flags: bool,
+    row_tokens: int,
+    holds_pairs: bool = False,
+) -> DataForm:
     """Return the form of shards in which no file ends inside a row."""
     if row_tokens:
         shard_tokens = max(shard_tokens // row_tokens, 1) * row_tokens
-    return DataForm(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
+    return DataForm(
+        vocab_size=vocab_size,
+        shard_tokens=shard_tokens,
+        has_flags=has_flags,
+        row_tokens=row_tokens,
+        holds_pairs=holds_pairs,
+    )
 
 
 def publish(folder: Path, out: Path) -> None:
@@ -270,6 +291,7 @@ def writing_shards(
     shard_tokens: int = SHARD_TOKENS,
     has_flags: bool = False,
     row_tokens: int = 0,
+    holds_pairs: bool = False,
 ) -> Iterator[ShardWriter]:
     """Write a data folder: `out` appears, complete, when the block ends without an exception.
 
@@ -285,7 +307,13 @@ def writing_shards(
         folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     except OSError as error:
         raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
-    form = data_form(vocab_size=vocab_size, shard_tokens=shard_tokens, has_flags=has_flags, row_tokens=row_tokens)
+    form = data_form(
+        vocab_size=vocab_size,
+        shard_tokens=shard_tokens,
+        has_flags=has_flags,
+        row_tokens=row_tokens,
+        holds_pairs=holds_pairs,
+    )
     writer = ShardWriter(folder, form)
     try:
         yield writer

@@ -88,8 +88,7 @@ class FrameContract:
         has_norms: only the leading replicas of two stages exchange the norm, and the job's end. has_ties: these are the
         first and the last stage of a tied embedding. activations, gradients: their codecs, which are equal on one link.
         """
-        tokens = (train.microbatch_size, train.sequence_length)
-        hidden = TensorForm(getattr(torch, train.dtype), (*tokens, model.hidden_size))
+        hidden = TensorForm(getattr(torch, train.dtype), (train.hidden_rows, train.sequence_length, model.hidden_size))
         forms = {
             FrameKind.ACTIVATION: (*_coded(hidden, activations), *_beside(train)),
             **({FrameKind.EVALUATION: (hidden, *_beside(train))} if train.eval_every else {}),

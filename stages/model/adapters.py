@@ -3,6 +3,8 @@
 Names and arithmetic are those of PEFT's LoRA without dropout. docs/numerics.md, section 9.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -21,10 +23,14 @@ class AdaptedLinear(nn.Linear):
         inputs, outputs, rank = frozen.in_features, frozen.out_features, adapter.rank
         super().__init__(inputs, outputs, bias=frozen.bias is not None, device="meta")
         self.scale = adapter.scale
+        self.is_off = False
+        """Whether it computes as the frozen layer alone."""
         self.lora_A = nn.Linear(inputs, rank, bias=False, device="meta")
         self.lora_B = nn.Linear(rank, outputs, bias=False, device="meta")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
+        if self.is_off:
+            return super().forward(input)
         return super().forward(input) + self.lora_B(self.lora_A(input)) * self.scale  # type: ignore[no-any-return]
 
 
@@ -39,6 +45,19 @@ def adapt(layer: nn.Module, adapter: AdapterSpec) -> nn.Module:
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(is_of_adapter(name))
     return layer
+
+
+@contextmanager
+def without_adapters(layer: nn.Module) -> Iterator[None]:
+    """Let a layer compute as the frozen one inside the block."""
+    adapted = [part for part in layer.modules() if isinstance(part, AdaptedLinear)]
+    for part in adapted:
+        part.is_off = True
+    try:
+        yield
+    finally:
+        for part in adapted:
+            part.is_off = False
 
 
 def is_of_adapter(parameter: str) -> bool:

@@ -290,7 +290,7 @@ class Executor:
         """Return zeros in place of the gradient of the stage's input."""
         context = self.context
         train, model = context.train, context.model
-        shape = (train.microbatch_size, train.sequence_length, model.hidden_size)
+        shape = (train.hidden_rows, train.sequence_length, model.hidden_size)
         return torch.zeros(shape, dtype=getattr(torch, train.dtype), device=context.device)
 
     def _tell_losses(self, batch: int) -> None:

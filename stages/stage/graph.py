@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer, trained_shapes
 from headway.stages.model.documents import DocumentRows, document_rows
 from headway.stages.model.experts import set_router_losses
+from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet
@@ -41,7 +41,8 @@ class _InFlight:
 
     version: int
     targets: Tensor
-    mean_tokens: Tensor | None
+    positions: Tensor | None
+    divisor: Tensor | None
     documents: DocumentRows | None
     inputs: list[Tensor]
     """Input of each piece: leaves, or the tokens."""
@@ -70,7 +71,7 @@ class StageGraph:
     ) -> None:
         self._layers = tuple(layers)
         self._is_last = is_last
-        self._loss_chunk = train.loss_chunk
+        self._train = train
         self._model = model
         self._dtype: torch.dtype = getattr(torch, train.dtype)
         self._times = times
@@ -121,7 +122,7 @@ class StageGraph:
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
         sample = self._times.microbatch() if self._times is not None else None
-        held = _InFlight(version, rows.targets, rows.mean_tokens, self._documents(rows), [], [], sample)
+        held = self._held(rows, version, sample)
         hidden = rows.inputs
         for piece in self._pieces:
             leaf = hidden.detach().requires_grad_() if piece.has_trained_below else hidden
@@ -141,7 +142,7 @@ class StageGraph:
     def evaluate(self, rows: Microbatch, *, version: int) -> Tensor:
         """Compute a held-out microbatch on W_version and keep nothing. Returns as `forward`."""
         self._check_live(version)
-        held = _InFlight(version, rows.targets, rows.mean_tokens, self._documents(rows), [], [], None)
+        held = self._held(rows, version, None)
         hidden = rows.inputs
         for layer in range(len(self._layers)):
             hidden = self._layer_output(layer, hidden, held)
@@ -200,10 +201,17 @@ class StageGraph:
         """Return the hidden states that a layer makes, or the loss if it is the model's last."""
         module = self._modules[held.version % 2][layer]
         if self._is_last and layer == len(self._layers) - 1:
-            return microbatch_loss(module, hidden, held.targets, chunk=self._loss_chunk, mean_tokens=held.mean_tokens)
+            wanted = {"targets": held.targets, "positions": held.positions, "divisor": held.divisor}
+            return objective_loss(module, hidden, self._train, **wanted)
         is_block = held.documents is not None and isinstance(module, Block)
+        if self._train.learns_preferences:
+            return beside_frozen(module, hidden, held.documents if is_block else None)
         output: Tensor = module(hidden, held.documents) if is_block else module(hidden)
         return output
+
+    def _held(self, rows: Microbatch, version: int, sample: Sample | None) -> _InFlight:
+        documents = self._documents(rows)
+        return _InFlight(version, rows.targets, rows.positions, rows.mean_tokens, documents, [], [], sample)
 
     def _documents(self, rows: Microbatch) -> DocumentRows | None:
         """Return what the stage's blocks read of the microbatch's positions."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,22 +30,27 @@ def normed_output(
     attention_backend: str,
     carry: Carry,
     routed: Routed,
+    frozen: Weights | None = None,
 ) -> Tensor:
-    """What the vocabulary is multiplied with: the last hidden states after the head's norm."""
+    """What the vocabulary is multiplied with: the last hidden states after the head's norm.
+
+    frozen: weights without adapters, whose hidden states are carried below the others.
+    """
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
+    if frozen is not None:
+        hidden = torch.cat([hidden, hidden])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
         window = model.sliding_window if model.type_of(index) == "sliding_attention" else 0
         arrived = carry(name, hidden)
-        hidden = block(
-            model,
-            weights[name],
-            arrived,
-            positions,
-            attention_backend=attention_backend,
-            window=window,
-            routed=routed,
-        )
+        one = partial(block, model, attention_backend=attention_backend, window=window, routed=routed)
+        if frozen is None:
+            hidden = one(weights[name], arrived, positions)
+            continue
+        upper, lower = arrived.chunk(2)
+        with torch.no_grad():
+            of_frozen = one(frozen[name], lower, positions)
+        hidden = torch.cat([one(weights[name], upper, positions), of_frozen])
     hidden = carry("head", hidden)
     return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
 

@@ -95,6 +95,8 @@ class Train:
     clip_norm: float
     threads: int
     reduction_groups: int
+    objective: str
+    dpo_beta: float
     loss_chunk: int
     loss_mask: str
     documents: str

@@ -14,7 +14,7 @@ from tests.second_oracle.experts import Routed
 from tests.second_oracle.gradient_sums import mean_gradient, mean_tied_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
-from tests.second_oracle.token_loss import differentiated_loss
+from tests.second_oracle.token_loss import differentiated_loss, differentiated_preference
 from tests.second_oracle.token_windows import Rows, Stream, held_out_microbatch, microbatch
 from tests.second_oracle.update import Update
 from tests.second_oracle.wire import Wire
@@ -94,11 +94,12 @@ def loss_and_gradient(
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
         for layer, parameters in weights.items()
     }
-    complete = leaves
+    complete, below = leaves, None
     if job.adapter.rank:
         divisor = math.sqrt(job.adapter.rank) if job.adapter.rslora else job.adapter.rank
         scale = torch.tensor(job.adapter.alpha / divisor, dtype=torch.float64)
         frozen = {layer: {name: tensor.to(dtype) for name, tensor in of.items()} for layer, of in base.items()}
+        below = frozen if job.train.objective == "dpo" else None
         complete = {layer: {**frozen[layer], **leaves[layer], "scale": scale} for layer in leaves}
     routed = Routed(job.train.router_balance_loss, job.train.router_z_loss)
     normed = normed_output(
@@ -109,11 +110,20 @@ def loss_and_gradient(
         attention_backend=job.train.attention_backend,
         carry=partial(wire.carry, i=i),
         routed=routed,
+        frozen=below,
     )
     vocabulary = complete["head"]["lm_head.weight"]
-    value = differentiated_loss(
-        normed, vocabulary, rows.targets, chunk=job.train.loss_chunk, divisor=rows.divisor, more=routed.losses
-    )
+    chunk = job.train.loss_chunk
+    if below is None:
+        value = differentiated_loss(
+            normed, vocabulary, rows.targets, chunk=chunk, divisor=rows.divisor, more=routed.losses
+        )
+    else:
+        assert rows.positions is not None
+        assert rows.divisor is not None
+        value = differentiated_preference(
+            normed, vocabulary, rows.targets, rows.positions, chunk=chunk, beta=job.train.dpo_beta, divisor=rows.divisor
+        )
     for bias, overload in routed.overloads:
         bias.grad = overload.to(bias.dtype)
     gradients = {layer: {name: _gradient(leaf) for name, leaf in leaves[layer].items()} for layer in leaves}

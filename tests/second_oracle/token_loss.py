@@ -29,6 +29,42 @@ def differentiated_loss(
     return value.item()
 
 
+def differentiated_preference(
+    normed: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, *, chunk: int, beta: float, divisor: Tensor
+) -> float:
+    """The loss of pairs of documents, in float32. Every leaf gets its gradient."""
+
+    def by_tokens(hidden: Tensor) -> Tensor:
+        rows, wanted = hidden.flatten(0, 1), targets.flatten()
+        size = chunk or len(wanted)
+        parts = [(rows[at : at + size], wanted[at : at + size]) for at in range(0, len(wanted), size)]
+        return torch.cat(
+            [functional.cross_entropy(functional.linear(r, weight).float(), w, reduction="none") for r, w in parts]
+        )
+
+    upper, lower = normed.chunk(2)
+    with torch.no_grad():
+        before = by_tokens(lower)
+    more = (before - by_tokens(upper)).view(targets.shape)
+    documents, places = (positions == 0).cumsum(1) - 1, (targets.shape[1] + 1) // 2
+    losses = []
+    for row in range(len(targets)):
+        for k in range(places):
+            sums = []
+            for document in (2 * k, 2 * k + 1):
+                chosen = (documents[row] == document) & (targets[row] != -100)
+                terms = more[row][chosen]
+                sums.append(reduce(add, terms) if len(terms) else None)
+            preferred, other = sums
+            if preferred is None or other is None:
+                losses.append(more[row].sum() * 0)
+            else:
+                losses.append(-functional.logsigmoid(beta * (preferred - other)))
+    value = torch.stack(losses).sum() / divisor
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.item()
+
+
 def in_chunks(
     rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, divisor: Tensor, more: Sequence[Tensor]
 ) -> float:

@@ -75,7 +75,7 @@ def rows_of(train: Train, places: list[Place], of_all: list[list[Place]]) -> Row
     if train.loss_mask != "data":
         return Rows(windows[:, :-1], targets, None, None)
     targets[~counts(places, train)] = IGNORED
-    number = sum(int(counts(each, train).sum()) for each in of_all)
+    number = sum(num_pairs(each, train) if train.objective == "dpo" else num_counted(each, train) for each in of_all)
     divisor = torch.tensor(max(number, 1) / len(of_all), dtype=torch.float32)
     return Rows(windows[:, :-1], targets, divisor, positions(places, train))
 
@@ -161,6 +161,23 @@ def flags_at(places: list[Place], train: Train) -> npt.NDArray[np.int64]:
         assert stream.flags is not None, "a mask needs flags"
         found.append(cut(stream.flags, start, train))
     return np.stack(found)
+
+
+def num_counted(places: list[Place], train: Train) -> int:
+    """How many targets are trained on."""
+    return int(counts(places, train).sum())
+
+
+def num_pairs(places: list[Place], train: Train) -> int:
+    """How many pairs of documents have targets in both."""
+    where = positions(places, train)
+    assert where is not None
+    found = 0
+    for starts, counted in zip(where == 0, counts(places, train), strict=True):
+        documents = (starts.cumsum(0) - 1).tolist()
+        trained = {document for document, counts_here in zip(documents, counted.tolist(), strict=True) if counts_here}
+        found += sum(1 for document in trained if document % 2 == 0 and document + 1 in trained)
+    return found
 
 
 def counts(places: list[Place], train: Train) -> Tensor:

@@ -87,6 +87,14 @@ JOBS = {
         model=DOTS,
     ),
     "adapters beside experts": "[adapter]\nrank = 2\n" + job_file(model=QWEN3_MOE),
+    "preferences": "[adapter]\nrank = 3\n"
+    + job_file('objective = "dpo"\nloss_mask = "data"\ndocuments = "separate"\neval_every = 2'),
+    "preferences, AdamW, bfloat16, chunks, int8": "[adapter]\nrank = 2\n"
+    + job_file(
+        'objective = "dpo"\ndpo_beta = 0.7\nloss_mask = "data"\ndocuments = "separate"\nschedule = "1f1b"\n'
+        'dtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2\nwire = "int8"',
+        f"matrices = {ADAMW}",
+    ),
     "tied": job_file("reduction_groups = 3\nclip_norm = 0.3", model="tie_word_embeddings = true"),
     "tied, bfloat16, chunks": job_file(
         'schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2',

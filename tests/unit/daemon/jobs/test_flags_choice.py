@@ -1,5 +1,7 @@
 """What a job makes of its data's flags is decided once, when it is submitted."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.daemon.errors import ConfigError
@@ -30,6 +32,17 @@ def test_auto_becomes_what_the_data_has(has_flags: bool, row_tokens: int, given:
     found = with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
     assert found.loss_mask == mask
     assert found.documents == ("separate" if has_flags and row_tokens else "joined")
+
+
+def test_pairs_and_what_is_learned_go_together() -> None:
+    """Pairs with next_token, or rows of single documents with dpo → the key, and what to do."""
+    rows = index(has_flags=True, row_tokens=129)
+    with pytest.raises(ConfigError, match=r'job.toml:train.objective: .*; set it to "dpo"'):
+        with_flags_of(TrainSpec(), replace(rows, holds_pairs=True), "job.toml")
+    with pytest.raises(ConfigError, match=r"job.toml:train.objective: .*prepare the data with --pairs"):
+        with_flags_of(TrainSpec(objective="dpo"), rows, "job.toml")
+    found = with_flags_of(TrainSpec(objective="dpo"), replace(rows, holds_pairs=True), "job.toml")
+    assert (found.loss_mask, found.documents) == ("data", "separate")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,22 @@ REFUSED = {
         "placement.replicas: names 11 stages, but 10 layers and",
     ),
     "patience without evaluations": (NAMED + "[train]\neval_patience = 2", "eval_patience: needs evaluations; set"),
+    "preferences without a frozen model": (
+        NAMED + '[train]\nobjective = "dpo"',
+        'train.objective: "dpo" compares with the frozen model, so it needs',
+    ),
+    "preferences of joined documents": (
+        NAMED + '[train]\nobjective = "dpo"\ndocuments = "joined"\n[adapter]\nrank = 2',
+        'train.documents: is "joined", and pairs are documents of packed rows; leave it out',
+    ),
+    "compiled preferences": (
+        NAMED + '[train]\nobjective = "dpo"\ncompile = true\n[adapter]\nrank = 2',
+        'train.compile: true is refused with objective = "dpo"',
+    ),
+    "beta without preferences": (
+        NAMED + "[train]\ndpo_beta = 0.2",
+        'train.dpo_beta: is not used without objective = "dpo"',
+    ),
     "delta without patience": (
         NAMED + "[train]\neval_every = 2\neval_min_delta = 0.1",
         "train.eval_min_delta: is not used without eval_patience",

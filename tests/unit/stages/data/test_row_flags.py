@@ -128,7 +128,7 @@ def test_changed_flags_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 3}, "format 3 is not known; this version reads 1 to 2"),
+        ({"format": 4}, "format 4 is not known; this version reads 1 to 3"),
         ({"format": 1}, "format 1, which has no flags"),
         ({"row_tokens": 1}, "no length of rows"),
         ({"row_tokens": 5}, "no whole rows of 5"),

@@ -166,7 +166,7 @@ def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     [
         ("dtype", "uint32", "does not fit"),
         ("dtype", "float32", "is not one of"),
-        ("format", 3, "format 3 is not known"),
+        ("format", 4, "format 4 is not known"),
         ("shards", [], "does not fit"),
         ("shards", 3, "cannot be read"),
         ("shards", [{"file": "../x.bin", "num_tokens": 1, "sha256": ""}], "not a plain file name"),
