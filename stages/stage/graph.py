@@ -201,8 +201,8 @@ class StageGraph:
         """Return the hidden states that a layer makes, or the loss if it is the model's last."""
         module = self._modules[held.version % 2][layer]
         if self._is_last and layer == len(self._layers) - 1:
-            wanted = {"targets": held.targets, "positions": held.positions, "divisor": held.divisor}
-            return objective_loss(module, hidden, self._train, **wanted)
+            targets, positions, divisor = held.targets, held.positions, held.divisor
+            return objective_loss(module, hidden, self._train, targets=targets, positions=positions, divisor=divisor)
         is_block = held.documents is not None and isinstance(module, Block)
         if self._train.learns_preferences:
             return beside_frozen(module, hidden, held.documents if is_block else None)

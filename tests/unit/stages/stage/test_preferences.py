@@ -92,7 +92,7 @@ def test_the_loss_is_that_of_the_paper(chunk: int) -> None:
     """Two pairs and a document alone, pairs found by hand → the formula by sums of log-probabilities in float64."""
     torch.manual_seed(1)
     hidden = torch.randn(2, 10, 6)  # one row, and the frozen model's below it
-    targets = torch.tensor([[1, 2, -100, 4, 5, -100, 3, -100, 2, -100]])
+    targets = torch.tensor([[1, 2, -100, 4, 5, -100, 3, -100, 2, 5]])
     positions = torch.tensor([[0, 1, 0, 1, 2, 0, 1, 0, 1, 0]], dtype=torch.int32)
     spans = [((0, 2), (2, 5)), ((5, 7), (7, 9))]
     loss = preference_loss(Scores(), hidden, targets, positions, beta=0.3, chunk=chunk, mean_pairs=torch.tensor(2.0))
