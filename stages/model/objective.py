@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from headway.stages.data.row_flags import NOT_TRAINED
 from headway.stages.model.adapters import without_adapters
 from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.documents import DocumentRows
@@ -69,7 +68,7 @@ def preference_loss(
     width = length + length % 2  # documents of a row, at most: a whole number of pairs
     document = (positions == 0).cumsum(1) - 1 + width * torch.arange(rows, device=targets.device)[:, None]
     sums = gained.new_zeros(rows * width)
-    is_trained = sums.index_add(0, document.flatten(), (targets != NOT_TRAINED).flatten().to(sums.dtype)) > 0
+    is_trained = sums.index_add(0, document.flatten(), (targets >= 0).flatten().to(sums.dtype)) > 0
     of_pairs = sums.index_add(0, document.flatten(), gained).view(-1, 2)
     losses = -functional.logsigmoid(beta * (of_pairs[:, 0] - of_pairs[:, 1]))
     return (losses * is_trained.view(-1, 2).all(1)).sum() / mean_pairs
@@ -87,4 +86,4 @@ def _token_losses(head: nn.Module, hidden: Tensor, targets: Tensor, chunk: int) 
 
 
 def _cross_entropies(head: nn.Module, rows: Tensor, wanted: Tensor) -> Tensor:
-    return functional.cross_entropy(head(rows).float(), wanted, reduction="none", ignore_index=NOT_TRAINED)
+    return functional.cross_entropy(head(rows).float(), wanted, reduction="none")

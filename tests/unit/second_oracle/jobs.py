@@ -71,7 +71,8 @@ JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
     "adapters": "[adapter]\nrank = 3\nalpha = 7.0\n" + job_file(),
-    "adapters of two matrices, AdamW, bfloat16, chunks": '[adapter]\nrank = 2\nrslora = true\ntargets = ["q_proj", "down_proj"]\n'
+    "adapters of two matrices, AdamW, bfloat16, chunks": "[adapter]\nrank = 2\nrslora = true\n"
+    'targets = ["q_proj", "down_proj"]\n'
     + job_file('schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5', f"matrices = {ADAMW}"),
     "Mixtral": job_file(
         "reduction_groups = 2\nrouter_balance_loss = 0.02\nrouter_z_loss = 0.001\nclip_norm = 0.3", model=MIXTRAL
