@@ -115,6 +115,16 @@ class ModelSpec:
     """Experts that every token goes to, as one of their width together."""
     routed_scaling_factor: float = 1.0
     """Factor of the weights of a token's experts."""
+    embedding_multiplier: float = 1.0
+    """Factor of the embeddings."""
+    attention_multiplier: float = 0.0
+    """Factor of the scores of attention; 0: 1 / √head_dim."""
+    residual_multiplier: float = 1.0
+    """Factor of what attention and MLP add to the hidden states."""
+    logits_scaling: float = 1.0
+    """Divisor of the logits."""
+    no_rope_layer_interval: int = 0
+    """n: every n-th block, the n-th first, turns no queries and keys by their positions; 0: all blocks turn them."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
     """The section `[adapter]` of a job file."""
 
@@ -160,6 +170,10 @@ class ModelSpec:
     def window_of(self, block: int) -> int:
         """Return the sliding window of a block; 0: it has none."""
         return self.sliding_window if self.type_of(block) == "sliding_attention" else 0
+
+    def is_turned(self, block: int) -> bool:
+        """Return whether a block turns queries and keys by their positions."""
+        return not self.no_rope_layer_interval or (block + 1) % self.no_rope_layer_interval != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

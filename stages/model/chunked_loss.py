@@ -5,8 +5,8 @@ stage. In chunks, each chunk's product with the vocabulary is computed twice, an
 torch's own `linear_cross_entropy` rounds the loss to the dtype of the hidden states, to 3 digits in bfloat16.
 """
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -29,8 +29,14 @@ def microbatch_loss(
         return token_loss(head(hidden), targets, mean_tokens)
     assert isinstance(head, Head), "only the head has a loss"
     normed = head.norm(hidden).flatten(0, 1)
-    loss: Tensor = _ChunkedLoss.apply(normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.scaled
+    )
     return loss
+
+
+_Scaled = Callable[[Tensor], Tensor]
+"""From products with the vocabulary to logits."""
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -38,17 +44,24 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, normed: Tensor, weight: Tensor, targets: Tensor, chunk: int, mean_tokens: Tensor | None
+        ctx: Any,
+        normed: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        mean_tokens: Tensor | None,
+        scaled: _Scaled,
     ) -> Tensor:
         ctx.save_for_backward(normed, weight, targets)
         ctx.divisor = len(targets) if mean_tokens is None else mean_tokens
         ctx.chunk = chunk
-        sums = [_sum_of_losses(rows, weight, wanted) for rows, wanted in _chunks(normed, targets, chunk)]
+        ctx.scaled = scaled
+        sums = [_sum_of_losses(rows, weight, wanted, scaled) for rows, wanted in _chunks(normed, targets, chunk)]
         mean: Tensor = reduce(add, sums) / ctx.divisor
         return mean
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         normed, weight, targets = ctx.saved_tensors
         upstream = gradients[0] / ctx.divisor
         by_rows = torch.empty_like(normed)
@@ -57,14 +70,15 @@ class _ChunkedLoss(torch.autograd.Function):
             by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
         for index, (rows, wanted) in enumerate(_chunks(normed, targets, ctx.chunk)):
             into = by_rows[index * ctx.chunk :][: len(rows)]
-            _differentiate(rows, weight, wanted, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
-        return by_rows, None if by_weight is None else by_weight.to(weight.dtype), None, None, None
+            loss = partial(_sum_of_losses, targets=wanted, scaled=ctx.scaled)
+            _differentiate(loss, rows, weight, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
+        return by_rows, None if by_weight is None else by_weight.to(weight.dtype), None, None, None, None
 
 
 def _differentiate(
+    loss: Callable[[Tensor, Tensor], Tensor],
     rows: Tensor,
     weight: Tensor,
-    targets: Tensor,
     upstream: Tensor,
     *,
     by_rows: Tensor,
@@ -75,7 +89,7 @@ def _differentiate(
     with torch.enable_grad():
         leaves = (rows.detach().requires_grad_(), weight.detach().requires_grad_(by_weight is not None))
         by = [leaf for leaf in leaves if leaf.requires_grad]
-        of_rows, *of_weights = torch.autograd.grad(_sum_of_losses(*leaves, targets), by, upstream)
+        of_rows, *of_weights = torch.autograd.grad(loss(*leaves), by, upstream)
     by_rows.copy_(of_rows)
     if by_weight is None:
         return
@@ -86,8 +100,8 @@ def _differentiate(
         by_weight.add_(of_weight)
 
 
-def _sum_of_losses(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(functional.linear(rows, weight).float(), targets, reduction="sum")
+def _sum_of_losses(rows: Tensor, weight: Tensor, targets: Tensor, scaled: _Scaled) -> Tensor:
+    return functional.cross_entropy(scaled(functional.linear(rows, weight)).float(), targets, reduction="sum")
 
 
 def _chunks(normed: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:

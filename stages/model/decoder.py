@@ -44,7 +44,7 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
         return adapt(Head(spec), spec.adapter)
     kind, _, index = name.partition(".")
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        return adapt(Block(spec, attention_backend, window=spec.window_of(int(index))), spec.adapter)
+        return adapt(Block(spec, attention_backend, index=int(index)), spec.adapter)
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
 
 
@@ -91,20 +91,28 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(spec.vocab_size, spec.hidden_size, device="meta"))
+        self.multiplier = spec.embedding_multiplier
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.weight)
+        hidden = functional.embedding(tokens, self.weight)
+        if self.multiplier == 1.0:
+            return hidden
+        # a tensor, because the factor is rounded to the job's dtype
+        return hidden * torch.full((), self.multiplier, dtype=hidden.dtype, device=hidden.device)
 
 
 class Block(nn.Module):
     """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each on a normed copy, added back."""
 
-    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, window: int) -> None:
+    def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(spec, attention_backend, window=window)
+        self.self_attn = Attention(
+            spec, attention_backend, window=spec.window_of(index), is_turned=spec.is_turned(index)
+        )
         self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
         self.input_layernorm = _rms_norm(spec)
         self.post_attention_layernorm = _rms_norm(spec)
+        self.residual_multiplier = spec.residual_multiplier
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
 
@@ -114,8 +122,11 @@ class Block(nn.Module):
             mixed = checkpoint(self._attention, hidden, documents, use_reentrant=False, preserve_rng_state=False)
         else:
             mixed = self._attention(hidden, documents)
-        hidden = hidden + mixed
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        hidden = self._added(hidden, mixed)
+        return self._added(hidden, self.mlp(self.post_attention_layernorm(hidden)))
+
+    def _added(self, hidden: Tensor, branch: Tensor) -> Tensor:
+        return hidden + (branch if self.residual_multiplier == 1.0 else branch * self.residual_multiplier)
 
     def _attention(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor:
         return self.self_attn(self.input_layernorm(hidden), documents)  # type: ignore[no-any-return]
@@ -128,16 +139,24 @@ class Head(nn.Module):
         super().__init__()
         self.norm = _rms_norm(spec)
         self.lm_head = _linear(spec.hidden_size, spec.vocab_size)
+        self.logits_scaling = spec.logits_scaling
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+        return self.scaled(self.lm_head(self.norm(hidden)))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return what the model says, from products with the vocabulary [..., vocabulary]."""
+        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
 
 
 class Attention(nn.Module):
     """Causal attention with rotary positions and fewer key/value heads than query heads (Ainslie et al. 2023)."""
 
-    def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, window: int) -> None:
-        """window: number of newest tokens that a token attends to; 0: all before it."""
+    def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, window: int, is_turned: bool) -> None:
+        """window: number of newest tokens that a token attends to; 0: all before it.
+
+        is_turned: queries and keys turn by their positions.
+        """
         super().__init__()
         self.head_dim = spec.head_width
         self.num_groups = spec.num_attention_heads // spec.num_key_value_heads
@@ -145,6 +164,8 @@ class Attention(nn.Module):
         self.rope_scaling = spec.rope_scaling
         self.backend = backend
         self.window = window
+        self.is_turned = is_turned
+        self.scale = spec.attention_multiplier or None
         self.sizes = (spec.num_attention_heads * self.head_dim, *[spec.num_key_value_heads * self.head_dim] * 2)
         if spec.fused_projections:
             self.qkv_proj = _linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
@@ -168,7 +189,7 @@ class Attention(nn.Module):
         mask = self._mask(hidden, documents)
         with _chosen(self.backend):
             mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=is_grouped
             )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -180,7 +201,9 @@ class Attention(nn.Module):
             return documents.window_mask if is_windowed else documents.mask
         return kept_window_mask(length, self.window, hidden.device) if is_windowed else None
 
-    def _angles(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor]:
+    def _angles(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor] | None:
+        if not self.is_turned:
+            return None
         if documents is not None:
             return documents.cosine, documents.sine
         return kept_rotary_table(
@@ -195,19 +218,20 @@ class Attention(nn.Module):
     def _turned_heads(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
         split = (*hidden.shape[:-1], -1, self.head_dim)
-        cosine, sine = self._angles(hidden, documents)
+        angles = self._angles(hidden, documents)
         if hasattr(self, "qkv_proj"):
             query, key, value = (part.view(split) for part in self.qkv_proj(hidden).split(self.sizes, -1))
-            query, key = self._turned(query, "q_norm", cosine, sine), self._turned(key, "k_norm", cosine, sine)
+            query, key = self._turned(query, "q_norm", angles), self._turned(key, "k_norm", angles)
         else:
             # One after another: the order of the calls is that of the gradients' sum.
-            query = self._turned(self.q_proj(hidden).view(split), "q_norm", cosine, sine)
-            key = self._turned(self.k_proj(hidden).view(split), "k_norm", cosine, sine)
+            query = self._turned(self.q_proj(hidden).view(split), "q_norm", angles)
+            key = self._turned(self.k_proj(hidden).view(split), "k_norm", angles)
             value = self.v_proj(hidden).view(split)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def _turned(self, heads: Tensor, norm: str, cosine: Tensor, sine: Tensor) -> Tensor:
-        return _rotate(getattr(self, norm)(heads) if hasattr(self, norm) else heads, cosine, sine)
+    def _turned(self, heads: Tensor, norm: str, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        normed = getattr(self, norm)(heads) if hasattr(self, norm) else heads
+        return normed if angles is None else _rotate(normed, *angles)
 
 
 class SwiGlu(nn.Module):

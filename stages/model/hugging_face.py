@@ -6,7 +6,7 @@ and value, because it would silently give other logits.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from headway.stages.model.mixture_config import (
@@ -74,13 +74,18 @@ class _Family:
     """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, or
     those from `max_window_layers` on.
     """
-    has_biases: bool = False
-    """Whether its config.json has `attention_bias` and `mlp_bias`."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Fields of ModelSpec that its config.json says by themselves, with their names there."""
+    has_blocks_without_rope: bool = False
+    """Whether its config.json has `no_rope_layers`."""
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
+_BIASES: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias", "mlp_bias": "mlp_bias"}
+_MULTIPLIERS: Final = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
 _FAMILIES: Final[dict[str, _Family]] = {
-    "llama": _Family("LlamaForCausalLM", has_biases=True),
+    "llama": _Family("LlamaForCausalLM", keys=_BIASES),
     "mistral": _Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
     "qwen2": _Family("Qwen2ForCausalLM", {"qkv_bias": True}, has_own_head_dim=False, window="chosen"),
     "qwen3": _Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
@@ -92,18 +97,41 @@ _FAMILIES: Final[dict[str, _Family]] = {
     "dots1": _Family(
         "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
     ),
+    "granite": _Family(
+        "GraniteForCausalLM",
+        absent={"attention_multiplier": 1.0},
+        has_own_head_dim=False,
+        keys={**_BIASES, **{name: name for name in _MULTIPLIERS}},
+    ),
+    "smollm3": _Family(
+        "SmolLM3ForCausalLM",
+        absent={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+        has_own_head_dim=False,
+        keys=_BIASES,
+        has_blocks_without_rope=True,
+    ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
 
+_PLAIN: Final = ModelSpec()
+_OPTIONS: Final = ("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "fused_projections", *_MULTIPLIERS)
+"""Fields of ModelSpec that a family has with one value, unless its config.json says them."""
+
 _ABSENT: Final[dict[str, Any]] = {
     "attention_bias": False,
+    "attention_multiplier": None,
+    "embedding_multiplier": 1.0,
     "head_dim": None,
     "hidden_act": "silu",
     "initializer_range": 0.02,
     "layer_types": None,
+    "logits_scaling": 1.0,
     "max_window_layers": 28,
     "mlp_bias": False,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": None,
     "num_key_value_heads": None,
+    "residual_multiplier": 1.0,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
     "tie_word_embeddings": False,
@@ -185,6 +213,7 @@ def hugging_face_config(
         "num_attention_heads": spec.num_attention_heads,
         "num_hidden_layers": spec.num_hidden_layers,
         "num_key_value_heads": spec.num_key_value_heads,
+        "pad_token_id": None,  # transformers' own may be outside of a small vocabulary
         "rms_norm_eps": spec.rms_norm_eps,
         "tie_word_embeddings": spec.tie_word_embeddings,
         "vocab_size": spec.vocab_size,
@@ -193,8 +222,11 @@ def hugging_face_config(
     }
     if family.has_own_head_dim:
         config["head_dim"] = spec.head_width
-    if family.has_biases:
-        config |= {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+    config |= {key: getattr(spec, name) for name, key in family.keys.items()}
+    if "attention_multiplier" in family.keys:
+        config["attention_multiplier"] = spec.attention_multiplier or spec.head_width**-0.5
+    if family.has_blocks_without_rope:
+        config["no_rope_layers"] = [int(spec.is_turned(block)) for block in range(spec.num_hidden_layers)]
     if family.window == "all":
         config["sliding_window"] = spec.sliding_window or None
     elif family.window == "chosen" and spec.sliding_window:
@@ -203,27 +235,44 @@ def hugging_face_config(
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     elif family.window == "layers":
         config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
-    if model_type == "phi3":
-        config["pad_token_id"] = None  # transformers' own is outside of a small vocabulary
     return config
 
 
 def family_of(spec: ModelSpec) -> str:
-    """Return the `model_type` that says all options of a model. Raises ValueError when none does."""
-    for name, family in _FAMILIES.items():
-        if (name in MIXTURES) != spec.has_experts or (spec.has_experts and mixture_family(spec) != name):
-            continue
-        fixed = {"qkv_bias": False, "qk_norm": False, "fused_projections": False, **family.options}
-        free = {"qkv_bias", "output_bias", "mlp_bias"} if family.has_biases else set()
-        is_like = all(getattr(spec, key) == value for key, value in fixed.items() if key not in free)
-        are_biases_like = spec.qkv_bias == spec.output_bias if free else not (spec.output_bias or spec.mlp_bias)
-        has_head = family.has_own_head_dim or spec.head_width * spec.num_attention_heads == spec.hidden_size
-        windows = {"none": not spec.sliding_window, "all": not spec.first_window_layer, "chosen": True, "layers": True}
-        has_rope = spec.rope_scaling.rope_type in family.rope_types
-        has_types = family.window == "chosen" or not spec.layer_types
-        if is_like and are_biases_like and has_head and has_rope and has_types and windows[family.window]:
-            return name
-    raise ValueError("no family of Hugging Face has these options of a model together")
+    """Return the `model_type` that says all options of a model. Raises ValueError when none does, naming the options
+    that the nearest family does not have.
+    """
+    unsaid = {name: _unsaid(spec, name, family) for name, family in _FAMILIES.items()}
+    nearest = min(unsaid, key=lambda name: len(unsaid[name]))  # of several the first one
+    if unsaid[nearest]:
+        what = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in unsaid[nearest])
+        raise ValueError(f"no family of Hugging Face has these options of a model together; {nearest} lacks {what}")
+    return nearest
+
+
+def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
+    """Return the fields whose values a family's config.json cannot say."""
+    fixed = {name: getattr(_PLAIN, name) for name in _OPTIONS} | dict(family.options)
+    found = [name for name, value in fixed.items() if name not in family.keys and getattr(spec, name) != value]
+    of_key: dict[str, object] = {}
+    for name, key in family.keys.items():
+        if of_key.setdefault(key, getattr(spec, name)) != getattr(spec, name):
+            found.append(name)
+    if (model_type in MIXTURES) != spec.has_experts or (spec.has_experts and mixture_family(spec) != model_type):
+        found.append("num_experts")
+    if not family.has_own_head_dim and spec.head_width * spec.num_attention_heads != spec.hidden_size:
+        found.append("head_dim")
+    if not family.has_blocks_without_rope and spec.no_rope_layer_interval:
+        found.append("no_rope_layer_interval")
+    if spec.rope_scaling.rope_type not in family.rope_types:
+        found.append("rope_scaling")
+    if family.window == "none" and spec.sliding_window:
+        found.append("sliding_window")
+    if family.window == "all" and spec.first_window_layer:
+        found.append("first_window_layer")
+    if family.window != "chosen" and spec.layer_types:
+        found.append("layer_types")
+    return found
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
@@ -243,7 +292,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
             raise ValueError(f"{key} = {value!r} is not above 0")
     heads = sizes["num_attention_heads"]
     is_shared = told["num_key_value_heads"] is not None
-    theta, scaling = rope_of(config)
+    theta, scaling = rope_of(dict(family.absent) | config)
     if scaling.rope_type not in family.rope_types:
         raise ValueError(f"rope_type = {scaling.rope_type!r} is not supported in a {name}")
     spec = ModelSpec(
@@ -257,11 +306,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         rope_scaling=scaling,
         head_dim=_head_dim(told, family),
         **_windows(told, family),
+        **_said(told, family),
         **mixture_of(str(name), config),
     )
-    if family.has_biases:
-        bias = _truth(told, "attention_bias")
-        spec = replace(spec, qkv_bias=bias, output_bias=bias, mlp_bias=_truth(told, "mlp_bias"))
     if spec.num_key_value_heads < 1 or heads % spec.num_key_value_heads:
         raise ValueError(f"num_key_value_heads = {spec.num_key_value_heads!r} does not divide {heads} heads")
     return spec
@@ -272,10 +319,12 @@ def _check_keys(config: dict[str, Any], family: _Family) -> None:
     for key, values in _ONLY.items():
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
-    if not family.has_biases:
-        for key in ("attention_bias", "mlp_bias"):
-            if config.get(key):
-                raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
+    said = {key for each in _FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
+    for key in sorted(said & config.keys()):
+        if config[key] not in (_ABSENT[key], None):
+            raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
+    if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
+        raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
     unknown = config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys() - mixture_keys(config["model_type"])
     for key in sorted(unknown):
         raise ValueError(f"{key} = {config[key]!r} is not known here, and may change what the model computes")
@@ -322,6 +371,38 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     if not has_choice or not is_row or not all(kind in get_args(LayerType) for kind in kinds):
         raise ValueError(f"layer_types = {kinds!r} is not supported: it is not that of the window's other keys")
     return {"sliding_window": window, "layer_types": _shortest(kinds)}
+
+
+def _said(config: dict[str, Any], family: _Family) -> dict[str, Any]:
+    """Return the fields of ModelSpec that a family's config.json says by themselves."""
+    fields: dict[str, Any] = {}
+    for name, key in family.keys.items():
+        if isinstance(getattr(_PLAIN, name), bool):
+            fields[name] = _truth(config, key)
+        elif not 0 < _number(config, key) < 1e6:
+            raise ValueError(f"{key} = {config[key]!r} is no number above 0")
+        else:
+            fields[name] = float(config[key])
+    if family.has_blocks_without_rope:
+        fields["no_rope_layer_interval"] = _no_rope_interval(config)
+    return fields
+
+
+def _no_rope_interval(config: dict[str, Any]) -> int:
+    """Return n, if every n-th block knows no positions; 0: all know them. Raises ValueError for another order."""
+    num_blocks, turns = config["num_hidden_layers"], config["no_rope_layers"]
+    if turns is None:
+        interval = _number(config, "no_rope_layer_interval")
+        if interval < 1:
+            raise ValueError(f"no_rope_layer_interval = {interval!r} is not above 0")
+        return int(interval) if interval <= num_blocks else 0
+    if not isinstance(turns, list) or len(turns) < num_blocks or set(map(repr, turns)) - {"0", "1"}:
+        raise ValueError(f"no_rope_layers = {turns!r} is no list of {num_blocks} blocks")
+    turns = turns[:num_blocks]
+    interval = turns.index(0) + 1 if 0 in turns else 0
+    if any(bool(turn) != bool(interval == 0 or (block + 1) % interval) for block, turn in enumerate(turns)):
+        raise ValueError(f"no_rope_layers = {turns!r} is not supported: not every {interval}th block is 0")
+    return interval
 
 
 def _are_types(raw: object, first: int, num_blocks: int) -> bool:

@@ -37,13 +37,23 @@ def normed_output(
     frozen: weights without adapters, whose hidden states are carried below the others.
     """
     hidden = functional.embedding(inputs, weights["embed"]["weight"])
+    if model.embedding_multiplier != 1:
+        hidden = hidden * torch.tensor(model.embedding_multiplier).to(hidden.dtype)
     if frozen is not None:
         hidden = torch.cat([hidden, hidden])
     for index in range(model.num_hidden_layers):
         name = f"block.{index}"
         window = model.sliding_window if model.type_of(index) == "sliding_attention" else 0
         arrived = carry(name, hidden)
-        one = partial(block, model, attention_backend=attention_backend, window=window, routed=routed)
+        n = model.no_rope_layer_interval
+        one = partial(
+            block,
+            model,
+            attention_backend=attention_backend,
+            window=window,
+            knows_positions=n == 0 or (index + 1) % n != 0,
+            routed=routed,
+        )
         if frozen is None:
             hidden = one(weights[name], arrived, positions)
             continue
@@ -63,6 +73,7 @@ def block(
     *,
     attention_backend: str,
     window: int,
+    knows_positions: bool,
     routed: Routed,
 ) -> Tensor:
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
@@ -71,10 +82,24 @@ def block(
         return functional.rms_norm(values, (model.hidden_size,), parameters[f"{name}.weight"], model.rms_norm_eps)
 
     before = normed(hidden, "input_layernorm")
-    mixed = attention(model, parameters, before, positions, backend=attention_backend, window=window)
-    hidden = hidden + mixed
+    mixed = attention(
+        model,
+        parameters,
+        before,
+        positions,
+        backend=attention_backend,
+        window=window,
+        knows_positions=knows_positions,
+    )
+    hidden = hidden + multiplied(model, mixed)
     n = normed(hidden, "post_attention_layernorm")
-    return hidden + (mixture(model, parameters, n, routed) if model.num_experts else feed_forward(parameters, n))
+    made = mixture(model, parameters, n, routed) if model.num_experts else feed_forward(parameters, n)
+    return hidden + multiplied(model, made)
+
+
+def multiplied(model: Model, branch: Tensor) -> Tensor:
+    """What is added to the hidden states."""
+    return branch if model.residual_multiplier == 1 else branch * model.residual_multiplier
 
 
 def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
@@ -87,7 +112,14 @@ def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
 
 
 def attention(
-    model: Model, parameters: Parameters, hidden: Tensor, positions: Tensor | None, *, backend: str, window: int
+    model: Model,
+    parameters: Parameters,
+    hidden: Tensor,
+    positions: Tensor | None,
+    *,
+    backend: str,
+    window: int,
+    knows_positions: bool,
 ) -> Tensor:
     """Causal attention with rotary positions; several query heads may share one key and value head."""
     num_rows, length, _ = hidden.shape
@@ -104,7 +136,7 @@ def attention(
         values, scale = heads(projected), parameters.get(f"self_attn.{norm}.weight")
         if scale is not None:
             values = functional.rms_norm(values, (head_dim,), scale, model.rms_norm_eps)
-        return rotated(values, cosine, sine).transpose(1, 2)
+        return (rotated(values, cosine, sine) if knows_positions else values).transpose(1, 2)
 
     if model.fused_projections:
         q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)  # type: ignore[no-untyped-call]
@@ -122,7 +154,13 @@ def attention(
         mask = same_document(positions) if mask is None else same_document(positions) & mask
     with chosen(backend):
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=are_shared
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=model.attention_multiplier or None,
+            enable_gqa=are_shared,
         )
     return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
 

@@ -58,6 +58,11 @@ class Model:
     router_bias: bool
     num_shared_experts: int
     routed_scaling_factor: float
+    embedding_multiplier: float
+    attention_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
+    no_rope_layer_interval: int
     rope_scaling: Rope
 
     def type_of(self, block: int) -> str:

@@ -113,16 +113,29 @@ def loss_and_gradient(
         frozen=below,
     )
     vocabulary = complete["head"]["lm_head.weight"]
-    chunk = job.train.loss_chunk
+    chunk, scaling = job.train.loss_chunk, job.model.logits_scaling
     if below is None:
         value = differentiated_loss(
-            normed, vocabulary, rows.targets, chunk=chunk, divisor=rows.divisor, more=routed.losses
+            normed,
+            vocabulary,
+            rows.targets,
+            scaling=scaling,
+            chunk=chunk,
+            divisor=rows.divisor,
+            more=routed.losses,
         )
     else:
         assert rows.positions is not None
         assert rows.divisor is not None
         value = differentiated_preference(
-            normed, vocabulary, rows.targets, rows.positions, chunk=chunk, beta=job.train.dpo_beta, divisor=rows.divisor
+            normed,
+            vocabulary,
+            rows.targets,
+            rows.positions,
+            scaling=scaling,
+            chunk=chunk,
+            beta=job.train.dpo_beta,
+            divisor=rows.divisor,
         )
     for bias, overload in routed.overloads:
         bias.grad = overload.to(bias.dtype)

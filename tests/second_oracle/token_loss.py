@@ -10,7 +10,14 @@ from torch.nn import functional
 
 
 def differentiated_loss(
-    normed: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, divisor: Tensor | None, more: Sequence[Tensor] = ()
+    normed: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    scaling: float,
+    chunk: int,
+    divisor: Tensor | None,
+    more: Sequence[Tensor] = (),
 ) -> float:
     """Mean cross entropy over all tokens, or its sum over a divisor, in float32. Every leaf gets its gradient.
 
@@ -19,8 +26,8 @@ def differentiated_loss(
     rows, wanted = normed.flatten(0, 1), targets.flatten()
     if chunk:
         number = torch.tensor(float(len(wanted)))
-        return in_chunks(rows, weight, wanted, chunk, number if divisor is None else divisor, more)
-    logits = functional.linear(rows, weight).float()
+        return in_chunks(rows, weight, wanted, scaling, chunk, number if divisor is None else divisor, more)
+    logits = logits_of(rows, weight, scaling)
     if divisor is None:
         value = functional.cross_entropy(logits, wanted)
     else:
@@ -29,8 +36,22 @@ def differentiated_loss(
     return value.item()
 
 
+def logits_of(rows: Tensor, weight: Tensor, scaling: float) -> Tensor:
+    """In float32, from products in the job's dtype."""
+    products = functional.linear(rows, weight)
+    return (products if scaling == 1 else products / scaling).float()
+
+
 def differentiated_preference(
-    normed: Tensor, weight: Tensor, targets: Tensor, positions: Tensor, *, chunk: int, beta: float, divisor: Tensor
+    normed: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    positions: Tensor,
+    *,
+    scaling: float,
+    chunk: int,
+    beta: float,
+    divisor: Tensor,
 ) -> float:
     """The loss of pairs of documents, in float32. Every leaf gets its gradient."""
 
@@ -39,7 +60,7 @@ def differentiated_preference(
         size = chunk or len(wanted)
         parts = [(rows[at : at + size], wanted[at : at + size]) for at in range(0, len(wanted), size)]
         return torch.cat(
-            [functional.cross_entropy(functional.linear(r, weight).float(), w, reduction="none") for r, w in parts]
+            [functional.cross_entropy(logits_of(r, weight, scaling), w, reduction="none") for r, w in parts]
         )
 
     upper, lower = normed.chunk(2)
@@ -66,7 +87,7 @@ def differentiated_preference(
 
 
 def in_chunks(
-    rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, divisor: Tensor, more: Sequence[Tensor]
+    rows: Tensor, weight: Tensor, targets: Tensor, scaling: float, chunk: int, divisor: Tensor, more: Sequence[Tensor]
 ) -> float:
     """Each chunk by itself, from the first to the last."""
     num_rows = len(targets)
@@ -75,7 +96,7 @@ def in_chunks(
         part = rows[begin : begin + chunk].detach().requires_grad_()
         copy = weight.detach().requires_grad_()
         value = functional.cross_entropy(
-            functional.linear(part, copy).float(), targets[begin : begin + chunk], reduction="sum"
+            logits_of(part, copy, scaling), targets[begin : begin + chunk], reduction="sum"
         )
         value.backward(torch.ones(()) / divisor)  # type: ignore[no-untyped-call]
         assert part.grad is not None

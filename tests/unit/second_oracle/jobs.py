@@ -67,6 +67,12 @@ DOTS = (
     "\nrouted_scaling_factor = 1.5"
 )
 
+GRANITE = """tie_word_embeddings = true
+embedding_multiplier = 12.3
+attention_multiplier = 0.1
+residual_multiplier = 0.22
+logits_scaling = 6.0"""
+
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
@@ -176,7 +182,14 @@ JOBS = {
     ),
     "windows": job_file('recompute = "block"', model="sliding_window = 3"),
     "fused projections": job_file(model="fused_projections = true"),
+    "Granite": job_file('recompute = "attention"', model=GRANITE),
+    "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
+    "smollm3_separate_documents": job_file(
+        'loss_mask = "data"\ndocuments = "separate"', model="no_rope_layer_interval = 2"
+    ),
 }
+CUT = ("Granite", "granite_bfloat16_in_chunks", "smollm3_separate_documents")
+"""Jobs that a pipeline computes too, in a stage for each layer."""
 SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
 """A job that has the bits of another one. No others have."""
 CODED_CUTS = ("block.1", "head")

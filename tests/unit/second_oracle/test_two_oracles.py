@@ -8,7 +8,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from tests.unit.second_oracle.comparison import Bits, by_pipeline, by_reference, by_second_oracle, first_difference
-from tests.unit.second_oracle.jobs import CODED_CUTS, JOBS, SAME_BITS, drawn_job, job_file
+from tests.unit.second_oracle.jobs import CODED_CUTS, CUT, JOBS, SAME_BITS, drawn_job, job_file
 
 SOURCES = """
 [[data.sources]]
@@ -47,6 +47,16 @@ def test_reference_has_the_bits_of_the_second_oracle(name: str, data: Path, know
     known[name] = by_second_oracle(JOBS[name], data, coded_cuts=CODED_CUTS)
     found = by_reference(JOBS[name], data, coded_cuts=CODED_CUTS)
     assert found == known[name], first_difference(found, known[name])
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_family_cut_everywhere_has_the_bits_of_the_second_oracle(
+    name: str, data: Path, known: dict[str, Bits]
+) -> None:
+    """A stage for each layer → the losses and weights of the plain loops: no option reaches over a cut."""
+    expected = known[name] if name in known else by_second_oracle(JOBS[name], data)
+    found = by_pipeline(JOBS[name], data, num_stages=4)
+    assert found == expected, first_difference(found, expected)
 
 
 def test_packed_rows_have_the_bits_of_the_second_oracle(packed: Path) -> None:

@@ -104,6 +104,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 8,
         },
     ),
+    "Granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "SmolLM3": ("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "SmolLM3, every second block without positions": ("smollm3", {"no_rope_layers": [1, 0, 1], "mlp_bias": True}),
 }
 
 
