@@ -68,6 +68,12 @@ def prepare(
         float, typer.Option(metavar="SHARE", help="Share of the documents that are held out for evaluation.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Chooses which documents are held out.")] = 0,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Names of special tokens in texts and messages are these tokens.")
+    ] = False,
+    date: Annotated[
+        str, typer.Option(metavar="DAY", help="The day that chat templates are told: the same data, the same tokens.")
+    ] = "2026-01-01",
     max_bad: Annotated[
         int, typer.Option(min=0, help="Records that may be left out, with a warning, because they cannot be used.")
     ] = 100,
@@ -104,6 +110,8 @@ def prepare(
         flags=flags,
         validation=validation,
         seed=seed,
+        special_tokens=special_tokens,
+        date=date,
         max_bad=max_bad,
     )
     prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)

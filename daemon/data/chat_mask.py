@@ -1,6 +1,7 @@
 """Says which characters of a rendered conversation, and which of its tokens, the assistant speaks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +13,28 @@ from headway.daemon.errors import ConfigError
 Spans = Sequence[tuple[int, int]]
 
 
-def spoken_spans(template: ChatTemplate, chat: Conversation) -> tuple[str, Spans, bool]:
-    """Return a conversation's text, the spans of its answers, and whether the template marks them itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatText:
+    """One row of a conversation, as text."""
+
+    text: str
+    spans: Spans
+    """The characters that the assistant speaks."""
+    words: frozenset[int]
+    """Begins of names of special tokens that people wrote: they are only words."""
+    is_marked: bool
+    """The template marks what the assistant speaks."""
+
+
+def chat_texts(template: ChatTemplate, chat: Conversation) -> list[ChatText]:
+    """Return a conversation's text, with the spans of its answers.
 
     A template without marks is asked for each answer: it is what follows the prompt for it, up to the next message.
     Raises ConfigError if the conversation so far is no beginning of the whole one.
     """
     whole = template.render(chat, chat.messages)
     if whole.marked:
-        return whole.text, whole.marked, True
+        return [ChatText(text=whole.text, spans=whole.marked, words=whole.words, is_marked=True)]
     spans = []
     for number, message in enumerate(chat.messages):
         if message["role"] != "assistant":
@@ -31,7 +45,7 @@ def spoken_spans(template: ChatTemplate, chat: Conversation) -> tuple[str, Spans
             what = f"message {number + 1} changes what is before it, so that its answer has no exact place"
             raise ConfigError(f"{what}; mark answers in the chat template with {{% generation %}}", chat.where)
         spans.append((len(before), len(after)))
-    return whole.text, spans, False
+    return [ChatText(text=whole.text, spans=spans, words=whole.words, is_marked=False)]
 
 
 def spoken_tokens(offsets: Spans, spans: Spans, *, may_cross: bool, where: str) -> npt.NDArray[np.bool_]:

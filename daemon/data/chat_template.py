@@ -3,34 +3,26 @@
 The time of day is not in the sandbox: the same data gives the same tokens on any day.
 """
 
-import json
-import resource
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation, library
+from headway.daemon.data.message_form import MessageForm, find_form
+from headway.daemon.data.special_words import SpecialWords, unguarded
+from headway.daemon.data.template_limits import MAX_CHARACTERS, TOO_LARGE, limited_memory, limited_time
+from headway.daemon.data.template_sandbox import sandbox
 from headway.daemon.errors import ConfigError
 
 TEMPLATE_NAME: Final = "chat_template.jinja"
-MAX_CHARACTERS: Final = 16 << 20
-"""Maximum length of a rendered conversation."""
-MAX_BITS: Final = 1024
-"""Maximum width of a whole number that is a product."""
-MAX_SECONDS: Final = 20.0
-"""Maximum time to render one conversation once."""
-AGAIN_S: Final = 0.2
-"""Interval of the signals after it."""
-MAX_BYTES: Final = 1 << 30
-"""Maximum memory that one rendering adds: a template may double a text again and again within the time."""
+OTHERS_NAME: Final = "additional_chat_templates"
+DEFAULT: Final = "default"
 MAX_SOURCE: Final = 1 << 20
 """Maximum size of a template: those of the Hub have a hundredth of it."""
-_TOO_LARGE: Final = f"it takes more than {MAX_BYTES >> 30} GiB of memory"
+_SEARCHES: Final = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "find", "index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +32,51 @@ class Rendered:
     text: str
     marked: tuple[tuple[int, int], ...]
     """Spans of characters between `{% generation %}` and its end."""
+    words: frozenset[int]
+    """Begins of names of special tokens that people wrote: they are only words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a chat template is given beside a conversation."""
+
+    special: Mapping[str, str]
+    """Texts of special tokens, by the names that a template has for them."""
+    words: SpecialWords
+    """Names that only the template may write."""
+    today: date
+    """The date, which stands still."""
 
 
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, *, special: Mapping[str, str], name: str) -> None:
-        """Raises ConfigError when the template is invalid. special: texts of special tokens, by name."""
+    def __init__(self, source: str, around: Surroundings, *, name: str) -> None:
+        """Raises ConfigError when the template is invalid."""
         self.source = source
-        self._special = dict(special)
+        self._special = dict(around.special)
         self._spans: list[tuple[int, int, str]] = []
         self._length = 0
         try:
-            with _limited_time(), _limited_memory():  # jinja2 computes constant expressions at once
-                self._template = _environment(self).from_string(source)
+            with limited_time(), limited_memory():  # jinja2 computes constant expressions at once
+                environment = sandbox(today=around.today, mark=self._mark)
+                self._template = environment.from_string(source)
+                self._words = around.words.without(_looked_for(environment.parse(source)))
         except ConfigError:
             raise
         except MemoryError:
-            raise ConfigError(f"its chat template is invalid: {_TOO_LARGE}", name) from None
+            raise ConfigError(f"its chat template is invalid: {TOO_LARGE}", name) from None
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"its chat template is invalid: {_line(error)}", name) from error
+        self._form: MessageForm | None = None
+
+    def conversation(self, chat: Conversation) -> Conversation:
+        """Return a conversation as this template reads it. Raises ConfigError for what is not a text."""
+        if self._form is None:
+            self._form = find_form(lambda probe: self.render(probe, probe.messages).text, self.source)
+        formed = self._form.applied(chat)
+        guarded = self._words.guarded
+        return replace(formed, messages=guarded(formed.messages), tools=guarded(formed.tools))
 
     def render(self, chat: Conversation, messages: Sequence[Any], *, is_prompt: bool = False) -> Rendered:
         """Render the first messages of a conversation. is_prompt: with the begin of an answer.
@@ -76,7 +93,7 @@ class ChatTemplate:
             "add_generation_prompt": is_prompt,
         }
         try:
-            with _limited_time(), _limited_memory():
+            with limited_time(), limited_memory():
                 for piece in self._template.generate(values):
                     pieces.append(piece)
                     self._length += len(piece)
@@ -84,40 +101,89 @@ class ChatTemplate:
                         raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
         except MemoryError:  # its traceback would keep what the template has made
             pieces.clear()
-            raise ConfigError(f"the chat template cannot render it: {_TOO_LARGE}", chat.where) from None
+            raise ConfigError(f"the chat template cannot render it: {TOO_LARGE}", chat.where) from None
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"the chat template cannot render it: {_line(error)}", chat.where) from error
-        text = "".join(pieces)
-        if any(text[start:end] != spoken for start, end, spoken in self._spans):
+        raw = "".join(pieces)
+        if any(raw[start:end] != spoken for start, end, spoken in self._spans):
             raise ConfigError("the chat template changes what it marks with {% generation %}", chat.where)
-        return Rendered(text, tuple((start, end) for start, end, _ in self._spans))
+        text, words = unguarded(raw)
+        # Before each of these places, one more guard is missing.
+        missing = [word + 1 + number for number, word in enumerate(words)]
+        marked = [tuple(at - bisect_left(missing, at) for at in span) for *span, _ in self._spans]
+        return Rendered(text, tuple((start, end) for start, end in marked), frozenset(words))
 
-    def mark(self, spoken: str) -> str:
+    def _mark(self, spoken: str) -> str:
         """Note a text that the template is about to emit as an answer."""
         self._spans.append((self._length, self._length + len(spoken), spoken))
         return spoken
 
 
-def read_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """Return the chat template of a tokenizer's folder; None: it has none. Raises ConfigError."""
-    file, source = folder / TEMPLATE_NAME, config.get("chat_template")
-    if file.is_file():
-        try:
-            source = _read(file)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot be read: {error}", str(file)) from error
-    elif isinstance(source, list):
-        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
-        source = named.get("default")
-    if source is None:
+@dataclass(frozen=True, slots=True)
+class ChatTemplates:
+    """The chat templates of a tokenizer, by name."""
+
+    named: Mapping[str, ChatTemplate]
+
+    def of(self, chat: Conversation) -> ChatTemplate:
+        """Return the template that transformers takes: `tool_use` for a conversation with tools, if there is one."""
+        return self.named["tool_use" if chat.tools is not None and "tool_use" in self.named else DEFAULT]
+
+    @property
+    def described(self) -> Any:
+        """Return what tokenizer_config.json says of them."""
+        sources = {name: template.source for name, template in self.named.items()}
+        is_one = list(sources) == [DEFAULT]
+        return sources[DEFAULT] if is_one else [{"name": name, "template": each} for name, each in sources.items()]
+
+
+def read_templates(folder: Path, config: Mapping[str, Any], words: SpecialWords, today: date) -> ChatTemplates | None:
+    """Return the chat templates of a tokenizer's folder; None: it has none. Raises ConfigError."""
+    try:
+        sources = _in_files(folder) or _in_config(config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"its chat template cannot be read: {error}", str(folder)) from error
+    if not sources:
         return None
-    place = str(file if file.is_file() else folder / "tokenizer_config.json")
-    if not isinstance(source, str):
-        raise ConfigError("chat_template is no text", place)
-    if len(source) > MAX_SOURCE:
-        raise ConfigError(f"its chat template has more than {MAX_SOURCE} characters", place)
+    if DEFAULT not in sources:
+        known = ", ".join(map(str, sources))
+        raise ConfigError(f"has the chat templates {known}, and none is named {DEFAULT}", str(folder))
     texts = {key: _text(value) for key, value in config.items() if key.endswith("_token")}
-    return ChatTemplate(source, special={key: text for key, text in texts.items() if text}, name=str(folder))
+    around = Surroundings(special={key: text for key, text in texts.items() if text}, words=words, today=today)
+    named = {}
+    for name, source in sources.items():
+        if not isinstance(source, str):
+            raise ConfigError("chat_template is no text", str(folder))
+        if len(source) > MAX_SOURCE:
+            raise ConfigError(f"its chat template has more than {MAX_SOURCE} characters", str(folder))
+        named[name] = ChatTemplate(source, around, name=str(folder))
+    return ChatTemplates(named)
+
+
+def _in_files(folder: Path) -> dict[str, Any]:
+    """Return the templates that are files: the default one, and others by the names of their files."""
+    default = folder / TEMPLATE_NAME
+    found = {DEFAULT: _read(default)} if default.is_file() else {}
+    return found | {file.stem: _read(file) for file in sorted((folder / OTHERS_NAME).glob("*.jinja"))}
+
+
+def _in_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the templates in tokenizer_config.json: a text, or a list of tables with a name."""
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        return {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
+    return {} if source is None else {DEFAULT: source}
+
+
+def _looked_for(tree: Any) -> Iterator[str]:
+    """Yield the texts that a template looks for in what people wrote, such as the end of thinking."""
+    nodes = library("jinja2.nodes")
+    for node in tree.find_all((nodes.Compare, nodes.Call)):
+        if isinstance(node, nodes.Compare):
+            asked = [node.expr] if any(each.op in ("in", "notin") for each in node.ops) else []
+        else:
+            asked = node.args if isinstance(node.node, nodes.Getattr) and node.node.attr in _SEARCHES else []
+        yield from (each.value for each in asked if isinstance(each, nodes.Const) and isinstance(each.value, str))
 
 
 def _read(file: Path) -> str:
@@ -129,108 +195,6 @@ def _read(file: Path) -> str:
 def _text(value: Any) -> str:
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
-
-
-def _environment(owner: ChatTemplate) -> Any:
-    jinja2, sandbox = library("jinja2"), library("jinja2.sandbox")
-    nodes, extensions = library("jinja2.nodes"), library("jinja2.ext")
-
-    def parse(self: Any, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def mark(_self: Any, caller: Any) -> str:
-        return owner.mark(caller())
-
-    generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": parse, "_mark": mark})
-    limits = {"intercepted_binops": frozenset({"*", "**"}), "call_binop": _limited_product}
-    environment = type("Sandbox", (sandbox.ImmutableSandboxedEnvironment,), limits)(
-        trim_blocks=True, lstrip_blocks=True, extensions=[generation, extensions.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.globals["raise_exception"] = raise_exception
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _limited_product(_self: Any, _context: Any, operator: str, left: Any, right: Any) -> Any:
-    """Multiply, or raise ValueError: neither the limit of time nor that of length ends a huge product."""
-    if operator == "**":
-        raise ValueError("it raises to a power")
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
-        raise ValueError(f"it makes a number of more than {MAX_BITS} bits")
-    for many, times in ((left, right), (right, left)):
-        if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
-            raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
-    return left * right
-
-
-def _renders(code: CodeType) -> bool:
-    """Return whether code renders: jinja2's, a compiled template's, or that of its filters here.
-
-    The limits themselves do not: a signal in their last lines would leave them in force.
-    """
-    file = code.co_filename
-    if file == __file__:
-        return code.co_name in ("mark", "raise_exception", _to_json.__name__, _limited_product.__name__)
-    return "/jinja2/" in file or file in ("<template>", "<unknown>")
-
-
-class _OutOfTimeError(BaseException):
-    """The time is over. No Exception: jinja2 ignores those of a constant expression, and goes on."""
-
-
-@contextmanager
-def _limited_time() -> Iterator[None]:
-    """Raise TimeoutError in the block when it takes too long; only a main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, frame: FrameType | None) -> None:
-        # Python ignores an error in a destructor, or in a callback of its collector: the next signal raises it.
-        if frame is not None and _renders(frame.f_code):
-            raise _OutOfTimeError
-
-    handler = signal.signal(signal.SIGALRM, end)
-    seconds, interval = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS, AGAIN_S)
-    try:
-        yield
-    except _OutOfTimeError as error:
-        raise TimeoutError(f"it takes longer than {MAX_SECONDS:.0f} s") from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, seconds, interval)
-
-
-@contextmanager
-def _limited_memory() -> Iterator[None]:
-    """Raise MemoryError in the block when the process grows by more than a maximum. A lower limit of its own stays."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MAX_BYTES
-    if soft != resource.RLIM_INFINITY and soft <= most:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _line(error: Exception) -> str:

@@ -1,28 +1,30 @@
-"""Turns text into tokens, as bytes or by a `tokenizers` file, and conversations by the chat template beside it.
+"""Turns text into tokens, as bytes or by a `tokenizers` file.
 
 Such a file's truncation and padding are meant for other programs' batches: here they would drop the end of each
 document. A text that happens to contain the name of a special token is still text.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from headway.daemon.data.chat_mask import spoken_spans, spoken_tokens
-from headway.daemon.data.chat_template import ChatTemplate, read_template
+from headway.daemon.data.chat_encoder import ChatEncoder, Tokens
+from headway.daemon.data.chat_template import read_templates
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_NAME, read_config
-from headway.daemon.data.documents import Conversation, library
-from headway.daemon.data.special_tokens import SpecialTokens, special_tokens
+from headway.daemon.data.documents import library
+from headway.daemon.data.special_tokens import SpecialTokens, special_names, special_tokens
+from headway.daemon.data.special_words import SpecialWords
 from headway.daemon.errors import ConfigError
 
-Tokens = npt.NDArray[np.integer]
-Spoken = npt.NDArray[np.bool_]
+NO_WORDS: Final = SpecialWords(())
+TODAY: Final = date(2026, 1, 1)
+"""The date that chat templates are told unless another is asked for: the same data gives the same tokens every day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +42,32 @@ class Encoder:
     """Tokenizer's own file, which is copied to the shards."""
     config: str = ""
     """The tokenizer_config.json with its special tokens and chat template, which is copied too."""
-    encode_chats: Callable[[Sequence[Conversation]], list[tuple[Tokens, Spoken] | ConfigError]] | None = None
-    """Return each conversation's tokens, and which of them the assistant speaks; or why it cannot be encoded. None:
-    there is no chat template.
-    """
+    words: SpecialWords = NO_WORDS
+    """Names of special tokens, which stay words in what people wrote."""
+    chats: ChatEncoder | None = None
+    """Turns conversations into tokens; None: there is no chat template."""
 
 
-def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a tokenizer reads texts and conversations."""
+
+    end_of_text: str = ""
+    """Token after each document; empty: the one in tokenizer_config.json, or a known one."""
+    has_special_words: bool = False
+    """A text in which the name of a special token stands has this token."""
+    today: date = TODAY
+    """The date in chat templates that ask for one."""
+
+
+def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
     """Return the encoder of `bytes`, of a `tokenizers` JSON file, or of a folder with its tokenizer.json.
 
     Raises ConfigError when it is missing or invalid.
-
-    end_of_text: the token after each document; empty: the one in tokenizer_config.json, or a known one.
     """
+    how = how or Reading()
     if tokenizer == BYTES:
-        if end_of_text:
+        if how.end_of_text:
             raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
         return Encoder(vocab_size=256, encode=_bytes, end_of_text=0)
     file = Path(tokenizer)
@@ -63,11 +76,14 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
     if not file.is_file():
         raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file or its folder", tokenizer)
     config = _config(file)
-    loaded, special = _load(file, config, end_of_text)
-    template = read_template(file.parent, config)
+    raw, special = _described(file, config, how.end_of_text)
+    names = special_names(raw, special)
+    words = SpecialWords(() if how.has_special_words else names)
+    loaded = _load(raw, names, words, file)
+    templates = read_templates(file.parent, config, words, how.today)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
-    if template:
-        described["chat_template"] = template.source
+    if templates:
+        described["chat_template"] = templates.described
     return Encoder(
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
         encode=lambda texts: _encode(loaded, [text.decode() for text in texts], special, tokenizer),
@@ -75,7 +91,8 @@ def read_encoder(tokenizer: str, end_of_text: str = "") -> Encoder:
         padding=next((token for token in (special.pad_token_id, special.eos_token_id) if token is not None), 0),
         file=file,
         config=json.dumps(described),
-        encode_chats=None if template is None else _chat_encoder(file, template),
+        words=words,
+        chats=None if templates is None else ChatEncoder(_with_special(raw, names), names, templates, words),
     )
 
 
@@ -90,69 +107,43 @@ def _bytes(texts: Sequence[bytes]) -> list[Tokens]:
     return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
 
-def _chat_encoder(
-    file: Path, template: ChatTemplate
-) -> Callable[[Sequence[Conversation]], list[tuple[Tokens, Spoken] | ConfigError]]:
-    """Return what encodes rendered conversations, in which the names of special tokens are these tokens."""
-    loaded = library("tokenizers").Tokenizer.from_file(str(file))
-    loaded.no_truncation()
-    loaded.no_padding()
-
-    def encode(chats: Sequence[Conversation]) -> list[tuple[Tokens, Spoken] | ConfigError]:
-        rendered = [_tried(spoken_spans, template, chat) for chat in chats]
-        texts = [each[0] for each in rendered if not isinstance(each, ConfigError)]
-        try:
-            found = iter(loaded.encode_batch(texts, add_special_tokens=False))
-        except Exception:  # the library does not say which text it was
-            found = (_tried(_encode_chat, loaded, text) for text in texts)
-        done: list[tuple[Tokens, Spoken] | ConfigError] = []
-        for chat, each in zip(chats, rendered, strict=True):
-            whole = each if isinstance(each, ConfigError) else next(found)
-            if isinstance(each, ConfigError) or isinstance(whole, ConfigError):
-                done.append(whole)
-                continue
-            _, spans, is_marked = each
-            is_spoken = _tried(spoken_tokens, whole.offsets, spans, may_cross=is_marked, where=chat.where)
-            is_refused = isinstance(is_spoken, ConfigError)
-            done.append(is_spoken if is_refused else (np.array(whole.ids, dtype=np.int64), is_spoken))
-        return done
-
-    return encode
-
-
-def _load(file: Path, config: dict[str, Any], end_of_text: str) -> tuple[Any, SpecialTokens]:
-    """Return the tokenizer, and its special tokens."""
-    tokenizers = library("tokenizers")
+def _described(file: Path, config: dict[str, Any], end_of_text: str) -> tuple[dict[str, Any], SpecialTokens]:
+    """Return a parsed tokenizer.json, and its special tokens."""
     try:
-        text = file.read_text(encoding="utf-8")
-        raw = json.loads(text)
-        loaded = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more exact
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        special = special_tokens(raw, config, end_of_text=end_of_text)
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
-    special = special_tokens(raw, config, end_of_text=end_of_text)
     if end_of_text and special.eos_token != end_of_text:
         raise ConfigError(f"{end_of_text!r} is not a token of {file}", "--end-of-text")
+    return raw, special
+
+
+def _with_special(raw: dict[str, Any], names: Mapping[str, int]) -> dict[str, Any]:
+    """Return a tokenizer in which the tokens of these names are special: some files do not say so."""
+    added = [{**each, "special": each["special"] or each["content"] in names} for each in raw.get("added_tokens", ())]
+    known = {each["content"] for each in added}
+    missing = [
+        {"id": token, "content": name, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for name, token in names.items()
+        if name not in known
+    ]
+    return {**raw, "added_tokens": sorted([*added, *missing], key=lambda each: each["id"])}
+
+
+def _load(raw: dict[str, Any], names: Mapping[str, int], words: SpecialWords, file: Path) -> Any:
+    """Return the tokenizer for texts, in which `words` are words."""
+    try:
+        loaded = library("tokenizers").Tokenizer.from_str(json.dumps(_with_special(raw, names)))
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises nothing more exact
+        raise ConfigError(f"is not a tokenizers JSON file: {error}", str(file)) from error
     loaded.no_truncation()
     loaded.no_padding()
-    if special.eos_token:
-        loaded.add_special_tokens([special.eos_token])  # it keeps its id; some files do not mark it as special
-    loaded.encode_special_tokens = True  # without special names, these words in a text are plain text
-    return loaded, special
-
-
-def _tried(make: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    """Return what is made, or the ConfigError that it raises."""
-    try:
-        return make(*given, **more)
-    except ConfigError as error:
-        return error
-
-
-def _encode_chat(loaded: Any, text: str) -> Any:
-    try:
-        return loaded.encode(text, add_special_tokens=False)
-    except Exception as error:  # the library raises nothing more exact
-        raise ConfigError(f"the tokenizer cannot encode it: {error}", "") from error
+    loaded.encode_special_tokens = bool(words.names)
+    return loaded
 
 
 def _encode(loaded: Any, texts: list[str], special: SpecialTokens, name: str) -> list[Tokens]:

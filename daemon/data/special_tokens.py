@@ -6,6 +6,7 @@ from typing import Any, Final
 
 KNOWN_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 """Names that count as the end of a text if no tokenizer_config.json names it."""
+_STEERING: Final = ("<|", "<\uff5c")
 _KEYS: Final = ("eos_token", "bos_token", "pad_token")
 
 
@@ -45,6 +46,21 @@ def special_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any], *, e
         if told in ids:
             found |= {key: told, f"{key}_id": ids[told]}
     return SpecialTokens(**found)
+
+
+def special_names(tokenizer: Mapping[str, Any], special: SpecialTokens) -> dict[str, int]:
+    """Return the names of tokens that steer a model, and that no text may forge, with their ids.
+
+    Some tokenizers do not call all of them special: so are those that look like `<|name|>`. The others, such as
+    `<think>`, are words of the vocabulary, and a text may have them.
+    """
+    added = tokenizer.get("added_tokens")
+    entries = [entry for entry in (added if isinstance(added, list) else []) if isinstance(entry, Mapping)]
+    found = {str(entry.get("content")): entry["id"] for entry in entries if isinstance(entry.get("id"), int)}
+    steering = {str(entry.get("content")) for entry in entries if entry.get("special")}
+    named = {text: special.ids[f"{key}_id"] for key, text in special.texts.items()}
+    chosen = {name: token for name, token in found.items() if name in steering or name.startswith(_STEERING)}
+    return chosen | {text: token for text, token in named.items() if token is not None}
 
 
 def _text(value: object) -> str:

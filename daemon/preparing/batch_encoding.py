@@ -1,14 +1,16 @@
 """Encodes documents in batches, in order: the tokenizer's library then works on all cores, and takes bounded memory."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from headway.daemon.data.chat_encoder import Spoken, Tokens
 from headway.daemon.data.documents import BadRecord, Conversation, Document
-from headway.daemon.data.encoder import Encoder, Spoken, Tokens
+from headway.daemon.data.encoder import Encoder
 from headway.daemon.data.text_sources import Source
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import EncodedPiece
@@ -18,6 +20,8 @@ from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 BATCH_BYTES: Final = 1 << 20
 """Text of a batch: a tokenizer takes many times its text's memory. The last piece may go beyond it."""
 BATCH_ITEMS: Final = 4096
+SPECIAL_WORDS: Final = "special_words"
+"""Noted: names of special tokens in what people wrote."""
 CONVERSATION_BYTES: Final = 4096
 """What a conversation counts before it is rendered."""
 
@@ -50,13 +54,21 @@ class _Piece:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What the summary says of the documents, counted by kind."""
+
+    counts: Counter[str]
+
+
 _Item = _Piece | BadRecord | Read
-_Found = tuple[Tokens, Spoken | None] | BadRecord
+_Found = Sequence[tuple[Tokens, Spoken | None]] | BadRecord
+"""Rows, or why there are none."""
 
 
 def encoded_pieces(
     sources: Iterable[Source], encoder: Encoder, held_out: HeldOut, start: Position
-) -> Iterator[EncodedPiece | BadRecord | Read | Position]:
+) -> Iterator[EncodedPiece | BadRecord | Read | Noted | Position]:
     """Yield the pieces of all documents in their order, records that have none, and how far the sources are read.
 
     After each batch comes a position. From it a later call goes on: it reads again what lies before in the same source,
@@ -66,7 +78,8 @@ def encoded_pieces(
     """
     begins = start.begins
     for batch, end in _batches(sources, encoder, held_out, start):
-        found = _encoded(batch, encoder)
+        noted: Counter[str] = Counter()
+        found = _encoded(batch, encoder, noted)
         for item in batch:
             if not isinstance(item, _Piece):
                 yield item
@@ -75,9 +88,11 @@ def encoded_pieces(
             if isinstance(result, BadRecord):
                 yield result
                 continue
-            begins = begins or item.is_first
-            yield _piece(*result, begins=begins, is_held_out=item.is_held_out)
-            begins = begins and not len(result[0])
+            for tokens, is_spoken in result:
+                begins = begins or item.is_first
+                yield _piece(tokens, is_spoken, begins=begins, is_held_out=item.is_held_out)
+                begins = begins and not len(tokens)
+        yield Noted(noted)
         yield replace(end, begins=begins)
 
 
@@ -136,23 +151,24 @@ def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool
         yield _Piece(None, is_first, is_held_out, source)
 
 
-def _encoded(batch: Iterable[_Item], encoder: Encoder) -> Iterator[_Found]:
+def _encoded(batch: Iterable[_Item], encoder: Encoder, noted: Counter[str]) -> Iterator[_Found]:
     """Return what becomes of each piece of a batch, in order."""
     pieces = [item for item in batch if isinstance(item, _Piece)]
     texts = [(piece.content, piece.source) for piece in pieces if isinstance(piece.content, bytes)]
     chats = [piece.content for piece in pieces if isinstance(piece.content, Conversation)]
-    of_texts, of_chats = iter(_texts(texts, encoder)), iter(_chats(chats, encoder))
+    of_texts, of_chats = iter(_texts(texts, encoder, noted)), iter(_chats(chats, encoder, noted))
     end = np.array([encoder.end_of_text or 0], dtype=np.int64)
     for piece in pieces:
         if piece.content is None:
-            yield end, None
+            yield [(end, None)]
         elif isinstance(piece.content, bytes):
-            yield next(of_texts), None
+            yield [(next(of_texts), None)]
         else:
             yield next(of_chats)
 
 
-def _texts(texts: list[tuple[bytes, str]], encoder: Encoder) -> list[Tokens]:
+def _texts(texts: list[tuple[bytes, str]], encoder: Encoder, noted: Counter[str]) -> list[Tokens]:
+    noted[SPECIAL_WORDS] += sum(encoder.words.count(text) for text, _ in texts)
     try:
         return encoder.encode([text for text, _ in texts])
     except UnicodeDecodeError as error:
@@ -160,14 +176,18 @@ def _texts(texts: list[tuple[bytes, str]], encoder: Encoder) -> list[Tokens]:
         raise ConfigError("is not UTF-8 text", source) from error
 
 
-def _chats(chats: list[Conversation], encoder: Encoder) -> list[_Found]:
+def _chats(chats: list[Conversation], encoder: Encoder, noted: Counter[str]) -> list[_Found]:
     if not chats:
         return []
-    assert encoder.encode_chats is not None, "prepare() asks for a chat template"
-    return [
-        BadRecord(found.what, chat.where) if isinstance(found, ConfigError) else found
-        for chat, found in zip(chats, encoder.encode_chats(chats), strict=True)
-    ]
+    assert encoder.chats is not None, "prepare() asks for a chat template"
+    done: list[_Found] = []
+    for chat, found in zip(chats, encoder.chats.encode(chats), strict=True):
+        if isinstance(found, ConfigError):
+            done.append(BadRecord(found.what, chat.where))
+            continue
+        noted[SPECIAL_WORDS] += found.num_words
+        done.append(found.rows)
+    return done
 
 
 def _is_utf8(text: bytes) -> bool:

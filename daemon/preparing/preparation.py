@@ -1,10 +1,13 @@
 """What `headway data prepare` was asked for, and what it made."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Final
 
 from headway.daemon.data.data_tokenizer import BYTES
 from headway.daemon.data.documents import Field
+from headway.daemon.data.encoder import TODAY, Reading
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.held_out import HeldOut
@@ -40,6 +43,10 @@ class Preparation:
     """Share of the documents that are held out."""
     seed: int = 0
     """Chooses which documents are held out."""
+    special_tokens: bool = False
+    """Names of special tokens in texts and messages are these tokens."""
+    date: str = str(TODAY)
+    """The day that chat templates are told, as YYYY-MM-DD."""
     max_bad: int = 0
     """Records that may be left out because they cannot be used."""
 
@@ -50,6 +57,17 @@ class Preparation:
             raise ConfigError(f"{self.validation} is not a share from 0 to below 1", "--validation")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"{self.seed} is not from 0 to 2^64 - 1", "--seed")
+
+        self.reading  # noqa: B018 - a date that is none is refused at once
+
+    @property
+    def reading(self) -> Reading:
+        """Return how the tokenizer reads texts and conversations."""
+        try:
+            today = date.fromisoformat(self.date)
+        except ValueError as error:
+            raise ConfigError(f"{self.date!r} is no day: write 2026-01-31", "--date") from error
+        return Reading(end_of_text=self.end_of_text, has_special_words=self.special_tokens, today=today)
 
     @property
     def record_field(self) -> Field:
@@ -80,4 +98,6 @@ class Prepared:
     train: SplitCounts
     num_bad: int = 0
     """Records that were left out."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """What else the summary counts, by kind."""
     validation: SplitCounts = field(default_factory=lambda: SplitCounts(documents=0, tokens=0))

@@ -19,7 +19,7 @@ from headway.daemon.data.documents import BadRecord
 from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.batch_encoding import Position, Read, encoded_pieces
+from headway.daemon.preparing.batch_encoding import Noted, Position, Read, encoded_pieces
 from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.restartable_run import RestartableRun, RunOptions
@@ -77,12 +77,12 @@ def prepare(
         raise ConfigError(
             f"cannot be read or written: {error.strerror or error}", error.filename or str(out)
         ) from error
-    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=run.bad.count)
+    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=run.bad.count, noted=run.noted)
 
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
-    encoder = read_encoder(options.tokenizer, options.end_of_text)
-    if options.chat and encoder.encode_chats is None:
+    encoder = read_encoder(options.tokenizer, options.reading)
+    if options.chat and encoder.chats is None:
         raise ConfigError(
             "has no chat template; name the folder of a model that has one with --tokenizer", options.tokenizer
         )
@@ -124,6 +124,8 @@ def _fill(
                 run.bad.leave_out(item)
             elif isinstance(item, Read):
                 progress.update(task, advance=item.size, tokens=run.destination.num_taken)
+            elif isinstance(item, Noted):
+                run.noted += item.counts
             elif isinstance(item, Position):
                 run.save_if_due(item)
             else:

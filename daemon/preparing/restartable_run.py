@@ -1,6 +1,7 @@
 """One run of a preparation: begun anew, or where the journal of an earlier one ends; and it writes the journal."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -35,6 +36,8 @@ class RestartableRun:
         self.writer = ShardWriter(place.data, options.form)
         self.destination = Destination(self.writer, padding=options.padding, max_tokens=options.max_tokens)
         self.bad = BadRecords(options.max_bad, warn)
+        self.noted: Counter[str] = Counter()
+        """Of an earlier run too."""
         self.start = Position()
         self._place = place
         self._due_s = time.monotonic() + SAVE_EVERY_S
@@ -64,7 +67,7 @@ class RestartableRun:
         if not self._place.can_go_on or began_s < self._due_s:
             return
         fields, waiting = self.destination.state()
-        said = {"position": asdict(position), "num_bad": self.bad.count, "destination": fields}
+        said = {"position": asdict(position), "num_bad": self.bad.count, "noted": self.noted, "destination": fields}
         self._place.save(said, waiting)
         ended_s = time.monotonic()
         self._due_s = ended_s + max(SAVE_EVERY_S, (ended_s - began_s) / SAVING_SHARE)
@@ -74,6 +77,7 @@ class RestartableRun:
         self._place.keep_only(set(_names(fields)))
         self.destination.resume(fields, left.waiting)
         self.bad.count = left.fields["num_bad"]
+        self.noted = Counter(left.fields["noted"])
         self.start = Position(**left.fields["position"])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.daemon.preparing.batch_encoding import SPECIAL_WORDS
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.preparation import Prepared
 
@@ -16,6 +17,8 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     yield f"training: {_line(prepared.train, index.row_tokens)}"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
+    if words := prepared.noted[SPECIAL_WORDS]:
+        yield f"{words:,} names of special tokens stood in the text and are only words (--special-tokens makes tokens)"
     if index.validation:
         yield f"validation: {_line(prepared.validation, index.row_tokens)}"
 
@@ -29,6 +32,7 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
         "sha256": index.sha256,
         "row_tokens": index.row_tokens,
         "bad_records": prepared.num_bad,
+        **prepared.noted,
         "training": _table(prepared.train),
         "validation": _table(prepared.validation),
     }

@@ -15,6 +15,10 @@ _LIBRARIES: Final = ("headway", "tokenizers", "jinja2", "pyarrow")
 """Another release of these may read or encode in another way."""
 
 
+RULES: Final = 2
+"""Version of the rules by which texts and conversations become tokens: it rises with each change of a token."""
+
+
 def name_of_work(sources: Sequence[Source], names: Sequence[str], encoder: Encoder, options: Preparation) -> str | None:
     """Return SHA-256 over options, tokenizer and inputs; None: a source could change without a trace.
 
@@ -24,6 +28,7 @@ def name_of_work(sources: Sequence[Source], names: Sequence[str], encoder: Encod
     if None in identities:
         return None
     described = {
+        "rules": RULES,
         "options": asdict(options),
         "names": list(names),
         "sources": identities,

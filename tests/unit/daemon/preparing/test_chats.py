@@ -3,14 +3,16 @@
 import json
 import resource
 import signal
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.daemon.data import chat_template
+from headway.daemon.data import chat_template, template_limits
 from headway.daemon.data.chat_mask import spoken_tokens
 from headway.daemon.data.documents import Conversation
+from headway.daemon.data.template_sandbox import sandbox
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
@@ -142,7 +144,7 @@ def test_what_is_wrong_is_one_line_with_its_place(tmp_path: Path, template: str,
 
 def test_a_template_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nested loops that emit nothing are stopped at the limit of time."""
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"line 1: .* takes longer than"):
         prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
@@ -150,7 +152,7 @@ def test_a_template_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_constant_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """jinja2 computes a constant expression while it compiles: the limit of time is in force there too."""
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)
     endless = "{{ ([1]|slice(99999999))|first }}{{ [1]|slice(9999999)|list|length }}"
     with pytest.raises(ConfigError, match=r"takes longer than"):
         prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
@@ -166,12 +168,13 @@ def test_a_limit_of_memory_ends_with_the_rendering(tmp_path: Path) -> None:
 
 def test_signals_that_come_again_and_again_leave_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come while a template is ended, too: it is still one line, and memory and time are free again."""
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.003)
-    monkeypatch.setattr(chat_template, "AGAIN_S", 0.0002)
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.003)
+    monkeypatch.setattr(template_limits, "AGAIN_S", 0.0002)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     template = object.__new__(chat_template.ChatTemplate)
-    template._special, template._template = {}, chat_template._environment(template).from_string(endless)
+    environment = sandbox(today=date(2026, 1, 1), mark=str)
+    template._special, template._template = {}, environment.from_string(endless)
     for _ in range(100):
         with pytest.raises(ConfigError, match=r"takes longer than"):
             template.render(Conversation(messages=[], tools=None, where="line 1"), [])
