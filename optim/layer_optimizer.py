@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
-from headway.optim.lr_schedule import LrSchedule, lr_schedule
+from headway.optim.lr_schedule import LrSchedule
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
@@ -326,9 +326,7 @@ def optimizer_factory(
 
     Only shape and device of the parameters are read; the masters that are stepped later must be fp32.
     """
-    schedule = lr_schedule(
-        spec.lr_schedule, num_batches=num_batches, warmup_batches=spec.warmup_batches, floor=spec.lr_floor
-    )
+    schedule = spec.rate_factors(num_batches)
     undecayed = replace(spec.rest, weight_decay=0.0)
     # Without momentum, Lion steps by the sign of the gradient: the rule of a router's bias.
     signs = GroupSpec(name="lion", lr=spec.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headway.optim.lr_schedule import AfterEnd, Kind, LrSchedule, lr_schedule
+
 Undecayed = Literal["embeddings", "norms", "biases"]
 """`embeddings`: the two matrices of the vocabulary, in the first layer and in the last."""
 
@@ -40,14 +42,29 @@ class OptimSpec:
     """α of docs/numerics.md; 0 turns it off."""
     error_feedback_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the last update between updates."""
-    lr_schedule: Literal["constant", "cosine", "wsd"] = "cosine"
+    lr_schedule: Kind = "cosine"
     warmup_batches: int = 20
     lr_floor: float = 0.0
     """Share of the rate at which cosine and wsd end."""
+    schedule_batches: int = 0
+    """Batches after which cosine and wsd have ended; 0: all of the job."""
+    after_end: AfterEnd = ""
+    """What follows that end; empty: the job ends with its schedule."""
     router_bias_lr: float = 1e-3
     """Step of a router's bias, before the schedule's factor."""
     undecayed: tuple[Undecayed, ...] = ()
     """Kinds of parameters of `rest` that have no weight decay."""
+
+    def rate_factors(self, num_batches: int) -> LrSchedule:
+        """Return the factor of the rates in each update of a job with so many batches."""
+        return lr_schedule(
+            self.lr_schedule,
+            num_batches=num_batches,
+            warmup_batches=self.warmup_batches,
+            floor=self.lr_floor,
+            schedule_batches=self.schedule_batches,
+            after_end=self.after_end,
+        )
 
 
 USED_SETTINGS: dict[str, frozenset[str]] = {

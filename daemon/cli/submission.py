@@ -55,6 +55,10 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    are_changes_meant: Annotated[
+        bool,
+        typer.Option("--change", help="With --from: other rates, data, order and the like may follow the checkpoint."),
+    ] = False,
     link: LinkKind = None,
     priority: Annotated[
         int | None,
@@ -81,9 +85,11 @@ def submit(
     from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.errors import ConfigError
-    from headway.daemon.jobs.device_defaults import what_was_filled_in, with_those_of
+    from headway.daemon.jobs.changed_keys import Changes
+    from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
     from headway.daemon.jobs.epochs import epochs_text
     from headway.daemon.jobs.job_file import read_job_file
+    from headway.daemon.jobs.rate_schedule import continued_schedule
     from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
     from headway.daemon.origin.origin_config import model_opener, whole_path
     from headway.daemon.origin.submission import read_parts
@@ -106,8 +112,9 @@ def submit(
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         if named is not None:
-            spec, named = with_those_of(spec, manifest.spec, named=named), None
+            spec, named = with_those_of(spec, manifest.spec, named=named), named | FILLED_IN
         checkpoint_folder.check_fits(spec, manifest, str(source))
+        spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
         spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's
 
     async def work(session: "ClusterSession") -> None:
@@ -122,6 +129,9 @@ def submit(
             named=named,
             read_url=index_at,
         )
+        found = Changes()
+        if manifest is not None:
+            found = checkpoint_folder.changes_of(resolved, manifest, str(source), are_meant=are_changes_meant)
         are_nodes_asked = session.identity is not None
         root = session.address.state_dir
         check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
@@ -137,18 +147,20 @@ def submit(
             await submit_job(session, resolved)
         else:
             first = checkpoint_folder.begin_with(manifest)
-            await submit_job(session, resolved, checkpoint=first, generation=manifest.generation)
+            await submit_job(session, resolved, checkpoint=first, generation=manifest.generation, changed=found.text)
         warning = why_unprotected(resolved, view.nodes)
         if as_json:
             boundary = manifest.checkpoint.boundary if manifest is not None else 0
             parent = manifest.job if manifest is not None else ""
             told = {"job": name, "boundary": boundary, "from": parent, "unprotected": warning}
-            say_json({**told, "sent": sent, "warnings": warnings})
+            say_json({**told, "changed": [*found.of_recurrence, *found.others], "sent": sent, "warnings": warnings})
             return
         for each in sent:
             say(each.told)
         begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
+        if found.text:
+            say(f"changed: {found.text}")
         if resolved.train.epochs:
             say(f"{epochs_text(resolved.train.epochs)} of its data are {resolved.train.batches} batches")
         if filled_in := what_was_filled_in(spec, resolved):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.records.records import CheckpointRecord
@@ -137,12 +138,26 @@ def check_fits(spec: JobSpec, manifest: Manifest, source: str) -> None:
             f"{manifest.spec.optim.error_feedback:g}; error feedback has its own state",
             f"{source}:optim.error_feedback",
         )
-    boundary = manifest.checkpoint.boundary
-    if boundary >= spec.train.batches:
-        raise ConfigError(
-            f"{spec.train.batches} batches are done at boundary {boundary} of the checkpoint; ask for more",
-            f"{source}:train.batches",
-        )
+
+
+def changes_of(spec: JobSpec, manifest: Manifest, source: str, *, are_meant: bool) -> Changes:
+    """Return in which keys a resolved job differs from the checkpoint's job.
+
+    are_meant: they may change the recurrence. Raises ConfigError: no batch is left, or the recurrence changes and that
+    is not meant.
+    """
+    boundary, train = manifest.checkpoint.boundary, spec.train
+    if boundary >= train.batches:
+        key = "epochs" if train.epochs else "batches"
+        asked = f"{train.epochs} epochs of {train.batches}" if train.epochs else f"{train.batches}"
+        what = f"{asked} batches are done at boundary {boundary} of the checkpoint; ask for more"
+        raise ConfigError(what, f"{source}:train.{key}")
+    found = changes(spec, manifest.spec, boundary)
+    if found.of_recurrence and not are_meant:
+        what = f"other weights than those of {manifest.job} would follow batch {boundary}"
+        told = "; ".join(found.of_recurrence)
+        raise ConfigError(f"{what}: {told}. If that is meant, add --change; otherwise name the old values", source)
+    return found
 
 
 def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCheckpoint]:

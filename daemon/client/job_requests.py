@@ -19,6 +19,7 @@ from headway.daemon.records.records import (
     CheckpointRecord,
     Desired,
     DesiredRecord,
+    EventRecord,
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -37,11 +38,17 @@ MAX_ATTEMPTS = 5
 
 
 async def submit(
-    session: ClusterSession, spec: JobSpec, *, checkpoint: CheckpointRecord | None = None, generation: int = 0
+    session: ClusterSession,
+    spec: JobSpec,
+    *,
+    checkpoint: CheckpointRecord | None = None,
+    generation: int = 0,
+    changed: str = "",
 ) -> None:
     """Put a resolved job in the queue. Raises ConfigError when its name is in use.
 
     checkpoint: the start of the job. generation: the highest generation handed out before the checkpoint was written.
+    changed: the keys in which the job differs from the checkpoint's, for its events.
     """
     from headway.daemon.etcd.transaction import Compare, Put
     from headway.daemon.rpc.job_signature import signed
@@ -56,7 +63,8 @@ async def submit(
     )
     if why := why_refused(record, name):
         raise ConfigError(why, f"job {name}")
-    first = PhaseRecord(reason="submitted", generation=generation, since=time.time())
+    now = time.time()
+    first = PhaseRecord(reason="submitted", generation=generation, since=now, num_events=1 if changed else 0)
     changes = [
         Put(Keys.of(name, "spec"), signed(record, session.identity)),
         Put(Keys.of(name, "desired"), encode(DesiredRecord())),
@@ -64,6 +72,9 @@ async def submit(
     ]
     if checkpoint is not None:
         changes.append(Put(Keys.of(name, "checkpoint"), encode(checkpoint)))
+    if changed:
+        event = EventRecord(at=now, text=f"Changed since {record.parent}: {changed}", generation=generation)
+        changes.append(Put(Keys.event(name, 0), encode(event)))
     try:
         await session.client.transaction([Compare.absent(Keys.of(name, "spec"))], changes)
     except ConflictError as error:

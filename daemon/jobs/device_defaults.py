@@ -18,6 +18,8 @@ NEWTON_SCHULZ: Final = "optim.matrices.newton_schulz_dtype"
 LOSS_CHUNK: Final = "train.loss_chunk"
 RECOMPUTE: Final = "train.recompute"
 
+FILLED_IN: Final = frozenset({DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE})
+
 Dtype = Literal["float32", "bfloat16"]
 
 _MOST_LOGITS: Final = 1 << 26

@@ -16,6 +16,7 @@ from headway.daemon.jobs.epochs import with_epochs_of
 from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.jobs.held_out import with_held_out_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.rate_schedule import with_schedule
 from headway.daemon.jobs.source_agreement import check_agreement
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME
@@ -92,7 +93,8 @@ def with_data(
         train = with_flags_of(train, index, str(job_file))
     train = with_epochs_of(train, indices[0], str(job_file), named=named)
     train = with_held_out_of(train, indices, str(job_file), weights=spec.data.weights)
-    return replace(spec, data=_named_data(spec.data, found, str(job_file)), train=train)
+    known = replace(spec, data=_named_data(spec.data, found, str(job_file)), train=train)
+    return with_schedule(known, str(job_file), named=named)
 
 
 def _named_data(data: DataSpec, found: "Sequence[tuple[str, ShardIndex]]", job_file: str) -> DataSpec:

@@ -155,6 +155,8 @@ class Job:
     lr_schedule: str
     warmup_batches: int
     lr_floor: float
+    schedule_batches: int
+    after_end: str
     undecayed: list[str]
     router_bias_lr: float
 
@@ -181,6 +183,8 @@ def read_job(text: str) -> Job:
         lr_schedule=optim["lr_schedule"],
         warmup_batches=optim["warmup_batches"],
         lr_floor=optim["lr_floor"],
+        schedule_batches=optim["schedule_batches"],
+        after_end=optim["after_end"],
         undecayed=optim["undecayed"],
         router_bias_lr=optim["router_bias_lr"],
     )

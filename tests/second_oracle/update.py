@@ -45,6 +45,8 @@ class Update:
             num_batches=self.job.train.batches,
             warmup=self.job.warmup_batches,
             floor=self.job.lr_floor,
+            ends_at=self.job.schedule_batches,
+            after_end=self.job.after_end,
         )
         return {
             layer: {name: self._one(layer, name, weight, gradient, rate) for name, weight in parameters.items()}

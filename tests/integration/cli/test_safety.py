@@ -21,7 +21,8 @@ def etcd_pids(program: Any) -> list[int]:
 def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wait_until: Callable[..., None]) -> None:
     """A job pauses in a checkpoint; cluster and state folder are lost; `submit --from` goes on with it.
 
-    Another job begins with the same checkpoint, says so and finishes; one whose model differs is refused with the key.
+    Another job begins with the same checkpoint, says so and finishes; one whose model differs is refused with the key,
+    and one with another length needs --change.
     """
     kept = program.folder / "kept"
     fault = f'[fault]\nsnapshot_every = 50\ncheckpoint_every = 0\ncheckpoint_dir = "{kept}"\n'
@@ -29,7 +30,8 @@ def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wa
     up = program.up("--nodes", "2")
     code, out, err = program.run("submit", str(job), "--json")
     assert code == 0, err
-    assert json.loads(out) == {"job": "tiny", "boundary": 0, "from": "", "unprotected": "", "warnings": [], "sent": []}
+    told = json.loads(out)
+    assert (told["job"], told["boundary"], told["from"], told["changed"]) == ("tiny", 0, "", [])
 
     def has_passed(batch: int) -> bool:
         told = json.loads(program.run("status", "tiny", "--json")[1])
@@ -61,7 +63,13 @@ def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wa
     assert code == 2
     assert "model.hidden_size: is 64, but the checkpoint of tiny has 32" in err
     job.write_text(child)
-    assert program.run("submit", str(job), "--from", found["url"])[0] == 0
+    code, _, err = program.run("submit", str(job), "--from", found["url"])
+    assert code == 2
+    assert f"train.batches 100000 → {found['boundary'] + 10}" in err
+    code, out, err = program.run("submit", str(job), "--from", found["url"], "--change")
+    assert code == 0, err
+    assert "changed: train.batches 100000" in out
+    assert f"Changed since tiny, boundary {found['boundary']}: train.batches" in program.run("events", "child")[1]
     assert program.run("watch", "child", "--json")[0] == 0
     told = json.loads(program.run("status", "child", "--json")[1])
     assert (told["phase"], told["parent"]) == ("finished", f"tiny, boundary {found['boundary']}")

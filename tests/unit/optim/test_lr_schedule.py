@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from headway.optim.lr_schedule import lr_schedule
+from headway.optim.lr_schedule import AfterEnd, lr_schedule
 
 
 def factors(kind: Literal["constant", "cosine", "wsd"], num_batches: int, warmup_batches: int) -> list[float]:
@@ -59,3 +59,15 @@ def test_a_rate_falls_to_its_floor(kind: Literal["cosine", "wsd"]) -> None:
     assert factors[0] == 1.0
     assert factors == sorted(factors, reverse=True)
     assert 0.1 < factors[-1] < 0.15
+
+
+def test_after_its_end_a_schedule_stays_at_the_floor_or_begins_again() -> None:
+    """10 of 16 batches, w = 2: the first ten are those of a job of ten; then 0.1, or those of a job of six."""
+    alone = lr_schedule("cosine", num_batches=10, warmup_batches=2, floor=0.1)
+    short = lr_schedule("cosine", num_batches=6, warmup_batches=2, floor=0.1)
+    ends: dict[AfterEnd, list[float]] = {"floor": [0.1] * 6, "warm_up_again": [short(b) for b in range(6)]}
+    for after_end, rest in ends.items():
+        long = lr_schedule(
+            "cosine", num_batches=16, warmup_batches=2, floor=0.1, schedule_batches=10, after_end=after_end
+        )
+        assert [long(b) for b in range(16)] == [*(alone(b) for b in range(10)), *rest]

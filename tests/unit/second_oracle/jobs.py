@@ -162,6 +162,12 @@ JOBS = {
     "loss_in_chunks_bfloat16": job_file('loss_chunk = 5\ndtype = "bfloat16"', "error_feedback = 0.0"),
     "bf16 on the wire": job_file('wire = "bf16"', f"matrices = {ADAMW}"),
     "rate with a floor": job_file(optim="lr_floor = 0.2", batches=8),
+    "a floor after the end": job_file(
+        optim='lr_floor = 0.1\nschedule_batches = 3\nwarmup_batches = 1\nafter_end = "floor"', batches=6
+    ),
+    "another warm-up after the end": job_file(
+        optim='lr_schedule = "wsd"\nschedule_batches = 3\nwarmup_batches = 1\nafter_end = "warm_up_again"', batches=7
+    ),
     "wsd with a floor": job_file(optim='lr_schedule = "wsd"\nlr_floor = 0.1', batches=7),
     "no decay of norms and biases": job_file(
         optim=f'rest = {ADAMW}\nundecayed = ["norms", "biases"]', model="qkv_bias = true\nqk_norm = false"

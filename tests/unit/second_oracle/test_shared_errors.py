@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.optim import layer_optimizer, newton_schulz
+from headway.optim import newton_schulz, spec
 from headway.optim.error_feedback import ErrorFeedback
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Muon
@@ -55,7 +55,7 @@ def rate_of_the_batch_before(patch: pytest.MonkeyPatch) -> None:
         right = lr_schedule(kind, **settings)  # type: ignore[arg-type]
         return lambda update_index: right(max(0, update_index - 1))
 
-    patch.setattr(layer_optimizer, "lr_schedule", wrong)
+    patch.setattr(spec, "lr_schedule", wrong)
 
 
 def no_delay(patch: pytest.MonkeyPatch) -> None:

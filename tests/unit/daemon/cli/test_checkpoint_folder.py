@@ -2,17 +2,27 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.daemon.client.checkpoint_folder import begin_with, check_fits, list_checkpoints, read_checkpoint
+from headway.daemon.client.checkpoint_folder import (
+    begin_with,
+    changes_of,
+    check_fits,
+    list_checkpoints,
+    read_checkpoint,
+)
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.rate_schedule import continued_schedule, with_schedule
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.records import CheckpointRecord
+from headway.optim.lr_schedule import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 
 SPEC = JobSpec(job=JobSection(name="demo"))
@@ -105,7 +115,94 @@ def test_a_job_that_does_not_fit_is_refused_with_the_key(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"optim\.error_feedback: is 0, but the checkpoint of demo was made with 1"):
         check_fits(replace(SPEC, optim=replace(SPEC.optim, error_feedback=0.0)), manifest, "job.toml")
     with pytest.raises(ConfigError, match=r"train\.batches: 40 batches are done at boundary 40"):
-        check_fits(replace(SPEC, train=replace(SPEC.train, batches=40)), manifest, "job.toml")
+        changes_of(replace(SPEC, train=replace(SPEC.train, batches=40)), manifest, "job.toml", are_meant=True)
+
+
+def test_what_changes_the_recurrence_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    """A rate, a decay, a seed, the data's hash, the order, a length: each is named, old → new. Places are only listed.
+
+    More batches give other rates from the boundary on, and the first of them is told.
+    """
+    write(tmp_path / "demo", 40)
+    manifest = read_checkpoint(str(tmp_path))
+    optim, train = SPEC.optim, SPEC.train
+    changed = {
+        "optim.rest.lr 0.003 → 0.001": replace(SPEC, optim=replace(optim, rest=replace(optim.rest, lr=1e-3))),
+        "optim.matrices.weight_decay 0.1 → 0.0": replace(
+            SPEC, optim=replace(optim, matrices=replace(optim.matrices, weight_decay=0.0))
+        ),
+        "job.seed 0 → 9": replace(SPEC, job=replace(SPEC.job, seed=9)),
+        "data.sha256  → abc": replace(SPEC, data=replace(SPEC.data, sha256="abc")),
+        "train.data_order 'sample' → 'epochs'": replace(SPEC, train=replace(train, data_order="epochs")),
+        "train.sequence_length 128 → 64": replace(SPEC, train=replace(train, sequence_length=64)),
+        "train.batches 150 → 300; so the rates' factor in batch 40 0.9427 → 0.9875": replace(
+            SPEC, train=replace(train, batches=300)
+        ),
+    }
+    for text, spec in changed.items():
+        with pytest.raises(ConfigError, match=f"{re.escape(text)}.*add --change"):
+            changes_of(spec, manifest, "job.toml", are_meant=False)
+        assert changes_of(spec, manifest, "job.toml", are_meant=True).of_recurrence == tuple(text.split("; "))
+    elsewhere = replace(
+        SPEC,
+        job=JobSection(name="child"),
+        data=replace(SPEC.data, source="/elsewhere"),
+        fault=replace(SPEC.fault, copies=3),
+        train=replace(train, eval_every=5),
+    )
+    found = changes_of(elsewhere, manifest, "job.toml", are_meant=False)
+    assert found == Changes(others=("train.eval_every 0 → 5", "fault.copies 2 → 3"))
+    constant = replace(SPEC, optim=replace(optim, lr_schedule="constant"))
+    longer = replace(constant, train=replace(train, batches=300))
+    assert changes(longer, constant, 40).of_recurrence == (), "its rates have no end"
+
+
+def test_a_schedule_past_its_end_asks_what_follows() -> None:
+    """A finished cosine and more batches: refused, naming both ways. Each way begins at the checkpoint's end.
+
+    A third job follows the second: the floor goes on, and another warm-up begins where the last schedule ended.
+    """
+    longer = replace(SPEC, train=replace(SPEC.train, batches=300))
+    with pytest.raises(ConfigError, match=r'job.toml:optim.after_end: the cosine schedule of demo.*"floor".*"warm_up'):
+        continued_schedule(longer, SPEC, 150, "job.toml")
+    assert continued_schedule(longer, SPEC, 149, "job.toml") == longer, "--change tells this"
+    ends: dict[AfterEnd, int] = {"floor": 150, "warm_up_again": 300}
+    for after_end, third_end in ends.items():
+        named = replace(longer, optim=replace(SPEC.optim, after_end=after_end, lr_floor=0.1))
+        second = continued_schedule(named, SPEC, 150, "job.toml")
+        assert second.optim.schedule_batches == 150
+        with_floor = replace(SPEC, optim=replace(SPEC.optim, lr_floor=0.1))
+        assert changes(second, with_floor, 150).of_recurrence == (), "the key says what is meant"
+        longest = replace(named, train=replace(SPEC.train, batches=450))
+        third = continued_schedule(longest, second, 300, "job.toml")
+        assert third.optim.schedule_batches == third_end
+
+
+@pytest.mark.parametrize(
+    ("optim", "why"),
+    [
+        ({"warmup_batches": 150}, r"warmup_batches: 150 batches of warm-up are all 150 of the job.*set it to 30"),
+        ({"warmup_batches": 1500}, r"1500 batches of warm-up are all 150 of the job"),
+        ({"after_end": "floor"}, r"after_end: needs schedule_batches"),
+        ({"schedule_batches": 100}, r"schedule_batches: what follows batch 100"),
+        ({"schedule_batches": 200, "after_end": "floor"}, r"ends after the job of 150"),
+        ({"schedule_batches": 100, "after_end": "floor"}, r"the rate would be 0.*set optim.lr_floor"),
+        ({"schedule_batches": 140, "after_end": "warm_up_again"}, r"20 batches of warm-up are all 10 that are left"),
+        ({"schedule_batches": 100, "after_end": "floor", "lr_schedule": "constant"}, r"a constant rate has no end"),
+    ],
+)
+def test_a_schedule_that_cannot_be_meant_is_refused(optim: dict[str, Any], why: str) -> None:
+    """A warm-up without an end, an end that is followed by nothing or lies beyond the job: by name, with the remedy."""
+    spec = replace(SPEC, optim=replace(SPEC.optim, **optim))
+    with pytest.raises(ConfigError, match=why):
+        with_schedule(spec, "job.toml", named={f"optim.{key}" for key in optim})
+
+
+def test_a_short_job_that_leaves_the_warm_up_out_has_a_shorter_one() -> None:
+    """10 batches: 2 of warm-up, for the default of 20 would be all of the job."""
+    short = replace(SPEC, train=replace(SPEC.train, batches=10))
+    assert with_schedule(short, "job.toml", named=()).optim.warmup_batches == 2
+    assert with_schedule(short, "job.toml") == short, "a record leaves nothing open"
 
 
 def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:

@@ -1,0 +1,84 @@
+"""Finds the keys in which a job differs from the one whose checkpoint it begins with. Pure.
+
+A change of the recurrence gives other weights after the boundary; any other change gives the same.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final
+
+from headway.daemon.jobs.job import JobSpec
+
+_WITHOUT_EFFECT: Final = ("fault.", "placement.", "queue.", "train.eval_", "train.epochs")
+_ONLY_WHERE: Final = ("train.link", "train.exactness", "train.recompute")
+"""Settings of [train] that decide where and how a batch is computed, to the same bits."""
+_LENGTHS: Final = ("train.batches", "optim.schedule_batches", "optim.after_end")
+"""These count as a change if the rate of a batch differs that both jobs have."""
+_MOST_COMPARED: Final = 10_000
+_MOST_SHOWN: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Each as `key old → new`."""
+
+    of_recurrence: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Return all changes, for people."""
+        return ", ".join((*self.of_recurrence, *self.others))
+
+
+def changes(spec: JobSpec, origin: JobSpec, boundary: int) -> Changes:
+    """Return in which keys a job differs from the job whose boundary it begins with. Both are resolved."""
+    ours, theirs = _values(spec), _values(origin)
+    differing = {key: f"{key} {_shown(theirs[key])} → {_shown(ours[key])}" for key in ours if ours[key] != theirs[key]}
+    rates = _rate_change(spec, origin, boundary)
+    counted = {key: text for key, text in differing.items() if _counts(key, has_other_rates=bool(rates))}
+    of_recurrence = (*counted.values(), rates) if rates else tuple(counted.values())
+    return Changes(
+        of_recurrence=of_recurrence, others=tuple(text for key, text in differing.items() if key not in counted)
+    )
+
+
+def _counts(key: str, *, has_other_rates: bool) -> bool:
+    """Return whether another value of a key gives other bits."""
+    if key in _LENGTHS:
+        return has_other_rates
+    return not key.startswith(_WITHOUT_EFFECT) and key not in _ONLY_WHERE
+
+
+def _rate_change(spec: JobSpec, origin: JobSpec, boundary: int) -> str:
+    """Return the first batch from the boundary on whose rate has another factor in both jobs; empty: there is none."""
+    last = min(spec.train.batches, origin.train.batches) - 1
+    ours, theirs = (each.optim.rate_factors(each.train.batches) for each in (spec, origin))
+    step = max(1, (last - boundary) // _MOST_COMPARED)
+    batch = next((b for b in (*range(boundary, last, step), last) if b >= boundary and ours(b) != theirs(b)), None)
+    if batch is None:
+        return ""
+    return f"so the rates' factor in batch {batch} {theirs(batch):.4g} → {ours(batch):.4g}"
+
+
+def _values(spec: JobSpec) -> dict[str, Any]:
+    """Return the values of a job's keys but those of its model and origin, and without the place of its data."""
+    found = {"data.sha256": spec.data.sha256, "data.weights": list(spec.data.weights)}
+    for name in ("job", "train", "optim", "fault", "placement", "queue"):
+        found |= _flat(getattr(spec, name), name)
+    del found["job.name"]
+    return found
+
+
+def _flat(value: Any, key: str) -> dict[str, Any]:
+    if not is_dataclass(value):
+        return {key: repr(value) if isinstance(value, str) else value}
+    found: dict[str, Any] = {}
+    for item in fields(value):
+        found |= _flat(getattr(value, item.name), f"{key}.{item.name}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    """Return a value for people, cut to what tells it from others."""
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
