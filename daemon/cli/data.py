@@ -46,6 +46,7 @@ def prepare(
     chat: Annotated[
         bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")
     ] = False,
+    binary: Annotated[bool, typer.Option("--binary", help="Take each file as it is, text or not.")] = False,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None,
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     end_of_text: Annotated[
@@ -86,7 +87,6 @@ def prepare(
     headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
     headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --pack 2048 --validation 0.01 --out data/chats
     """
-    from headway.daemon.data.text_check import doubts
     from headway.daemon.preparing.preparation import Preparation
     from headway.daemon.preparing.prepare import prepare as prepare_data
     from headway.daemon.preparing.summary import lines_of, table_of
@@ -95,13 +95,12 @@ def prepare(
     def warn(text: str) -> None:
         sys.stderr.write(f"headway: {text}\n")
 
-    for doubt in doubts(sources):
-        warn(doubt)
     screen = console(sys.stderr)
     options = Preparation(
         tokenizer=tokenizer,
         field=field,
         chat=chat,
+        binary=binary,
         config=config,
         split=split,
         end_of_text=end_of_text,

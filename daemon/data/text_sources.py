@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from headway.daemon.data.arrow_sources import ArrowSource, ParquetSource, folder_of_split, without_descriptions
 from headway.daemon.data.documents import MAX_RECORD_BYTES, BadRecord, Document, Field, FileSource, library
+from headway.daemon.data.file_content import check_beginning, check_kind, checked, file_content, is_compressed, kind_of
 from headway.daemon.data.pieces import pieces_from
 from headway.daemon.errors import ConfigError
 
@@ -46,10 +47,12 @@ class Source(Protocol):
         ...
 
 
-def open_sources(name: str, *, field: Field, config: str | None, split: str) -> list[Source]:
+def open_sources(
+    name: str, *, field: Field, config: str | None = None, split: str = "train", is_binary: bool = False
+) -> list[Source]:
     """Return the sources of a name. `field` is the text's column; config and split are for Hugging Face.
 
-    Raises ConfigError when there is no such file.
+    is_binary: each file is a document of its bytes. Raises ConfigError: there is no such file, or it is no text.
     """
     if name.startswith(HUGGING_FACE_PREFIX):
         return [HuggingFaceSource(name.removeprefix(HUGGING_FACE_PREFIX), field, config, split)]
@@ -59,24 +62,31 @@ def open_sources(name: str, *, field: Field, config: str | None, split: str) -> 
         files = without_descriptions(sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix))
         if not files:
             raise ConfigError("this folder holds no files", name)
-        return [_file_source(file, field) for file in files]
+        return [_file_source(file, field, is_binary=is_binary) for file in files]
     if path.exists() and not path.is_file():
         raise ConfigError("is a pipe, a socket or a device; write its text to a file first", name)
     if not path.is_file():
         raise ConfigError("no such file or folder (a Hugging Face data set is written hf:NAME)", name)
-    return [_file_source(path, field)]
+    return [_file_source(path, field, is_binary=is_binary)]
 
 
 @dataclass(frozen=True, slots=True)
 class TextSource(FileSource):
     """A file that is one document."""
 
+    is_binary: bool = False
+    """Its bytes are taken as they are."""
+
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         yield self._pieces(), self.size
 
     def _pieces(self) -> Document:
-        with self.path.open("rb") as stream:
-            yield from pieces_from(stream)
+        if self.is_binary:
+            with self.path.open("rb") as stream:
+                yield from pieces_from(stream)
+            return
+        with file_content(self.path) as (content, _):
+            yield from checked(pieces_from(content), self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +96,23 @@ class JsonLinesSource(FileSource):
     field: Field
 
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
-        with self.path.open("rb") as stream:
-            number = 0
-            while line := stream.readline(MAX_LINE_BYTES + 1):
+        with file_content(self.path) as (content, file):
+            number, start = 0, 0
+            while line := content.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 where = f"{self.path}, line {number}"
                 if len(line) > MAX_LINE_BYTES:
-                    num_bytes, line = len(line), line[-1:]  # so that two lines are never in memory
+                    line = line[-1:]  # so that two lines are never in memory
                     while line and not line.endswith(b"\n"):
-                        line = stream.readline(_SKIP_BYTES)
-                        num_bytes += len(line)
-                    yield BadRecord(f"is longer than {MAX_LINE_BYTES >> 20} MiB", where), num_bytes
+                        line = content.readline(_SKIP_BYTES)
+                    found: Document | BadRecord = BadRecord(f"is longer than {MAX_LINE_BYTES >> 20} MiB", where)
                 elif line.strip():
-                    yield self._document(line, where), len(line)
+                    found = self._document(line, where)
+                else:
+                    continue
+                end = file.tell()
+                yield found, end - start
+                start = end
 
     def _document(self, line: bytes, where: str) -> Document | BadRecord:
         try:
@@ -149,11 +163,16 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _file_source(path: Path, field: Field) -> Source:
-    if path.suffix in {".jsonl", ".ndjson"}:
+def _file_source(path: Path, field: Field, *, is_binary: bool) -> Source:
+    if is_binary:
+        return TextSource(path, is_binary=True)
+    kind = kind_of(path)
+    if kind in {".parquet", ".arrow"}:
+        if is_compressed(path):
+            raise ConfigError("is compressed as a whole, and is not read by columns so; decompress it first", str(path))
+        return ParquetSource(path, field) if kind == ".parquet" else ArrowSource(path, field)
+    if kind in {".jsonl", ".ndjson"}:
+        check_kind(path)
         return JsonLinesSource(path, field)
-    if path.suffix == ".parquet":
-        return ParquetSource(path, field)
-    if path.suffix == ".arrow":
-        return ArrowSource(path, field)
+    check_beginning(path)
     return TextSource(path)

@@ -27,6 +27,8 @@ class Preparation:
     """Column of the text, or of the messages; empty: `text` or `messages`."""
     chat: bool = False
     """Records are conversations; only what the assistant says is trained on."""
+    binary: bool = False
+    """Each file is one document of its bytes, whatever it holds."""
     config: str | None = None
     """Configuration of a Hugging Face data set."""
     split: str = "train"
@@ -53,6 +55,8 @@ class Preparation:
     def __post_init__(self) -> None:
         if not (self.pack == 0 or 2 <= self.pack <= MAX_PACKED):
             raise ConfigError(f"{self.pack} is not from 2 to {MAX_PACKED}", "--pack")
+        if self.binary and (self.chat or self.field):
+            raise ConfigError("takes files as they are, without records; leave out --chat and --field", "--binary")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"{self.validation} is not a share from 0 to below 1", "--validation")
         if not 0 <= self.seed < 1 << 64:

@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from headway.daemon.data.documents import BadRecord
+from headway.daemon.data.documents import BadRecord, FileSource
 from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
@@ -45,18 +45,15 @@ def prepare(
 
     A source is a text file, a `.jsonl`, `.parquet` or `.arrow` file, a folder (all its files, by name; of a saved
     `DatasetDict` the split) or `hf:NAME`, a Hugging Face data set. warn receives doubts about the input. console
-    shows a progress bar. Raises ConfigError: a file or library is missing, a record has no such field, `out` exists.
+    shows a progress bar. Raises ConfigError: a file or library is missing or no text, a record has no such field,
+    `out` exists.
     """
     options = options or Preparation()
     if not sources:
         raise ConfigError("no source of text was named")
     encoder = _encoder(options, warn)
-    opened = [
-        source
-        for name in sources
-        for source in open_sources(name, field=options.record_field, config=options.config, split=options.split)
-    ]
     try:
+        opened = [source for name in sources for source in _opened(name, options, warn)]
         work = name_of_work(opened, sources, encoder, options)
         with unfinished(out, work, warn) as place:
             run = RestartableRun.begin(place, _run_options(encoder, options), warn)
@@ -78,6 +75,16 @@ def prepare(
             f"cannot be read or written: {error.strerror or error}", error.filename or str(out)
         ) from error
     return Prepared(index=read_index(out), train=train, validation=validation, num_bad=run.bad.count, noted=run.noted)
+
+
+def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> list[Source]:
+    found = open_sources(
+        name, field=options.record_field, config=options.config, split=options.split, is_binary=options.binary
+    )
+    for source in found:
+        if isinstance(source, FileSource) and not source.path.stat().st_size:
+            warn(f"{source.name}: is empty")
+    return found
 
 
 def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:

@@ -363,18 +363,20 @@ def test_a_failed_tls_handshake_becomes_one_sentence(
     assert "SSL" not in err.replace("TLS", "")
 
 
-def test_data_prepare_warns_of_doubtful_files(tmp_path: Path, headway: Headway) -> None:
-    """An empty file and a file without text give warnings; the rest is used."""
+def test_data_prepare_tells_of_doubtful_files(tmp_path: Path, headway: Headway) -> None:
+    """An empty file gives a warning; a file that is no text ends it, unless bytes are asked for."""
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("once upon a time " * 100)
     (tmp_path / "books" / "b.txt").write_bytes(b"")
-    (tmp_path / "books" / "c.bin").write_bytes(b"PNG\x00\xff" * 10)
     (tmp_path / "books" / "d.txt").write_text("ä" * 70_000)
-    code, _, err = headway("data", "prepare", str(tmp_path / "books"), "--out", str(tmp_path / "out"))
-    assert code == 0
-    assert "b.txt: is empty" in err
-    assert "c.bin: does not look like text (a zero byte at 3)" in err
-    assert err.count("\n") == 2
+    command = ("data", "prepare", str(tmp_path / "books"), "--out")
+    code, _, err = headway(*command, str(tmp_path / "out"))
+    assert (code, err) == (0, f"headway: {tmp_path / 'books' / 'b.txt'}: is empty\n")
+    (tmp_path / "books" / "c.bin").write_bytes(b"PNG\x00\xff" * 10)
+    code, _, err = headway(*command, str(tmp_path / "other"))
+    assert code == 2
+    assert "c.bin: is no UTF-8 text, but has a zero byte at 3; --binary takes every file as it is" in err
+    assert headway(*command, str(tmp_path / "other"), "--binary")[0] == 0
 
 
 def test_a_plan_without_a_cluster_is_for_this_machine(

@@ -152,15 +152,14 @@ def test_bad_records_are_named(tmp_path: Path, name: str, content: bytes, reason
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    """A tokenizer needs text; bytes do not."""
+def test_a_tokenizer_takes_no_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """Not even with `--binary`, which the byte tokens are for."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "words.json"))
     (tmp_path / "in.txt").write_bytes(b"\xff\xfe")
+    options = Preparation(tokenizer=str(tmp_path / "words.json"), binary=True)
     with pytest.raises(ConfigError, match=r"in\.txt: is not UTF-8"):
-        prepare([str(tmp_path / "in.txt")], tmp_path / "out", Preparation(tokenizer=str(tmp_path / "words.json")))
-    prepare([str(tmp_path / "in.txt")], tmp_path / "out")
-    assert stream(tmp_path / "out") == b"\xff\xfe\0"
+        prepare([str(tmp_path / "in.txt")], tmp_path / "out", options)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.data.text_check import doubts
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
@@ -65,7 +64,7 @@ def test_a_text_without_lines_takes_bounded_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
 def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """Neither the check of the text nor the preparation opens it, so nothing waits for a writer."""
+    """It is not opened, so nothing waits for a writer."""
     place = tmp_path / "in.jsonl"
     if kind == "fifo":
         os.mkfifo(place)
@@ -74,7 +73,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(place))
-    assert list(doubts([str(place)])) == []
     with pytest.raises(ConfigError, match=r"in\.jsonl: is a pipe, a socket or a device; write its text to a file"):
         prepare([str(place)], tmp_path / "out")
 
@@ -84,7 +82,6 @@ def test_a_pipe_in_a_folder_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("text")
     os.mkfifo(tmp_path / "in" / "b.txt")
-    assert list(doubts([str(tmp_path / "in")])) == []
     prepare([str(tmp_path / "in")], tmp_path / "out")
     assert (tmp_path / "out" / "shard-00000.bin").read_bytes() == b"text\0"
 
