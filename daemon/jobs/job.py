@@ -32,6 +32,8 @@ class OriginSpec:
     """Path or URL; empty: the weights are random."""
     job: str = ""
     """Job for which the parts were read: its name stands in their files. Another job, if this one continues it."""
+    ignored: tuple[str, ...] = ()
+    """Keys of its config.json that nobody here knows, and that the job's author lets go: `[model] ignore`."""
     parts: tuple[OriginPart, ...] = ()
     """Digest of each part's file, filled in when the job is submitted."""
 

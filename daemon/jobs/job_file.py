@@ -5,7 +5,7 @@ field, strictly), and rules (jobs/rules.py: is this job possible?). No step depe
 fixes the machine's part at submit time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_t
 from headway.optim.spec import USED_SETTINGS, GroupSpec
 from headway.stages.spec import AdapterSpec, ModelSpec
 
-OpenModel = Callable[[str], tuple[str, ModelSpec]]
-"""Returns the whole path or URL of a model's folder, and its model. Raises ConfigError."""
+OpenModel = Callable[[str, Sequence[str]], tuple[str, ModelSpec]]
+"""Returns the whole path or URL of a model's folder, and its model, without the keys of its config.json that a job
+ignores. Raises ConfigError.
+"""
 FROM = "from"
 """The key of `[model]` that names the folder with the initial weights. No field: it becomes the job's origin."""
+IGNORE = "ignore"
+"""The key of `[model]` that names keys of its config.json. It becomes a part of the origin too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,15 @@ def parse_job(
 
     raw = parse_toml(text, source)
     folder = _taken_folder(raw, source, model_from)
+    ignored = _taken_keys(raw, source, has_folder=bool(folder))
     told: _JobFile = read_table(raw, _JobFile, source, check=check_keys)
     told = replace(told, data=_sole_or_several(told.data, raw.get("data", {}), source))
     if "adapter" in raw and "rank" not in raw["adapter"]:
         raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
     spec = told.spec()
     if folder:
-        spec = _begun_with(spec, folder, raw.get("model", {}), source=source, open_model=open_model)
+        table = raw.get("model", {})
+        spec = _begun_with(spec, folder, table, ignored=ignored, source=source, open_model=open_model)
     check_job(spec, source)
     return spec
 
@@ -120,17 +126,36 @@ def _taken_folder(raw: dict[str, Any], source: str, model_from: str) -> str:
     return folder
 
 
+def _taken_keys(raw: dict[str, Any], source: str, *, has_folder: bool) -> tuple[str, ...]:
+    """Take `[model] ignore` out of a parsed job file. Raises ConfigError when it is no list of texts."""
+    model = raw.get("model")
+    if not isinstance(model, dict) or IGNORE not in model:
+        return ()
+    keys, place = model.pop(IGNORE), f"{source}:model.{IGNORE}"
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ConfigError('is no list of keys, such as ["a_key"]', place)
+    if not has_folder:
+        raise ConfigError(f"names keys of the config.json of `{FROM}`, which is missing", place)
+    return tuple(sorted(set(keys)))
+
+
 def _begun_with(
-    spec: JobSpec, folder: str, table: dict[str, Any], *, source: str, open_model: OpenModel | None
+    spec: JobSpec,
+    folder: str,
+    table: dict[str, Any],
+    *,
+    ignored: tuple[str, ...],
+    source: str,
+    open_model: OpenModel | None,
 ) -> JobSpec:
     """Return the job with a folder's model. Raises ConfigError for a key of `[model]` that says something else."""
     if open_model is None:
         raise ConfigError("names a folder, which this command does not read", f"{source}:model.{FROM}")
-    url, model = open_model(folder)
+    url, model = open_model(folder, ignored)
     for key in table:
         ours, theirs = getattr(spec.model, key), getattr(model, key)
         if ours != theirs:
             what = f"is {ours}, but config.json of {url} gives {theirs}; leave it out"
             raise ConfigError(what, f"{source}:model.{key}")
     model = replace(model, adapter=spec.model.adapter)
-    return replace(spec, model=model, origin=OriginSpec(url=url, job=spec.job.name))
+    return replace(spec, model=model, origin=OriginSpec(url=url, job=spec.job.name, ignored=ignored))

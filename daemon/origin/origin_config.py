@@ -1,6 +1,6 @@
 """Reads the config.json of the folder that `[model] from` names. No torch here: `headway plan` reads it too."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ _MAX_SENTENCE: Final = 500
 def model_opener(base: Path) -> OpenModel:
     """Return the reader of folders that a job file names. base: what a relative path is relative to."""
 
-    def open_model(folder: str) -> tuple[str, ModelSpec]:
+    def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[str, ModelSpec]:
         from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
         from headway.daemon.origin.tensor_places import parsed_table
 
@@ -28,7 +28,7 @@ def model_opener(base: Path) -> OpenModel:
         with as_config_error():
             raw = OriginFolder(url).read_small(CONFIG_NAME, MAX_CONFIG_BYTES)
             config = parsed_table(raw, f"{url}/{CONFIG_NAME}")
-        return url, _model_of(config, f"{url}/{CONFIG_NAME}")
+        return url, _model_of(config, ignored, f"{url}/{CONFIG_NAME}")
 
     return open_model
 
@@ -47,9 +47,9 @@ def _local(base: Path, folder: str) -> str:
         raise ConfigError(f"is no path: {error}", "[model] from") from error
 
 
-def _model_of(config: dict[str, Any], place: str) -> ModelSpec:
+def _model_of(config: dict[str, Any], ignored: Sequence[str], place: str) -> ModelSpec:
     try:
-        return model_spec(config)
+        return model_spec(config, ignored)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(_line(str(error)), place) from error
 

@@ -4,9 +4,12 @@ A family is a set of options of one decoder. Whatever a config asks for that is 
 and value, because it would silently give other logits.
 """
 
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final, Literal, get_args
 
 from headway.stages.model.mixture_config import (
@@ -140,53 +143,47 @@ _ABSENT: Final[dict[str, Any]] = {
 """transformers' values of keys that a config.json leaves out."""
 
 _ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "attention_dropout": (0, 0.0),
+    "add_cross_attention": (None, False),
     "attn_logit_softcapping": (None,),
-    "embd_pdrop": (0, 0.0),
     "final_logit_softcapping": (None,),
     "hidden_act": ("silu",),
     "hidden_activation": (None, "silu"),
+    "is_causal": (None, True),
+    "is_encoder_decoder": (None, False),
     "partial_rotary_factor": (1, 1.0),
     "pretraining_tp": (1,),
     "quantization_config": (None,),
-    "resid_pdrop": (0, 0.0),
+    "rope_interleaved": (None, False),
+    "use_bidirectional_attention": (None, False),
+    "use_mrope": (None, False),
 }
 """Keys that change the computation, with the values that are computed here."""
 
-_HARMLESS: Final = frozenset(
+_READ_ELSEWHERE: Final = frozenset(
     {
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "label2id",
+        "hidden_size",
+        "intermediate_size",
         "max_position_embeddings",
         "model_type",
+        "num_attention_heads",
+        "num_hidden_layers",
         "original_max_position_embeddings",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "producer",
-        "return_dict",
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
-        "sep_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
         "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_hidden_layers",
     }
 )
-"""Keys that are read elsewhere, or change nothing that is computed."""
+
+_WITHOUT_EFFECT: Final = re.compile(
+    r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
+    r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|is_decoder|is_llama_config|"
+    r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
+    r"output_router_logits|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|neftune_noise_alpha|router_aux_loss_coef"
+)
+"""Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
+trains without them.
+"""
 
 
 def hugging_face_config(
@@ -275,13 +272,17 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
     return found
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """Return what a config.json describes. Raises ValueError, naming key and value, for an unsupported model."""
+def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec:
+    """Return what a config.json describes. ignored: keys that nobody here knows, and that do not count.
+
+    Raises ValueError, naming key and value, for an unsupported model.
+    """
     name = config.get("model_type")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        raise ValueError(f"model_type is {name!r}, not one of {', '.join(_FAMILIES)}")
-    _check_keys(config, family)
+        near = get_close_matches(str(name), _FAMILIES, 1, 0.0)[0]
+        raise ValueError(f"model_type is {name!r}; the nearest that is computed is {near}, of {', '.join(_FAMILIES)}")
+    _check_keys(config, family, ignored)
     told = _ABSENT | dict(family.absent) | config
     sizes = {
         key: _number(config, key)
@@ -314,8 +315,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def _check_keys(config: dict[str, Any], family: _Family) -> None:
-    """Refuse each key that is not known, and each value that is not computed."""
+def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str]) -> None:
+    """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
     for key, values in _ONLY.items():
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
@@ -325,9 +326,14 @@ def _check_keys(config: dict[str, Any], family: _Family) -> None:
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
-    unknown = config.keys() - _HARMLESS - _ABSENT.keys() - _ONLY.keys() - mixture_keys(config["model_type"])
-    for key in sorted(unknown):
-        raise ValueError(f"{key} = {config[key]!r} is not known here, and may change what the model computes")
+    known = _READ_ELSEWHERE | _ABSENT.keys() | _ONLY.keys() | mixture_keys(config["model_type"])
+    for key in ignored:
+        if key in known:
+            raise ValueError(f"{key} says what the model computes, so it cannot be ignored")
+    for key in sorted(config.keys() - known - set(ignored)):
+        if config[key] and _WITHOUT_EFFECT.fullmatch(key) is None:
+            what = "is not known here, and may change what the model computes; if it does not, set [model]"
+            raise ValueError(f"{key} = {config[key]!r} {what} ignore = [{json.dumps(key)}]")
 
 
 def _head_dim(config: dict[str, Any], family: _Family) -> int:

@@ -29,7 +29,6 @@ _ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "dots1": {"first_k_dense_replace": (0,), "n_group": (1,), "topk_group": (1,)},
 }
 """Keys that change the computation, with the values that are computed here."""
-_HARMLESS: Final = ("output_router_logits", "router_aux_loss_coef")
 _OF_MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -40,7 +39,7 @@ def mixture_keys(model_type: str) -> frozenset[str]:
     names = _KEYS[model_type]
     read = {names.get(field, field) for field in (*_COUNTS, "num_shared_experts")}
     more = {"num_experts", "norm_topk_prob", "routed_scaling_factor"}
-    return frozenset({*read, *more, *_ONLY[model_type], *_HARMLESS})
+    return frozenset({*read, *more, *_ONLY[model_type]})
 
 
 def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:

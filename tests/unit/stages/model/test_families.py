@@ -263,7 +263,13 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
-        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
+        ({"use_mrope": True}, "use_mrope = True"),
+        ({"is_causal": False}, "is_causal = False"),
+        (
+            {"use_new_trick": True},
+            r'use_new_trick = True is not known here, .* set \[model\] ignore = \["use_new_trick"\]',
+        ),
         ({"sliding_window": 16}, "sliding_window = 16"),
         ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window = 'all'"),
         ({"model_type": "qwen2", "head_dim": 16}, "head_dim = 16"),
@@ -286,3 +292,24 @@ def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], named: 
     """Never ignored: another rotation or activation would silently give other logits."""
     with pytest.raises(ValueError, match=named):
         model_spec(BASE | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"is_llama_config": True, "rope_interleaved": False},
+        {"use_mrope": False, "unsloth_fixed": True, "unsloth_version": "2026.8.1"},
+        {"attention_dropout": 0.1, "neftune_noise_alpha": 5.0, "transformers.js_config": {"dtype": "q4"}},
+        {"a_new_trick": False, "another": None, "more": [], "layers_with_it": 0},
+    ],
+)
+def test_a_key_without_effect_or_that_is_off_is_taken(change: dict[str, Any]) -> None:
+    """Notes of programs, settings of a training, and tricks that are off → the model without them."""
+    assert model_spec(BASE | change) == model_spec(BASE)
+
+
+def test_an_unknown_key_may_be_ignored_and_a_known_one_may_not() -> None:
+    """`ignore` lets a key go that nobody here knows; an activation stays refused."""
+    assert model_spec(BASE | {"use_new_trick": 7}, ["use_new_trick"]) == model_spec(BASE)
+    with pytest.raises(ValueError, match="hidden_act says what the model computes, so it cannot be ignored"):
+        model_spec(BASE | {"hidden_act": "silu"}, ["hidden_act"])
