@@ -20,15 +20,17 @@ def model_opener(base: Path) -> OpenModel:
 
     def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[str, ModelSpec]:
         from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
-        from headway.daemon.origin.tensor_places import parsed_table
+        from headway.daemon.origin.tensor_places import check_unambiguous, parsed_table
 
         url = folder.rstrip("/") if "://" in folder else _local(base, folder)
         if "://" not in folder and not Path(url).exists():
             raise ConfigError("there is no such folder; a model of the Hub is written hf://OWNER/NAME", url)
         with as_config_error():
-            raw = OriginFolder(url).read_small(CONFIG_NAME, MAX_CONFIG_BYTES)
-            config = parsed_table(raw, f"{url}/{CONFIG_NAME}")
-        return url, _model_of(config, ignored, f"{url}/{CONFIG_NAME}")
+            opened = OriginFolder(url)
+            config = parsed_table(opened.read_small(CONFIG_NAME, MAX_CONFIG_BYTES), f"{url}/{CONFIG_NAME}")
+            model = _model_of(config, ignored, f"{url}/{CONFIG_NAME}")
+            check_unambiguous(opened, is_tied=model.tie_word_embeddings)
+        return url, model
 
     return open_model
 

@@ -14,7 +14,7 @@ from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_parts import digest_of, ranges_of
 from headway.daemon.origin.safetensors_header import shown
-from headway.daemon.origin.tensor_places import TensorPlaces, find_tensors
+from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name
@@ -75,6 +75,8 @@ def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec)
         for name, shape in parameter_shapes(layer, model).items()
     }
     for name, (file, entry) in places.tensors.items():
+        if model.tie_word_embeddings and name == TIED_NAMES[1]:
+            continue
         if name not in expected:
             raise RecoveryError(
                 folder.named(file), f"has {shown(name)}, which a model of this config.json does not have"

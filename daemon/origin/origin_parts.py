@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.safetensors_header import shown
-from headway.daemon.origin.tensor_places import TensorPlaces, find_tensors
+from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.hugging_face import layer_parameter
 from headway.stages.spec import TIED
@@ -102,6 +102,8 @@ def ranges_of(
 def _parameter_of(name: str, tensor: str, *, is_tied: bool) -> str:
     """Return the parameter of a layer that a tensor is; empty: it is none."""
     place = layer_parameter(tensor)
+    if is_tied and place == ("head", TIED["head"]):
+        return ""  # a second copy of the embedding, which `check_unambiguous` has compared
     if is_tied and name == "head" and place == ("embed", TIED["embed"]):
         return TIED["head"]
     return place[1] if place is not None and place[0] == name else ""
@@ -110,7 +112,7 @@ def _parameter_of(name: str, tensor: str, *, is_tied: bool) -> str:
 def _carried(folder: OriginFolder, places: TensorPlaces) -> dict[str, Range]:
     found = {}
     for file in CARRIED:
-        if not folder.has(file):
+        if not folder.has(file) or (file == INDEX_NAME and SINGLE_NAME in places.headers):
             continue
         size = folder.size_of(file)
         if size > MAX_CARRIED_BYTES:

@@ -27,11 +27,17 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 """Tensors that old versions of transformers have saved, though they follow from the config."""
 
 
+TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
+"""The names under which a checkpoint may have a tied matrix."""
+Place = tuple[str, TensorEntry]
+"""A tensor's file, and its entry there."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlaces:
     """The tensors of a folder that were asked for."""
 
-    tensors: dict[str, tuple[str, TensorEntry]]
+    tensors: dict[str, Place]
     """File and entry, by the tensor's name."""
     headers: dict[str, bytes]
     """All bytes before the data, by file."""
@@ -39,22 +45,69 @@ class TensorPlaces:
 
 def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda _: True) -> TensorPlaces:
     """Return the places of the tensors with such names; no other file is opened. Raises RecoveryError."""
-    weight_map = _weight_map(folder) if folder.has(INDEX_NAME) else None
-    if weight_map is None and not folder.has(SINGLE_NAME):
+    is_single = folder.has(SINGLE_NAME)  # transformers takes it too, whatever lies beside it
+    weight_map = _weight_map(folder) if not is_single and folder.has(INDEX_NAME) else None
+    if weight_map is None and not is_single:
         if not folder.has(CONFIG_NAME):
             raise RecoveryError(folder.url, f"is missing, or has no {CONFIG_NAME} any more")
         raise RecoveryError(folder.url, f"has neither {SINGLE_NAME} nor {INDEX_NAME}; other formats are not read")
-    names = [SINGLE_NAME] if weight_map is None else _files(weight_map, is_wanted)
-    tensors: dict[str, tuple[str, TensorEntry]] = {}
     headers: dict[str, bytes] = {}
-    for file in names:
-        headers[file], found = _read_header(folder, file)
+    return TensorPlaces(_places_of(folder, weight_map, is_wanted, headers=headers), headers)
+
+
+def _places_of(
+    folder: OriginFolder,
+    weight_map: Mapping[str, str] | None,
+    is_wanted: Callable[[str], bool] = lambda _: True,
+    *,
+    headers: dict[str, bytes] | None = None,
+) -> dict[str, Place]:
+    """Return the places of tensors in the shards of an index, or in the single file, and add their `headers`."""
+    tensors: dict[str, Place] = {}
+    for file in [SINGLE_NAME] if weight_map is None else _files(weight_map, is_wanted):
+        header, found = _read_header(folder, file)
+        if headers is not None:
+            headers[file] = header
         if weight_map is not None:
             _compare(folder, file, found, weight_map)
         tensors |= {
             name: (file, entry) for name, entry in found.items() if is_wanted(name) and not _COMPUTED.fullmatch(name)
         }
-    return TensorPlaces(tensors, headers)
+    return tensors
+
+
+def check_unambiguous(folder: OriginFolder, *, is_tied: bool) -> None:
+    """Refuse a folder that has two sets of weights, or two matrices where the model has one, unless they are equal.
+
+    A folder without weights passes. Raises RecoveryError, which names both.
+    """
+    if not folder.has(SINGLE_NAME) and not folder.has(INDEX_NAME):
+        return
+    places = find_tensors(folder, (lambda name: name in TIED_NAMES) if is_tied else (lambda _: False))
+    if is_tied and len(places.tensors) == len(TIED_NAMES):
+        both = [places.tensors[name] for name in TIED_NAMES]
+        if not _are_equal(folder, *both):
+            what = f"has {' and '.join(TIED_NAMES)}, which differ, and config.json has tie_word_embeddings = true"
+            raise RecoveryError(folder.url, f"{what}; set it to false, or delete {TIED_NAMES[1]}")
+    if not (folder.has(SINGLE_NAME) and folder.has(INDEX_NAME)):
+        return
+    shards, single = _places_of(folder, _weight_map(folder)), _places_of(folder, None)
+    names = sorted(shards.keys() | single.keys())
+    for name in names:
+        one, other = single.get(name), shards.get(name)
+        if one is None or other is None or not _are_equal(folder, one, other):
+            what = f"has {SINGLE_NAME} and the shards of {INDEX_NAME}, which differ in {shown(name)}"
+            raise RecoveryError(folder.url, f"{what}; delete what is not the model")
+
+
+def _are_equal(folder: OriginFolder, one: Place, other: Place) -> bool:
+    """Return whether two tensors have one dtype, one shape and the same bytes."""
+    (file, entry), (other_file, other_entry) = one, other
+    if (entry.dtype, entry.shape) != (other_entry.dtype, other_entry.shape):
+        return False
+    pieces = folder.read(file, entry.begin, entry.end)
+    others = folder.read(other_file, other_entry.begin, other_entry.end)
+    return all(piece == beside for piece, beside in zip(pieces, others, strict=True))
 
 
 def _files(weight_map: Mapping[str, str], is_wanted: Callable[[str], bool]) -> list[str]:
@@ -105,4 +158,6 @@ def _compare(folder: OriginFolder, file: str, found: Mapping[str, TensorEntry], 
     if missing := sorted(named - found.keys()):
         raise RecoveryError(folder.named(file), f"lacks {shown(missing[0])}, which {INDEX_NAME} says is in it")
     if extra := sorted(found.keys() - named):
-        raise RecoveryError(folder.named(file), f"has {shown(extra[0])}, which {INDEX_NAME} does not say")
+        raise RecoveryError(
+            folder.named(file), f"has {shown(extra[0])}, which {INDEX_NAME} does not say; save the model again"
+        )

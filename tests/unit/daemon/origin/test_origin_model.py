@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.daemon.errors import ConfigError, DamagedCopyError
@@ -208,3 +208,60 @@ def test_a_command_that_reads_no_folder_says_so() -> None:
         parse_job('[job]\nname = "j"\n[model]\nfrom = 3\n', "j")
     with pytest.raises(ConfigError, match=r"j:origin: unknown section"):
         parse_job('[job]\nname = "j"\n[origin]\nurl = "x"\n', "j")
+
+
+def with_redundant_head(folder: Path, *, is_changed: bool) -> Path:
+    """A tied model whose file has the matrix a second time, as Qwen3-0.6B has it."""
+    write_tiny_model(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    head[-1, -1] += is_changed
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_an_equal_second_copy_of_a_tied_matrix_is_dropped(tmp_path: Path) -> None:
+    """`lm_head.weight` beside the embedding, the same bytes → the model without it; its export opens as the model."""
+    folder = with_redundant_head(tmp_path / "model", is_changed=False)
+    spec = with_parts(job_from(folder))
+    plain = with_parts(job_from(write_tiny_model(tmp_path / "plain", tie_word_embeddings=True)))
+    parts = {part.name: part.checksum for part in spec.origin.parts if part.name in spec.layers}
+    assert parts == {part.name: part.checksum for part in plain.origin.parts if part.name in plain.layers}
+    read = initial_weights_of(spec)
+    assert read is not None
+    weights = {layer: read(layer) for layer in spec.layers}
+    out = tmp_path / "out"
+    write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = (transformers.AutoModelForCausalLM.from_pretrained(each).state_dict() for each in (folder, out))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def test_a_changed_second_copy_of_a_tied_matrix_is_refused(tmp_path: Path) -> None:
+    """One number differs → both are named, before anything is planned."""
+    folder = with_redundant_head(tmp_path / "model", is_changed=True)
+    with pytest.raises(ConfigError, match=r"model.embed_tokens.weight and lm_head.weight, which differ, .*set it to f"):
+        job_from(folder)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_shards_of_an_index_beside_a_single_file(tmp_path: Path, is_changed: bool) -> None:
+    """Equal → the single file is read, as transformers does; stale shards → refused, naming both."""
+    folder = write_tiny_model(tmp_path / "model", shard_size="30KB")
+    tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + is_changed
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if is_changed:
+        with pytest.raises(
+            ConfigError, match=r"model.safetensors and the shards of .*index.json, which differ in \S*norm"
+        ):
+            job_from(folder)
+        return
+    read = initial_weights_of(with_parts(job_from(folder)))
+    assert read is not None
+    assert torch.equal(read("head")["norm.weight"], tensors["model.norm.weight"])
+    carried = carried_of(job_from(folder))
+    assert carried is not None
+    assert set(carried.headers) == {"model.safetensors"}
+    assert "model.safetensors.index.json" not in carried.files
