@@ -44,7 +44,7 @@ PATIENCE_S = 240.0
 async def test_adapters_of_a_folder_at_any_cut(tmp_path: Path, schedule: Literal["2bw", "1f1b"]) -> None:
     """One, two and three stages: the adapters of the plain loop. Merged, all weights are there."""
     await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
-    url, model = model_opener(tmp_path)("model")
+    url, model = model_opener(tmp_path)("model", ())
     model = replace(model, adapter=AdapterSpec(rank=4, alpha=8.0))
     spec = replace(small_job("lora", schedule=schedule), model=model, origin=OriginSpec(url=url, job="lora"))
     losses: list[float] = []
@@ -150,7 +150,7 @@ async def job_in_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     home = tmp_path / "home"
     await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16)
     monkeypatch.setenv("HOME", str(home))
-    url, model = model_opener(tmp_path)("file://~/model")
+    url, model = model_opener(tmp_path)("file://~/model", ())
     spec = replace(small_job(name, batches=80), fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=name))
     spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4, alpha=8.0)))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))

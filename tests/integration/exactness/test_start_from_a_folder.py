@@ -50,7 +50,7 @@ async def test_a_node_without_the_folder_gets_its_layers_from_the_other(
     home = tmp_path / "home"
     await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16, shard_size="30KB")
     monkeypatch.setenv("HOME", str(home))
-    url, model = model_opener(tmp_path)("file://~/model")
+    url, model = model_opener(tmp_path)("file://~/model", ())
     spec = replace(small_job("from-a-folder", batches=4), model=model, origin=OriginSpec(url=url, job="from-a-folder"))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     async with LocalCluster(tmp_path / "cluster", num_nodes=1, node_settings=WITHOUT_SPARES) as cluster:
@@ -79,7 +79,7 @@ async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
     await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
     away = [node.name for node in cluster.nodes[1:]]
     with serving(tmp_path) as server:
-        url, model = model_opener(tmp_path)(f"{server.url}/model")
+        url, model = model_opener(tmp_path)(f"{server.url}/model", ())
         spec = small_job(name, batches=60)
         spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4)), origin=OriginSpec(url=url, job=name))
         spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=1, max_nodes=2)))

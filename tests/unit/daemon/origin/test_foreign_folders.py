@@ -61,7 +61,7 @@ def write_folder(folder: Path, **shards: list[str]) -> Path:
 
 def submitted(folder: Path) -> JobSpec:
     """What a submission does with a folder."""
-    url, model = model_opener(folder.parent)(folder.name)
+    url, model = model_opener(folder.parent)(folder.name, ())
     return with_parts(JobSpec(job=JobSection(name="j"), model=model, origin=OriginSpec(url=url, job="j")))
 
 
@@ -255,7 +255,7 @@ def test_a_server_that_sends_without_end_is_left(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.is_endless = True
         with pytest.raises(ConfigError, match=r"config.json: comes as a whole: its server does not answer by range"):
-            model_opener(tmp_path)(f"{server.url}/model")
+            model_opener(tmp_path)(f"{server.url}/model", ())
     assert [file for file, _ in server.asked] == ["config.json"]
 
 
@@ -348,4 +348,4 @@ def test_layers_and_names_are_inverse() -> None:
 def test_a_folder_that_is_not_there_is_no_model_of_the_hub(tmp_path: Path, name: str) -> None:
     """Names of the Hub look like relative paths: the line says how they are written."""
     with pytest.raises(ConfigError, match="there is no such folder; a model of the Hub is written hf://OWNER/NAME"):
-        model_opener(tmp_path)(name)
+        model_opener(tmp_path)(name, ())
