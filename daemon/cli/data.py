@@ -55,6 +55,9 @@ def prepare(
             metavar="TOKEN", help="Token after each document, instead of the tokenizer's own.", show_default=False
         ),
     ] = "",
+    no_bos: Annotated[
+        bool, typer.Option("--no-bos", help="Begin no text with the token that the tokenizer itself puts there.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens; 0: all.")] = 0,
     pack: Annotated[
         int,
@@ -104,6 +107,7 @@ def prepare(
         config=config,
         split=split,
         end_of_text=end_of_text,
+        bos=not no_bos,
         max_tokens=max_tokens,
         pack=pack,
         flags=flags,

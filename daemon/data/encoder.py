@@ -18,7 +18,7 @@ from headway.daemon.data.chat_encoder import ChatEncoder, Tokens
 from headway.daemon.data.chat_template import read_templates
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_NAME, read_config
 from headway.daemon.data.documents import library
-from headway.daemon.data.special_tokens import SpecialTokens, special_names, special_tokens
+from headway.daemon.data.special_tokens import SpecialTokens, begin_of_text, special_names, special_tokens
 from headway.daemon.data.special_words import SpecialWords
 from headway.daemon.errors import ConfigError
 
@@ -36,6 +36,9 @@ class Encoder:
     """Encode some texts in UTF-8. Raises UnicodeDecodeError if the tokenizer needs text."""
     end_of_text: int | None
     """Token after each document; None: the tokenizer has no such token."""
+    begin_of_text: tuple[int, ...] = ()
+    """Tokens before each text."""
+    begin_name: str = ""
     padding: int = 0
     """Token that fills rows; no job trains on it."""
     file: Path | None = None
@@ -54,6 +57,8 @@ class Reading:
 
     end_of_text: str = ""
     """Token after each document; empty: the one in tokenizer_config.json, or a known one."""
+    has_begin: bool = True
+    """A text begins with the tokens that the tokenizer's own post-processor puts there."""
     has_special_words: bool = False
     """A text in which the name of a special token stands has this token."""
     today: date = TODAY
@@ -80,6 +85,7 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
     names = special_names(raw, special)
     words = SpecialWords(() if how.has_special_words else names)
     loaded = _load(raw, names, words, file)
+    begin = begin_of_text(raw.get("post_processor")) if how.has_begin else ()
     templates = read_templates(file.parent, config, words, how.today)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
     if templates:
@@ -88,6 +94,8 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
         vocab_size=max(loaded.get_vocab_size(), 1 + max(loaded.get_vocab().values(), default=0)),
         encode=lambda texts: _encode(loaded, [text.decode() for text in texts], special, tokenizer),
         end_of_text=special.eos_token_id,
+        begin_of_text=begin,
+        begin_name="".join(loaded.id_to_token(token) or "" for token in begin),
         padding=next((token for token in (special.pad_token_id, special.eos_token_id) if token is not None), 0),
         file=file,
         config=json.dumps(described),

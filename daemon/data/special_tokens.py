@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 KNOWN_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
@@ -61,6 +62,22 @@ def special_names(tokenizer: Mapping[str, Any], special: SpecialTokens) -> dict[
     named = {text: special.ids[f"{key}_id"] for key, text in special.texts.items()}
     chosen = {name: token for name, token in found.items() if name in steering or name.startswith(_STEERING)}
     return chosen | {text: token for text, token in named.items() if token is not None}
+
+
+def begin_of_text(post_processor: Any) -> tuple[int, ...]:
+    """Return the ids that a post-processor of a valid tokenizer.json puts before a text.
+
+    The config's `add_bos_token` does not count, as in transformers, for a tokenizer that has such a file.
+    """
+    if not isinstance(post_processor, Mapping):
+        return ()
+    if post_processor["type"] == "Sequence":
+        return next((ids for each in post_processor["processors"] if (ids := begin_of_text(each))), ())
+    if "cls" in post_processor:  # of BERT and RoBERTa
+        return (post_processor["cls"][1],)
+    before = takewhile(lambda part: "SpecialToken" in part, post_processor.get("single", ()))
+    tokens = post_processor.get("special_tokens", {})
+    return tuple(token for part in before for token in tokens[part["SpecialToken"]["id"]]["ids"])
 
 
 def _text(value: object) -> str:

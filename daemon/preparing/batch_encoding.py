@@ -157,14 +157,17 @@ def _encoded(batch: Iterable[_Item], encoder: Encoder, noted: Counter[str]) -> I
     texts = [(piece.content, piece.source) for piece in pieces if isinstance(piece.content, bytes)]
     chats = [piece.content for piece in pieces if isinstance(piece.content, Conversation)]
     of_texts, of_chats = iter(_texts(texts, encoder, noted)), iter(_chats(chats, encoder, noted))
+    begin = np.array(encoder.begin_of_text, dtype=np.int64)
     end = np.array([encoder.end_of_text or 0], dtype=np.int64)
     for piece in pieces:
-        if piece.content is None:
-            yield [(end, None)]
-        elif isinstance(piece.content, bytes):
-            yield [(next(of_texts), None)]
-        else:
+        if isinstance(piece.content, Conversation):
             yield next(of_chats)
+            continue
+        tokens = end if piece.content is None else next(of_texts)
+        # With --special-tokens, a text may begin with the name of this token itself.
+        if piece.is_first and not np.array_equal(tokens[: len(begin)], begin):
+            tokens = np.concatenate((begin, tokens))
+        yield [(tokens, None)]
 
 
 def _texts(texts: list[tuple[bytes, str]], encoder: Encoder, noted: Counter[str]) -> list[Tokens]:

@@ -45,6 +45,8 @@ class Preparation:
     """Share of the documents that are held out."""
     seed: int = 0
     """Chooses which documents are held out."""
+    bos: bool = True
+    """Each text begins with the token that the tokenizer's own post-processor puts there."""
     special_tokens: bool = False
     """Names of special tokens in texts and messages are these tokens."""
     date: str = str(TODAY)
@@ -71,7 +73,9 @@ class Preparation:
             today = date.fromisoformat(self.date)
         except ValueError as error:
             raise ConfigError(f"{self.date!r} is no day: write 2026-01-31", "--date") from error
-        return Reading(end_of_text=self.end_of_text, has_special_words=self.special_tokens, today=today)
+        return Reading(
+            end_of_text=self.end_of_text, has_begin=self.bos, has_special_words=self.special_tokens, today=today
+        )
 
     @property
     def record_field(self) -> Field:
@@ -100,6 +104,8 @@ class Prepared:
 
     index: ShardIndex
     train: SplitCounts
+    begin_of_text: str = ""
+    """What each text begins with; empty: nothing."""
     num_bad: int = 0
     """Records that were left out."""
     noted: Counter[str] = field(default_factory=Counter)

@@ -74,7 +74,14 @@ def prepare(
         raise ConfigError(
             f"cannot be read or written: {error.strerror or error}", error.filename or str(out)
         ) from error
-    return Prepared(index=read_index(out), train=train, validation=validation, num_bad=run.bad.count, noted=run.noted)
+    return Prepared(
+        index=read_index(out),
+        train=train,
+        validation=validation,
+        begin_of_text="" if options.chat else encoder.begin_name,
+        num_bad=run.bad.count,
+        noted=run.noted,
+    )
 
 
 def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> list[Source]:

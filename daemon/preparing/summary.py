@@ -15,6 +15,8 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     size = f"{index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}"
     yield f"{out}: {size}, SHA-256 {index.sha256}"
     yield f"training: {_line(prepared.train, index.row_tokens)}"
+    if prepared.begin_of_text:
+        yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
     if words := prepared.noted[SPECIAL_WORDS]:
@@ -31,6 +33,7 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
         "vocab_size": index.vocab_size,
         "sha256": index.sha256,
         "row_tokens": index.row_tokens,
+        "begin_of_text": prepared.begin_of_text,
         "bad_records": prepared.num_bad,
         **prepared.noted,
         "training": _table(prepared.train),

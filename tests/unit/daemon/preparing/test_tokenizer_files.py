@@ -155,3 +155,65 @@ def test_a_torn_tokenizer_config_is_one_line(tmp_path: Path) -> None:
 def test_each_kind_of_vocabulary_is_known(tokenizer: dict[str, Any]) -> None:
     """Unigram lists, tables, and tokens that were added."""
     assert special_tokens(tokenizer, {}).eos_token_id == 1
+
+
+def begins(name: str) -> Any:
+    """A post-processor that puts a token before each text, as Llama 3's and Mistral's do."""
+    return tokenizers.processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, 257)])
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (lambda: begins("<s>"), {}),
+        (lambda: tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), begins("<s>")]), {}),
+        (lambda: tokenizers.processors.RobertaProcessing((END, 256), ("<s>", 257)), {}),
+        (tokenizers.processors.ByteLevel, {}),
+        (tokenizers.processors.ByteLevel, {"add_bos_token": True, "bos_token": "<s>"}),
+        (lambda: begins("<s>"), {"add_bos_token": False, "bos_token": "<s>"}),
+    ],
+    ids=["template", "sequence", "roberta", "none", "config", "config without"],
+)
+def test_a_text_begins_as_its_tokenizer_begins_it(tmp_path: Path, make: Any, config: dict[str, Any]) -> None:
+    """As transformers does; without a begin if asked; and never twice."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = byte_level(tmp_path / "tokenizer.json")
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = make()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "in.txt").write_text("text")
+    of_transformers = transformers.AutoTokenizer.from_pretrained(str(tmp_path))("text").input_ids
+    without = tokenizer.encode("text", add_special_tokens=False).ids
+    begin = of_transformers[: of_transformers.index(without[0])]
+    assert prepared(tmp_path) == [*begin, *without, 256]
+    (tmp_path / "out").rename(tmp_path / "default")
+    assert prepared(tmp_path, bos=False) == [*without, 256]
+    (tmp_path / "out").rename(tmp_path / "no begin")
+    (tmp_path / "in.txt").write_text("<s>text")
+    assert prepared(tmp_path, special_tokens=True) == [257, *without, 256]
+
+
+def test_of_a_cut_document_the_first_part_has_the_begin(tmp_path: Path) -> None:
+    """Two texts, the first longer than a row: each has one begin, flagged as the document's; an empty one has both."""
+    tokenizer = byte_level(tmp_path / "tokenizer.json")
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = begins("<s>")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    lines = [json.dumps({"text": text}) for text in ("abcdef", "gh", "")]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    source, encoder = [str(tmp_path / "in.jsonl")], str(tmp_path / "tokenizer.json")
+    said = prepare(source, tmp_path / "rows", Preparation(tokenizer=encoder, pack=4))
+    shards = TokenShards.open(tmp_path / "rows")
+    a, g = (
+        tokenizer.encode("abcdef", add_special_tokens=False).ids,
+        tokenizer.encode("gh", add_special_tokens=False).ids,
+    )
+    assert said.begin_of_text == "<s>"
+    rows = [[257, *a[:4]], [*a[3:6], 256], [257, *g, 256], [257, 256]]
+    found = shards._tokens._maps[0].reshape(-1, 5).tolist()
+    assert all(any(row[: len(part)] == part or row[-len(part) :] == part for row in found) for part in rows)
+    prepare(source, tmp_path / "stream", Preparation(tokenizer=encoder, flags=True))
+    flags = TokenShards.open(tmp_path / "stream")._flags.windows([0], 14).tolist()
+    assert flags == [[3, *[1] * 7, 3, 1, 1, 1, 3, 1]]
