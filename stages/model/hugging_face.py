@@ -151,7 +151,6 @@ _ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "is_causal": (None, True),
     "is_encoder_decoder": (None, False),
     "partial_rotary_factor": (1, 1.0),
-    "pretraining_tp": (1,),
     "quantization_config": (None,),
     "rope_interleaved": (None, False),
     "use_bidirectional_attention": (None, False),
@@ -179,7 +178,8 @@ _WITHOUT_EFFECT: Final = re.compile(
     r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
     r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
-    r"output_router_logits|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|neftune_noise_alpha|router_aux_loss_coef"
+    r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|"
+    r"neftune_noise_alpha"
 )
 """Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
 trains without them.
@@ -280,8 +280,8 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     name = config.get("model_type")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        near = get_close_matches(str(name), _FAMILIES, 1, 0.0)[0]
-        raise ValueError(f"model_type is {name!r}; the nearest that is computed is {near}, of {', '.join(_FAMILIES)}")
+        near = "".join(f"; the nearest is {each}" for each in get_close_matches(str(name), _FAMILIES, 1))
+        raise ValueError(f"model_type is {name!r}, which is not computed{near}; there are {', '.join(_FAMILIES)}")
     _check_keys(config, family, ignored)
     told = _ABSENT | dict(family.absent) | config
     sizes = {

@@ -26,7 +26,7 @@ _COUNTS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "mixtral": {"router_jitter_noise": (0, 0.0)},
     "qwen3_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
-    "dots1": {"first_k_dense_replace": (0,), "n_group": (1,), "topk_group": (1,)},
+    "dots1": {"first_k_dense_replace": (0,), "moe_layer_freq": (1,), "n_group": (1,), "topk_group": (1,)},
 }
 """Keys that change the computation, with the values that are computed here."""
 _OF_MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}

@@ -1,0 +1,63 @@
+"""Published configs of the Hub are computed, or refused by name: the table of docs/hub.md."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from headway.stages.model.hugging_face import model_spec
+from tests.unit.stages.model.hub_configs import CONFIGS, Config
+
+PAGE: Final = Path(__file__).resolve().parents[4] / "docs/hub.md"
+BEGIN, END = "<!-- configs -->\n", "<!-- end of configs -->"
+REFUSED: Final = 110
+"""Most characters of a reason in the table."""
+
+
+def answer_to(config: Config) -> str:
+    """`computed`, or why not."""
+    try:
+        model_spec(config)
+    except ValueError as error:
+        reason = str(error)
+        return f"refused: {reason if len(reason) <= REFUSED else reason[:REFUSED] + '…'}"
+    return "computed"
+
+
+def table() -> str:
+    """The rows of the page."""
+    rows = [f"| {name} | {config['model_type']} | {answer_to(config)} |\n" for name, config in CONFIGS.items()]
+    return "| model | `model_type` | answer |\n|---|---|---|\n" + "".join(rows)
+
+
+def test_the_page_has_the_answer_to_each_published_config() -> None:
+    """`HEADWAY_WRITE_DOCS=1` writes the table anew."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    wanted = f"{before}{BEGIN}{table()}{END}{after}"
+    if os.environ.get("HEADWAY_WRITE_DOCS"):
+        PAGE.write_text(wanted)
+    assert text == wanted
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_transformers_opens_is_what_is_computed(name: str) -> None:
+    """A computed config has the parameters that transformers gives it, by number."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    if answer_to(CONFIGS[name]) != "computed":
+        pytest.skip("refused")
+    from headway.stages.model.decoder import parameter_shapes
+    from headway.stages.spec import layer_names
+
+    spec = model_spec(CONFIGS[name])
+    own = [s.numel() for layer in layer_names(spec) for s in parameter_shapes(layer, spec).values()]
+    ours = sum(own) - spec.tie_word_embeddings * spec.vocab_size * spec.hidden_size
+    given = dict(CONFIGS[name].get("text_config", CONFIGS[name]))
+    given.pop("auto_map", None)
+    config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert ours == sum(parameter.numel() for parameter in model.parameters())
