@@ -33,24 +33,24 @@ def _of(
     return common | named | turned | dict(zip(names, sizes, strict=True)) | more
 
 
-LLAMA3: Final = {
+LLAMA3: Final[Config] = {
     "factor": 8.0,
     "high_freq_factor": 4.0,
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
-SMOLLM: Final = {"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "pretraining_tp": 1}
-LLAMA: Final = {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None}
-QWEN2: Final = {"sliding_window": 32768, "use_sliding_window": False, "use_mrope": False}
-QWEN3: Final = {
+SMOLLM: Final[Config] = {"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "pretraining_tp": 1}
+LLAMA: Final[Config] = {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None}
+QWEN2: Final[Config] = {"sliding_window": 32768, "use_sliding_window": False, "use_mrope": False}
+QWEN3: Final[Config] = {
     "attention_bias": False,
     "head_dim": 128,
     "rope_scaling": None,
     "sliding_window": None,
     "use_sliding_window": False,
 }
-GRANITE: Final = {
+GRANITE: Final[Config] = {
     "attention_bias": False,
     "attention_dropout": 0.1,
     "attention_multiplier": 0.0078125,
@@ -61,7 +61,7 @@ GRANITE: Final = {
     "rope_scaling": None,
     "tie_word_embeddings": True,
 }
-PHI: Final = {
+PHI: Final[Config] = {
     "attention_bias": False,
     "auto_map": {
         "AutoConfig": "configuration_phi3.Phi3Config",
@@ -72,7 +72,7 @@ PHI: Final = {
     "resid_pdrop": 0.0,
     "tie_word_embeddings": False,
 }
-GEMMA2: Final = {
+GEMMA2: Final[Config] = {
     "attention_bias": False,
     "attn_logit_softcapping": 50.0,
     "cache_implementation": "hybrid",
@@ -82,7 +82,7 @@ GEMMA2: Final = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-GEMMA3: Final = {
+GEMMA3: Final[Config] = {
     "attention_bias": False,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -93,7 +93,7 @@ GEMMA3: Final = {
     "rope_scaling": None,
     "sliding_window": 512,
 }
-QWEN35: Final = {
+QWEN35: Final[Config] = {
     "attention_bias": False,
     "attn_output_gate": True,
     "full_attention_interval": 4,
