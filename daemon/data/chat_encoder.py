@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from headway.daemon.data.chat_mask import ChatText, chat_texts, spoken_tokens
+from headway.daemon.data.chat_mask import ChatText, ChatTexts, Way, chat_texts, spoken_tokens
 from headway.daemon.data.chat_template import ChatTemplates
 from headway.daemon.data.documents import Conversation, library
 from headway.daemon.data.special_words import SpecialWords
@@ -27,12 +27,15 @@ _NUMBERS: Final = 0xF0000
 """Private code points, which number the stand-ins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EncodedChat:
     """A conversation as rows of tokens, each a document of its own."""
 
     rows: tuple[tuple[Tokens, Spoken], ...]
     """The tokens, and which of them the assistant speaks."""
+    way: Way
+    num_thoughts_left_out: int
+    """Answers of which the template does not render what the assistant thinks."""
     num_words: int
     """Names of special tokens that people wrote."""
 
@@ -53,34 +56,34 @@ class ChatEncoder:
     def encode(self, chats: Sequence[Conversation]) -> list[EncodedChat | ConfigError]:
         """Return what becomes of each conversation, or why it cannot be encoded."""
         rendered = [_tried(self._texts, chat) for chat in chats]
-        plain = [text for each in rendered if isinstance(each, list) for text in each if not text.words]
+        plain = [text for each in rendered if isinstance(each, ChatTexts) for text in each.texts if not text.words]
         try:
             found = iter(self._loaded.encode_batch([each.text for each in plain], add_special_tokens=False))
         except Exception:  # the library does not say which text it was
             found = (_tried(_encode, self._loaded, each.text) for each in plain)
         done: list[EncodedChat | ConfigError] = []
-        for chat, texts in zip(chats, rendered, strict=True):
-            if isinstance(texts, ConfigError):
-                done.append(texts)
+        for of_chat in rendered:
+            if isinstance(of_chat, ConfigError):
+                done.append(of_chat)
                 continue
-            rows = [self._row(text, next(found) if not text.words else None, chat.where) for text in texts]
+            texts = of_chat.texts
+            rows = [self._row(text, next(found) if not text.words else None) for text in texts]
             wrong = next((row for row in rows if isinstance(row, ConfigError)), None)
             num_words = max(len(text.words) for text in texts)
             good = tuple(row for row in rows if not isinstance(row, ConfigError))
-            done.append(wrong if wrong else EncodedChat(rows=good, num_words=num_words))
+            left_out = of_chat.num_thoughts_left_out
+            done.append(wrong or EncodedChat(good, of_chat.way, left_out, num_words))
         return done
 
-    def _texts(self, chat: Conversation) -> list[ChatText]:
+    def _texts(self, chat: Conversation) -> ChatTexts:
         template = self._templates.of(chat)
         return chat_texts(template, template.conversation(chat))
 
-    def _row(self, text: ChatText, whole: Any, where: str) -> tuple[Tokens, Spoken] | ConfigError:
+    def _row(self, text: ChatText, whole: Any) -> tuple[Tokens, Spoken] | ConfigError:
         whole = whole or _tried(self._with_words, text)
         if isinstance(whole, ConfigError):
             return whole
-        is_spoken = _tried(spoken_tokens, whole.offsets, text.spans, may_cross=text.is_marked, where=where)
-        if isinstance(is_spoken, ConfigError):
-            return is_spoken
+        is_spoken = spoken_tokens(whole.offsets, text.spans)
         ids = [self._second.meant.get(token, token) for token in whole.ids] if text.words else whole.ids
         return np.array(ids, dtype=np.int64), is_spoken
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 from headway.daemon.data.documents import Conversation, library
 from headway.daemon.data.message_form import MessageForm, find_form
 from headway.daemon.data.special_words import SpecialWords, unguarded
-from headway.daemon.data.template_limits import MAX_CHARACTERS, TOO_LARGE, limited_memory, limited_time
+from headway.daemon.data.template_limits import MAX_CHARACTERS, TOO_LARGE, TooMuchError, limited_memory, limited_time
+from headway.daemon.data.template_loops import LoopNotes, Round, with_notes
 from headway.daemon.data.template_sandbox import sandbox
 from headway.daemon.errors import ConfigError
 
@@ -34,6 +35,8 @@ class Rendered:
     """Spans of characters between `{% generation %}` and its end."""
     words: frozenset[int]
     """Begins of names of special tokens that people wrote: they are only words."""
+    rounds: tuple[Round, ...] = ()
+    """Of the template's loops, if they were to be followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,10 @@ class Surroundings:
 
     special: Mapping[str, str]
     """Texts of special tokens, by the names that a template has for them."""
+    names: SpecialWords
+    """Names of special tokens."""
     words: SpecialWords
-    """Names that only the template may write."""
+    """Those that only the template may write."""
     today: date
     """The date, which stands still."""
 
@@ -54,7 +59,9 @@ class ChatTemplate:
     def __init__(self, source: str, around: Surroundings, *, name: str) -> None:
         """Raises ConfigError when the template is invalid."""
         self.source = source
+        self.names = around.names
         self._special = dict(around.special)
+        self._notes = LoopNotes()
         self._spans: list[tuple[int, int, str]] = []
         self._length = 0
         try:
@@ -62,6 +69,8 @@ class ChatTemplate:
                 environment = sandbox(today=around.today, mark=self._mark)
                 self._template = environment.from_string(source)
                 self._words = around.words.without(_looked_for(environment.parse(source)))
+                followed = sandbox(today=around.today, mark=str)
+                self._followed = with_notes(followed, source, library("jinja2.nodes"), self._notes.note)
         except ConfigError:
             raise
         except MemoryError:
@@ -70,19 +79,44 @@ class ChatTemplate:
             raise ConfigError(f"its chat template is invalid: {_line(error)}", name) from error
         self._form: MessageForm | None = None
 
+    @property
+    def end_of_text(self) -> str:
+        """Return the special token that ends a text; empty: there is none."""
+        return self._special.get("eos_token", "")
+
     def conversation(self, chat: Conversation) -> Conversation:
         """Return a conversation as this template reads it. Raises ConfigError for what is not a text."""
         if self._form is None:
-            self._form = find_form(lambda probe: self.render(probe, probe.messages).text, self.source)
+            self._form = find_form(lambda probe: self.render(probe, probe.messages).text, self.source, chat.where)
         formed = self._form.applied(chat)
         guarded = self._words.guarded
         return replace(formed, messages=guarded(formed.messages), tools=guarded(formed.tools))
+
+    def follow(self, chat: Conversation, messages: Sequence[Any], *, is_prompt: bool = False) -> Rendered:
+        """Render as `render` does, and say what each round of the template's loops has written."""
+        self._notes.clear()
+        raw = self._raw(self._followed, chat, messages, is_prompt=is_prompt)
+        noted, rounds = self._notes.rounds(raw)
+        text, words = unguarded(noted)
+        missing = _missing(words)
+        moved = (replace(each, start=_moved(each.start, missing), end=_moved(each.end, missing)) for each in rounds)
+        return Rendered(text, (), frozenset(words), tuple(moved))
 
     def render(self, chat: Conversation, messages: Sequence[Any], *, is_prompt: bool = False) -> Rendered:
         """Render the first messages of a conversation. is_prompt: with the begin of an answer.
 
         Raises ConfigError, which names the place in the data: the template fails, or exceeds a limit.
         """
+        raw = self._raw(self._template, chat, messages, is_prompt=is_prompt)
+        if any(raw[start:end] != spoken for start, end, spoken in self._spans):
+            raise ConfigError("the chat template changes what it marks with {% generation %}", chat.where)
+        text, words = unguarded(raw)
+        missing = _missing(words)
+        marked = tuple((_moved(start, missing), _moved(end, missing)) for start, end, _ in self._spans)
+        return Rendered(text, marked, frozenset(words))
+
+    def _raw(self, template: Any, chat: Conversation, messages: Sequence[Any], *, is_prompt: bool) -> str:
+        """Return what a template emits, with guards and notes. Raises ConfigError."""
         self._spans, self._length = [], 0
         pieces: list[str] = []
         values = {
@@ -94,24 +128,19 @@ class ChatTemplate:
         }
         try:
             with limited_time(), limited_memory():
-                for piece in self._template.generate(values):
+                for piece in template.generate(values):
                     pieces.append(piece)
                     self._length += len(piece)
                     if self._length > MAX_CHARACTERS:
                         raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
         except MemoryError:  # its traceback would keep what the template has made
             pieces.clear()
-            raise ConfigError(f"the chat template cannot render it: {TOO_LARGE}", chat.where) from None
+            raise TooMuchError(f"the chat template cannot render it: {TOO_LARGE}", chat.where) from None
+        except TimeoutError as error:
+            raise TooMuchError(f"the chat template cannot render it: {error}", chat.where) from error
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"the chat template cannot render it: {_line(error)}", chat.where) from error
-        raw = "".join(pieces)
-        if any(raw[start:end] != spoken for start, end, spoken in self._spans):
-            raise ConfigError("the chat template changes what it marks with {% generation %}", chat.where)
-        text, words = unguarded(raw)
-        # Before each of these places, one more guard is missing.
-        missing = [word + 1 + number for number, word in enumerate(words)]
-        marked = [tuple(at - bisect_left(missing, at) for at in span) for *span, _ in self._spans]
-        return Rendered(text, tuple((start, end) for start, end in marked), frozenset(words))
+        return "".join(pieces)
 
     def _mark(self, spoken: str) -> str:
         """Note a text that the template is about to emit as an answer."""
@@ -130,6 +159,11 @@ class ChatTemplates:
         return self.named["tool_use" if chat.tools is not None and "tool_use" in self.named else DEFAULT]
 
     @property
+    def ask_for_date(self) -> bool:
+        """Return whether a template asks what day it is."""
+        return any("strftime_now" in template.source for template in self.named.values())
+
+    @property
     def described(self) -> Any:
         """Return what tokenizer_config.json says of them."""
         sources = {name: template.source for name, template in self.named.items()}
@@ -137,7 +171,9 @@ class ChatTemplates:
         return sources[DEFAULT] if is_one else [{"name": name, "template": each} for name, each in sources.items()]
 
 
-def read_templates(folder: Path, config: Mapping[str, Any], words: SpecialWords, today: date) -> ChatTemplates | None:
+def read_templates(
+    folder: Path, config: Mapping[str, Any], *, names: SpecialWords, words: SpecialWords, today: date
+) -> ChatTemplates | None:
     """Return the chat templates of a tokenizer's folder; None: it has none. Raises ConfigError."""
     try:
         sources = _in_files(folder) or _in_config(config)
@@ -149,7 +185,8 @@ def read_templates(folder: Path, config: Mapping[str, Any], words: SpecialWords,
         known = ", ".join(map(str, sources))
         raise ConfigError(f"has the chat templates {known}, and none is named {DEFAULT}", str(folder))
     texts = {key: _text(value) for key, value in config.items() if key.endswith("_token")}
-    around = Surroundings(special={key: text for key, text in texts.items() if text}, words=words, today=today)
+    special = {key: text for key, text in texts.items() if text}
+    around = Surroundings(special=special, names=names, words=words, today=today)
     named = {}
     for name, source in sources.items():
         if not isinstance(source, str):
@@ -184,6 +221,15 @@ def _looked_for(tree: Any) -> Iterator[str]:
         else:
             asked = node.args if isinstance(node.node, nodes.Getattr) and node.node.attr in _SEARCHES else []
         yield from (each.value for each in asked if isinstance(each, nodes.Const) and isinstance(each.value, str))
+
+
+def _missing(words: Sequence[int]) -> list[int]:
+    """Return where one more guard is missing before it, in a text with guards."""
+    return [word + 1 + number for number, word in enumerate(words)]
+
+
+def _moved(at: int, missing: Sequence[int]) -> int:
+    return at - bisect_left(missing, at)
 
 
 def _read(file: Path) -> str:

@@ -47,6 +47,8 @@ class Encoder:
     """The tokenizer_config.json with its special tokens and chat template, which is copied too."""
     words: SpecialWords = NO_WORDS
     """Names of special tokens, which stay words in what people wrote."""
+    told: str = ""
+    """What chat templates are told beside a conversation, for the index."""
     chats: ChatEncoder | None = None
     """Turns conversations into tokens; None: there is no chat template."""
 
@@ -86,7 +88,7 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
     words = SpecialWords(() if how.has_special_words else names)
     loaded = _load(raw, names, words, file)
     begin = begin_of_text(raw.get("post_processor")) if how.has_begin else ()
-    templates = read_templates(file.parent, config, words, how.today)
+    templates = read_templates(file.parent, config, names=SpecialWords(names), words=words, today=how.today)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **special.texts}
     if templates:
         described["chat_template"] = templates.described
@@ -100,6 +102,7 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
         file=file,
         config=json.dumps(described),
         words=words,
+        told=f"date {how.today}" if templates and templates.ask_for_date else "",
         chats=None if templates is None else ChatEncoder(_with_special(raw, names), names, templates, words),
     )
 

@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation
 from headway.daemon.data.special_words import RESERVED
+from headway.daemon.data.template_limits import TooMuchError
 from headway.daemon.errors import ConfigError
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read what an assistant thinks; transformers passes the first two for any of them."""
+_END: Final = "</think>"
 _WORD: Final = "headwayprobe"
 _ASKED: Final = ({"role": "user", "content": "x"},)
 _TOOL: Final = {
@@ -81,12 +83,17 @@ class MessageForm:
         return dict(call)
 
 
-def find_form(render: Callable[[Conversation], str], source: str) -> MessageForm:
-    """Ask a template what it reads. render: may raise ConfigError. source: of the template."""
+def find_form(render: Callable[[Conversation], str], source: str, where: str) -> MessageForm:
+    """Ask a template what it reads. render: may raise ConfigError. source: of the template. where: for errors.
+
+    Raises TooMuchError if it takes too much, for the first conversation.
+    """
 
     def shown(messages: list[dict[str, Any]], tools: Any = None) -> str:
         try:
-            return render(Conversation(messages=messages, tools=tools, where=""))
+            return render(Conversation(messages=messages, tools=tools, where=where))
+        except TooMuchError:
+            raise
         except ConfigError:
             return ""
 
@@ -111,6 +118,14 @@ def called(message: Mapping[str, Any]) -> Iterator[str]:
         name = call.get("function", call).get("name")
         if isinstance(name, str):
             yield name
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """Return what a message's assistant thinks; empty: nothing."""
+    thought, content = message.get("reasoning_content"), message.get("content")
+    if isinstance(thought, str):
+        return thought
+    return content.split(_END)[0].split("<think>")[-1] if isinstance(content, str) and _END in content else ""
 
 
 def _list(calls: Any, name: str, where: str) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 GUARD: Final = "\ufdd0"
 RESERVED: Final = re.compile("[\ufdd0-\ufddf]")
-"""Code points for internal use, which the sandbox puts into texts: no conversation has them."""
+"""Code points for internal use, which guards, notes and stand-ins are made of: no conversation has them."""
 
 
 class SpecialWords:

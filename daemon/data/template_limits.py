@@ -9,6 +9,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from headway.daemon.errors import ConfigError
+
 MAX_CHARACTERS: Final = 16 << 20
 """Maximum length of a rendered conversation."""
 MAX_BITS: Final = 1024
@@ -21,6 +23,10 @@ MAX_BYTES: Final = 1 << 30
 """Maximum memory that one rendering adds: a template may double a text again and again within the time."""
 TOO_LARGE: Final = f"it takes more than {MAX_BYTES >> 30} GiB of memory"
 _SANDBOX: Final = str(Path(__file__).with_name("template_sandbox.py"))
+
+
+class TooMuchError(ConfigError):
+    """A template takes more than it may."""
 
 
 def limited_product(_self: Any, _context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -22,6 +22,8 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_ITEMS: Final = 4096
 SPECIAL_WORDS: Final = "special_words"
 """Noted: names of special tokens in what people wrote."""
+THOUGHTS_LEFT_OUT: Final = "thoughts_left_out"
+"""Noted: answers of which the template does not render what the assistant thinks."""
 CONVERSATION_BYTES: Final = 4096
 """What a conversation counts before it is rendered."""
 
@@ -189,6 +191,8 @@ def _chats(chats: list[Conversation], encoder: Encoder, noted: Counter[str]) -> 
             done.append(BadRecord(found.what, chat.where))
             continue
         noted[SPECIAL_WORDS] += found.num_words
+        noted[found.way] += 1
+        noted[THOUGHTS_LEFT_OUT] += found.num_thoughts_left_out
         done.append(found.rows)
     return done
 

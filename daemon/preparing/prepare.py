@@ -64,7 +64,8 @@ def prepare(
                 if encoder.file:
                     (place.data / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
                     (place.data / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
-                run.writer.close(tokenizer=TOKENIZER_NAME if encoder.file else BYTES, provenance=", ".join(sources))
+                provenance = ", ".join([*sources, *([encoder.told] if encoder.told else [])])
+                run.writer.close(tokenizer=TOKENIZER_NAME if encoder.file else BYTES, provenance=provenance)
             finally:
                 run.writer.abandon()
             publish(place.data, out)

@@ -2,11 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from headway.daemon.preparing.batch_encoding import SPECIAL_WORDS
+from headway.daemon.data.chat_mask import Way
+from headway.daemon.preparing.batch_encoding import SPECIAL_WORDS, THOUGHTS_LEFT_OUT
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.preparation import Prepared
+
+_WAYS: Final = {
+    Way.MARKED: "the chat template marks the answers",
+    Way.WHOLE: "one text each, in which all answers are trained",
+    Way.PER_ANSWER: "a text for each answer that the chat template rewrites later",
+}
 
 
 def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
@@ -19,6 +26,11 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
+    for way, said in _WAYS.items():
+        if count := prepared.noted[way]:
+            yield f"{count:,} conversations: {said}"
+    if lost := prepared.noted[THOUGHTS_LEFT_OUT]:
+        yield f"the chat template leaves out what the assistant thinks in {lost:,} answers"
     if words := prepared.noted[SPECIAL_WORDS]:
         yield f"{words:,} names of special tokens stood in the text and are only words (--special-tokens makes tokens)"
     if index.validation:

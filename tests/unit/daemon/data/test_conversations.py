@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ HEADERS = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 """In the style of Llama 3: whatever a content is becomes text."""
+LONG_TURNS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>bot\n"
+    "{% if loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% else %}<|start|>you\n{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>bot\n<think>{% endif %}"
+)
+"""In the style of GLM and Qwen: no token ends a turn but the next header, and earlier answers have no thoughts."""
 CALLS = HEADERS.replace(
     "<|end|>{% endfor %}",
     "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
@@ -156,3 +164,40 @@ def test_plain_text_has_words_too(tmp_path: Path) -> None:
         tokens = [int(token) for token in encoder.encode([text])[0]]
         assert [tokens.count(ids[name]) for name in ("<|start|>", "<|tool|>")] == [count, count]
         assert encoder.words.count(text) == 2 * (1 - count)
+
+
+def two_turns(**more: str) -> list[dict[str, Any]]:
+    return [*asked("One", **more), {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "Two", **more}]
+
+
+def rows_of(folder: Path, messages: list[Any]) -> list[tuple[str, str]]:
+    """The text and what is trained of each row."""
+    encoder = read_encoder(str(folder))
+    assert encoder.chats is not None
+    found = encoder.chats.encode([Conversation(messages=messages, tools=None, where="in.jsonl, line 7")])[0]
+    assert not isinstance(found, ConfigError), found
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    show = partial(tokenizer.decode, skip_special_tokens=False)
+    return [(show(list(tokens)), show(list(tokens[is_spoken]))) for tokens, is_spoken in found.rows]
+
+
+def test_answers_are_found_in_the_whole_text(tmp_path: Path) -> None:
+    """Two turns are one row; each answer is trained with the token that ends its turn."""
+    rows = rows_of(folder_of(tmp_path, HEADERS), two_turns())
+    assert [trained for _, trained in rows] == ["One<|end|>Two<|end|>"]
+
+
+def test_an_answer_that_is_rewritten_later_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """The first row is what the model sees when it gives the first answer; each thought is trained once."""
+    rows = rows_of(folder_of(tmp_path, LONG_TURNS), two_turns(reasoning_content="Hm"))
+    first = "<|start|>you\nHi<|start|>bot\n<think>Hm</think>One<|start|>"
+    assert rows[0] == (first, "Hm</think>One<|start|>")
+    assert rows[1][0].startswith("<|start|>you\nHi<|start|>bot\nOne<|start|>you\nBye")
+    assert rows[1][1] == "Hm</think>Two<|start|>"
+
+
+def test_a_call_that_the_template_leaves_out_is_no_answer(tmp_path: Path) -> None:
+    """An empty answer is not trained in place of a tool call: the record is named."""
+    folder = folder_of(tmp_path, HEADERS)
+    with pytest.raises(ConfigError, match="line 7: the chat template leaves out that message 2 calls sum; name a"):
+        text_of(read_encoder(str(folder)), folder, asked(None, tool_calls=[CALL]))

@@ -119,7 +119,7 @@ def test_without_marks_an_answer_is_what_follows_its_prompt(tmp_path: Path) -> N
         (
             "{{ messages|length }}{{ messages[0].content }}",
             {"messages": []},
-            "line 1: message 2 changes what is before",
+            "line 1: the chat template writes message 2 in no place",
         ),
         ("{{ messages[0].content * 20000000 }}", {"messages": []}, "line 1: .* longer than 16 Mi characters"),
         ("{{ 'a' * 100000000000 }}", {"messages": []}, "line 1: .* longer than 16 Mi characters"),
@@ -181,10 +181,9 @@ def test_signals_that_come_again_and_again_leave_no_limit(monkeypatch: pytest.Mo
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
 
 
-def test_a_token_that_reaches_over_the_begin_of_an_answer() -> None:
-    """It counts where a template marks answers, and is refused where the begin is found by comparing."""
+def test_a_token_that_reaches_over_the_begin_of_an_answer_counts() -> None:
+    """A token is a target if any of its characters is spoken; offsets may leave out a space before it."""
     offsets = [(0, 4), (5, 9), (9, 10)]  # the second token begins at 4: its offsets leave out a space
-    assert spoken_tokens(offsets, [(5, 9)], may_cross=True, where="x").tolist() == [False, True, False]
-    assert spoken_tokens(offsets, [(4, 9)], may_cross=False, where="x").tolist() == [False, True, False]
-    with pytest.raises(ConfigError, match="reaches over the begin"):
-        spoken_tokens(offsets, [(5, 9)], may_cross=False, where="x")
+    assert spoken_tokens(offsets, [(4, 9)]).tolist() == [False, True, False]
+    assert spoken_tokens(offsets, [(5, 9)]).tolist() == [False, True, False]
+    assert spoken_tokens(offsets, [(3, 9)]).tolist() == [True, True, False]
