@@ -43,6 +43,8 @@ class RopeSpec:
     """Used by yarn: the factor of cosines and sines."""
     truncate: bool = False
     """Used by yarn: the range of interpolated pairs is rounded to whole pairs."""
+    llama_4_scaling_beta: float = 0.0
+    """May be used with yarn: queries grow with the logarithm of their positions beyond the first training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,15 @@ class ModelSpec:
     """Whether attention's output projection has one."""
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Whether each head of queries and keys is normed before it turns."""
+    """Whether queries and keys are normed before they turn."""
+    qk_norm_over: Literal["head", "heads"] = "head"
+    """What one norm of queries and keys is over: each head by itself, or all heads together."""
+    norm_placement: Literal["before", "after", "both"] = "before"
+    """Where attention and MLP have their norms."""
     fused_projections: bool = False
     """Whether q, k, v are one matrix, and gate and up another, as in Phi-3."""
+    fused_gate_up: bool = False
+    """Whether gate and up alone are one matrix, as in GLM-4."""
     sliding_window: int = 0
     """Number of newest tokens that a token attends to, with itself; 0: all before it."""
     first_window_layer: int = 0
@@ -123,6 +131,12 @@ class ModelSpec:
     """Factor of what attention and MLP add to the hidden states."""
     logits_scaling: float = 1.0
     """Divisor of the logits."""
+    window_rope_theta: float = 0.0
+    """Base of the positions in blocks with a sliding window, which are not scaled then; 0: that of the other blocks."""
+    partial_rotary_factor: float = 1.0
+    """Part of each head that turns, its first values."""
+    rope_interleaved: bool = False
+    """Whether neighbours in a head turn together, and not values that are half of its turning part apart."""
     no_rope_layer_interval: int = 0
     """n: every n-th block, the n-th first, turns no queries and keys by their positions; 0: all blocks turn them."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
@@ -153,6 +167,16 @@ class ModelSpec:
         """Return the width of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    @property
+    def fuses_gate_up(self) -> bool:
+        """Return whether an MLP's gate and up are one matrix."""
+        return self.fused_projections or self.fused_gate_up
+
+    @property
+    def rotary_width(self) -> int:
+        """Return how many values of a head turn."""
+        return int(self.head_width * self.partial_rotary_factor)
+
     def type_of(self, block: int) -> LayerType:
         """Return what a block mixes tokens with."""
         if self.layer_types:
@@ -170,6 +194,12 @@ class ModelSpec:
     def window_of(self, block: int) -> int:
         """Return the sliding window of a block; 0: it has none."""
         return self.sliding_window if self.type_of(block) == "sliding_attention" else 0
+
+    def rope_of(self, block: int) -> tuple[float, RopeSpec]:
+        """Return the base and the scaling of a block's positions."""
+        if self.window_rope_theta and self.window_of(block):
+            return self.window_rope_theta, RopeSpec()
+        return self.rope_theta, self.rope_scaling
 
     def is_turned(self, block: int) -> bool:
         """Return whether a block turns queries and keys by their positions."""
@@ -298,9 +328,9 @@ def matrix_names(model: ModelSpec) -> tuple[str, ...]:
     """Return the last parts of the names of a block's matrices that may have an adapter, in the module's order."""
     if model.has_experts:
         return ("q_proj", "k_proj", "v_proj", "o_proj")
-    if model.fused_projections:
-        return ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    return ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    of_attention = ("qkv_proj", "o_proj") if model.fused_projections else ("q_proj", "k_proj", "v_proj", "o_proj")
+    of_mlp = ("gate_up_proj", "down_proj") if model.fuses_gate_up else ("gate_proj", "up_proj", "down_proj")
+    return of_attention + of_mlp
 
 
 def timed_kind(layer: str, recompute: str) -> str:

@@ -31,9 +31,11 @@ def block_widths(model: ModelSpec, train: TrainSpec) -> BlockWidths:
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
     of_norms = 2 if train.dtype == "bfloat16" else 3
-    above = of_norms * hidden + 4 * inner + _of_routing(model)
+    # A second norm of a branch keeps its input, which nothing else does. Its output is added, and not kept.
+    second = (of_norms - 1) * hidden if model.norm_placement == "both" else 0
+    above = of_norms * hidden + second + 4 * inner + _of_routing(model)
     normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 else 0
-    return BlockWidths(kept=of_norms * hidden + normed + _of_attention(model) + above, kept_above=above)
+    return BlockWidths(kept=of_norms * hidden + second + normed + _of_attention(model) + above, kept_above=above)
 
 
 def _inner_width(model: ModelSpec) -> int:
@@ -70,9 +72,12 @@ def _beside_adapters(model: ModelSpec) -> BlockWidths:
     in_attention = [name for name in adapted if name not in in_mlp]
     has_down = "down_proj" in adapted
     # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.
-    above = hidden * (1 + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
+    num_norms = 2 if model.norm_placement == "both" else 1
+    above = hidden * (num_norms + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
     above += model.adapter.rank * len(in_mlp) + _of_routing(model)
-    below = hidden * (1 + any(name != "o_proj" for name in in_attention)) + model.adapter.rank * len(in_attention)
+    below = hidden * (num_norms + any(name != "o_proj" for name in in_attention)) + model.adapter.rank * len(
+        in_attention
+    )
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.
     return BlockWidths(
         kept=below + above + _of_attention(model), kept_above=above, passing=inner * (3 - has_down) + 2 * hidden

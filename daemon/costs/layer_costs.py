@@ -157,7 +157,8 @@ def document_bytes(spec: JobSpec) -> int:
     if not train.separates_documents:
         return 0
     num_masks = 2 if 0 < model.sliding_window < train.sequence_length else 1
-    values = num_masks * train.sequence_length + 2 * model.head_width
+    num_tables = 2 if model.window_rope_theta else 1
+    values = num_masks * train.sequence_length + num_tables * 2 * model.rotary_width
     return element_bytes(train) * _tokens(train) * values
 
 
@@ -206,7 +207,7 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
         if model.num_shared_experts:
             widths.append(model.num_shared_experts * model.moe_intermediate_size)
         return tuple(shape for width in widths for shape in ((width, hidden), (width, hidden), (hidden, width)))
-    inputs = (2 * wide,) if model.fused_projections else (wide, wide)
+    inputs = (2 * wide,) if model.fuses_gate_up else (wide, wide)
     return (*((rows, hidden) for rows in inputs), (hidden, wide))
 
 
@@ -221,7 +222,10 @@ def _adapter_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 def _vector_sizes(model: ModelSpec) -> list[int]:
     """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's."""
-    sizes = [model.hidden_size] * 2 + [model.head_width] * (2 * model.qk_norm)
+    sizes = [model.hidden_size] * (4 if model.norm_placement == "both" else 2)
+    if model.qk_norm:
+        of_heads = model.num_attention_heads, model.num_key_value_heads
+        sizes += [model.head_width * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
     if model.has_experts:
         sizes.append(model.num_experts * model.hidden_size)
     if model.router_bias:

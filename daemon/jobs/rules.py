@@ -164,6 +164,13 @@ def _check_options(model: ModelSpec, source: str) -> None:
             _refuse(source, f"model.rope_scaling.{name}", f'must be above 0 with rope_type = "{rope.rope_type}"')
     if rope.rope_type == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
         _refuse(source, "model.rope_scaling.high_freq_factor", "must be above low_freq_factor")
+    if model.rotary_width < 2 or model.rotary_width % 2:
+        what = f"turns {model.rotary_width} of the {model.head_width} values of a head; they turn in pairs"
+        _refuse(source, "model.partial_rotary_factor", what)
+    if model.qk_norm_over != "head" and not model.qk_norm:
+        _refuse(source, "model.qk_norm_over", "is not used without qk_norm; leave it out")
+    if model.window_rope_theta and not model.sliding_window:
+        _refuse(source, "model.window_rope_theta", "is not used without sliding_window; leave it out")
     if rope.rope_type == "dynamic" and model.head_width < 4:
         _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
     if model.first_window_layer and not model.sliding_window:
@@ -238,7 +245,7 @@ def num_parameters(model: ModelSpec) -> int:
     if model.has_experts:
         num_inner = (model.num_experts + model.num_shared_experts) * model.moe_intermediate_size
         of_mlp = 3 * width * num_inner + width * model.num_experts
-    block = 2 * width * query + 2 * width * key_value + of_mlp + 2 * width
+    block = 2 * width * query + 2 * width * key_value + of_mlp + (4 if model.norm_placement == "both" else 2) * width
     return model.num_hidden_layers * block + 2 * model.vocab_size * width + width
 
 

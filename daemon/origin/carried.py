@@ -33,7 +33,7 @@ def carried_of(spec: JobSpec) -> Carried | None:
         return None
     with as_config_error():
         folder = OriginFolder(spec.origin.url)
-        ranges = ranges_of(folder, CARRIED_PART, is_tied=spec.model.tie_word_embeddings)
+        ranges = ranges_of(folder, CARRIED_PART, model=spec.model)
         return _sorted({name: b"".join(folder.read(part.file, part.begin, part.end)) for name, part in ranges.items()})
 
 

@@ -55,7 +55,7 @@ def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | No
 
     def read(layer: str) -> dict[str, Tensor]:
         with as_config_error():
-            ranges = ranges_of(folder, layer, places, is_tied=spec.model.tie_word_embeddings)
+            ranges = ranges_of(folder, layer, places, model=spec.model)
             given = {
                 name.removeprefix(f"{INITIAL}/"): tensor_of(
                     b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape

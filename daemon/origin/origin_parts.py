@@ -16,7 +16,7 @@ from headway.daemon.origin.safetensors_header import shown
 from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.hugging_face import layer_parameter
-from headway.stages.spec import TIED
+from headway.stages.spec import TIED, ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import StateHeader, StateStart, state_start
@@ -44,7 +44,7 @@ def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], N
     if expected is None:
         raise RecoveryError(spec.origin.url, f"has no part {name!r} in the job's record")
     folder = OriginFolder(spec.origin.url, beat=beat)
-    ranges = ranges_of(folder, name, is_tied=spec.model.tie_word_embeddings)
+    ranges = ranges_of(folder, name, model=spec.model)
     start = _start(spec, name, ranges)
     if len(start.head) + start.data_bytes != expected.size_bytes:
         raise RecoveryError(folder.url, f"is not the folder that was submitted: {name} has another size")
@@ -61,7 +61,7 @@ def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], N
 
 def digest_of(spec: JobSpec, name: str, folder: OriginFolder, *, places: TensorPlaces | None = None) -> FileDigest:
     """Return size and checksum of a part, which is read once. places: all tensors, if they are known."""
-    ranges = ranges_of(folder, name, places, is_tied=spec.model.tie_word_embeddings)
+    ranges = ranges_of(folder, name, places, model=spec.model)
     start = _start(spec, name, ranges)
     for key in sorted(ranges):
         for piece in folder.read(ranges[key].file, ranges[key].begin, ranges[key].end):
@@ -75,19 +75,19 @@ def _start(spec: JobSpec, name: str, ranges: dict[str, Range]) -> StateStart:
 
 
 def ranges_of(
-    folder: OriginFolder, name: str, places: TensorPlaces | None = None, *, is_tied: bool
+    folder: OriginFolder, name: str, places: TensorPlaces | None = None, *, model: ModelSpec
 ) -> dict[str, Range]:
     """Return the ranges of a part by the name of the tensor in its file. places: all tensors, if they are known.
 
-    is_tied: the head's part has the embedding's matrix too.
+    The head's part of a tied model has the embedding's matrix too.
     """
     if name == CARRIED_PART:
         return _carried(folder, places or find_tensors(folder))
     if places is None:
-        places = find_tensors(folder, lambda tensor: bool(_parameter_of(name, tensor, is_tied=is_tied)))
+        places = find_tensors(folder, lambda tensor: bool(_parameter_of(name, tensor, model=model)))
     found = {}
     for tensor, (file, entry) in places.tensors.items():
-        parameter = _parameter_of(name, tensor, is_tied=is_tied)
+        parameter = _parameter_of(name, tensor, model=model)
         if not parameter:
             continue
         if entry.dtype not in _DTYPES:
@@ -99,12 +99,12 @@ def ranges_of(
     return found
 
 
-def _parameter_of(name: str, tensor: str, *, is_tied: bool) -> str:
+def _parameter_of(name: str, tensor: str, *, model: ModelSpec) -> str:
     """Return the parameter of a layer that a tensor is; empty: it is none."""
-    place = layer_parameter(tensor)
-    if is_tied and place == ("head", TIED["head"]):
+    place = layer_parameter(tensor, model)
+    if model.tie_word_embeddings and place == ("head", TIED["head"]):
         return ""  # a second copy of the embedding, which `check_unambiguous` has compared
-    if is_tied and name == "head" and place == ("embed", TIED["embed"]):
+    if model.tie_word_embeddings and name == "head" and place == ("embed", TIED["embed"]):
         return TIED["head"]
     return place[1] if place is not None and place[0] == name else ""
 

@@ -34,6 +34,7 @@ def compile_layer(layer: nn.Module) -> nn.Module:
     """Compile the layer's forward and backward at their first call with tensors. Returns the layer."""
     # Rotary positions and windows are computed as usual; the code has them as constants.
     torch.compiler.assume_constant_result(formulas.kept_rotary_table)  # type: ignore[no-untyped-call]
+    torch.compiler.assume_constant_result(formulas.kept_query_scales)  # type: ignore[no-untyped-call]
     torch.compiler.assume_constant_result(formulas.kept_window_mask)  # type: ignore[no-untyped-call]
     layer.compile(fullgraph=True, dynamic=False)
     return layer

@@ -10,7 +10,7 @@ Layers are built on the meta device: they are the formula, and the weights come 
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.stages.model.adapters import adapt
 from headway.stages.model.documents import DocumentRows
 from headway.stages.model.experts import Mixture
-from headway.stages.model.rotary import rotary_table
+from headway.stages.model.rotary import query_scales, rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
 AttentionBackend = Literal["auto", "math", "flash", "efficient"]
@@ -85,6 +85,19 @@ def token_loss(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None = Non
     return functional.cross_entropy(rows, wanted, reduction="sum") / mean_tokens
 
 
+_NORMS: Final = {
+    "before": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+"""Names of a block's norms before and after attention, and before and after the MLP, by their placement."""
+
+
 class Embedding(nn.Module):
     """tokens int64 [microbatch, sequence] → hidden [microbatch, sequence, hidden]."""
 
@@ -102,16 +115,17 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each on a normed copy, added back."""
+    """hidden → hidden, both [microbatch, sequence, hidden]: attention and SwiGLU, each normed before or after or both,
+    and added.
+    """
 
     def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(
-            spec, attention_backend, window=spec.window_of(index), is_turned=spec.is_turned(index)
-        )
+        self.self_attn = Attention(spec, attention_backend, block=index)
         self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
-        self.input_layernorm = _rms_norm(spec)
-        self.post_attention_layernorm = _rms_norm(spec)
+        self.norms = _NORMS[spec.norm_placement]
+        for name in filter(None, self.norms):
+            setattr(self, name, _rms_norm(spec, spec.hidden_size))
         self.residual_multiplier = spec.residual_multiplier
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
@@ -123,13 +137,17 @@ class Block(nn.Module):
         else:
             mixed = self._attention(hidden, documents)
         hidden = self._added(hidden, mixed)
-        return self._added(hidden, self.mlp(self.post_attention_layernorm(hidden)))
+        return self._added(hidden, self._normed(self.mlp(self._normed(hidden, 2)), 3))
 
     def _added(self, hidden: Tensor, branch: Tensor) -> Tensor:
         return hidden + (branch if self.residual_multiplier == 1.0 else branch * self.residual_multiplier)
 
     def _attention(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor:
-        return self.self_attn(self.input_layernorm(hidden), documents)  # type: ignore[no-any-return]
+        return self._normed(self.self_attn(self._normed(hidden, 0), documents), 1)
+
+    def _normed(self, values: Tensor, place: int) -> Tensor:
+        name = self.norms[place]
+        return getattr(self, name)(values) if name else values
 
 
 class Head(nn.Module):
@@ -137,7 +155,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.norm = _rms_norm(spec)
+        self.norm = _rms_norm(spec, spec.hidden_size)
         self.lm_head = _linear(spec.hidden_size, spec.vocab_size)
         self.logits_scaling = spec.logits_scaling
 
@@ -152,19 +170,16 @@ class Head(nn.Module):
 class Attention(nn.Module):
     """Causal attention with rotary positions and fewer key/value heads than query heads (Ainslie et al. 2023)."""
 
-    def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, window: int, is_turned: bool) -> None:
-        """window: number of newest tokens that a token attends to; 0: all before it.
-
-        is_turned: queries and keys turn by their positions.
-        """
+    def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, block: int) -> None:
         super().__init__()
         self.head_dim = spec.head_width
         self.num_groups = spec.num_attention_heads // spec.num_key_value_heads
-        self.rope_theta = spec.rope_theta
-        self.rope_scaling = spec.rope_scaling
+        self.rope_theta, self.rope_scaling = spec.rope_of(block)
+        self.rotary_width = spec.rotary_width
+        self.is_interleaved = spec.rope_interleaved
+        self.is_turned = spec.is_turned(block)
         self.backend = backend
-        self.window = window
-        self.is_turned = is_turned
+        self.window = spec.window_of(block)
         self.scale = spec.attention_multiplier or None
         self.sizes = (spec.num_attention_heads * self.head_dim, *[spec.num_key_value_heads * self.head_dim] * 2)
         if spec.fused_projections:
@@ -175,8 +190,9 @@ class Attention(nn.Module):
             self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
         self.o_proj = _linear(self.sizes[0], spec.hidden_size, bias=spec.output_bias)
         if spec.qk_norm:
-            self.q_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
-            self.k_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps, device="meta")
+            self.norms_heads_together = spec.qk_norm_over == "heads"
+            queries, keys = self.sizes[:2] if self.norms_heads_together else (self.head_dim, self.head_dim)
+            self.q_norm, self.k_norm = _rms_norm(spec, queries), _rms_norm(spec, keys)
 
     def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
         """documents: attention and positions end with each document; None: the row is one."""
@@ -205,33 +221,52 @@ class Attention(nn.Module):
         if not self.is_turned:
             return None
         if documents is not None:
+            if self.window and documents.window_cosine is not None and documents.window_sine is not None:
+                return documents.window_cosine, documents.window_sine
             return documents.cosine, documents.sine
         return kept_rotary_table(
             hidden.shape[-2],
-            self.head_dim,
+            self.rotary_width,
             theta=self.rope_theta,
             scaling=self.rope_scaling,
+            is_interleaved=self.is_interleaved,
             device=hidden.device,
             dtype=hidden.dtype,
         )
 
+    def _query_scales(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor | None:
+        if documents is not None:
+            return documents.query_scales
+        return kept_query_scales(hidden.shape[-2], self.rope_scaling, device=hidden.device, dtype=hidden.dtype)
+
     def _turned_heads(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
-        split = (*hidden.shape[:-1], -1, self.head_dim)
         angles = self._angles(hidden, documents)
         if hasattr(self, "qkv_proj"):
-            query, key, value = (part.view(split) for part in self.qkv_proj(hidden).split(self.sizes, -1))
+            query, key, value = self.qkv_proj(hidden).split(self.sizes, -1)
             query, key = self._turned(query, "q_norm", angles), self._turned(key, "k_norm", angles)
         else:
             # One after another: the order of the calls is that of the gradients' sum.
-            query = self._turned(self.q_proj(hidden).view(split), "q_norm", angles)
-            key = self._turned(self.k_proj(hidden).view(split), "k_norm", angles)
-            value = self.v_proj(hidden).view(split)
+            query = self._turned(self.q_proj(hidden), "q_norm", angles)
+            key = self._turned(self.k_proj(hidden), "k_norm", angles)
+            value = self.v_proj(hidden)
+        value = self._split(value)
+        if (scales := self._query_scales(hidden, documents)) is not None:
+            query = query * scales
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def _turned(self, heads: Tensor, norm: str, angles: tuple[Tensor, Tensor] | None) -> Tensor:
-        normed = getattr(self, norm)(heads) if hasattr(self, norm) else heads
-        return normed if angles is None else _rotate(normed, *angles)
+    def _split(self, projected: Tensor) -> Tensor:
+        """Return the heads of a projection: [microbatch, sequence, heads, head_dim]."""
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+
+    def _turned(self, projected: Tensor, norm: str, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        if not hasattr(self, norm):
+            heads = self._split(projected)
+        elif self.norms_heads_together:
+            heads = self._split(getattr(self, norm)(projected))
+        else:
+            heads = getattr(self, norm)(self._split(projected))
+        return heads if angles is None else _rotate(heads, *angles, is_interleaved=self.is_interleaved)
 
 
 class SwiGlu(nn.Module):
@@ -239,7 +274,7 @@ class SwiGlu(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        if spec.fused_projections:
+        if spec.fuses_gate_up:
             self.gate_up_proj = _linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         else:
             self.gate_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
@@ -254,10 +289,24 @@ class SwiGlu(nn.Module):
 
 
 def kept_rotary_table(
-    length: int, head_dim: int, *, theta: float, scaling: RopeSpec, device: torch.device, dtype: torch.dtype
+    length: int,
+    width: int,
+    *,
+    theta: float,
+    scaling: RopeSpec,
+    is_interleaved: bool,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return `rotary_table` in a form that a compiler takes for a constant: without the cache's wrapper."""
-    return rotary_table(length, head_dim, theta=theta, scaling=scaling, device=device, dtype=dtype)
+    return rotary_table(
+        length, width, theta=theta, scaling=scaling, is_interleaved=is_interleaved, device=device, dtype=dtype
+    )
+
+
+def kept_query_scales(length: int, scaling: RopeSpec, *, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """Return `query_scales` in the same way."""
+    return query_scales(length, scaling, device=device, dtype=dtype)
 
 
 def kept_window_mask(length: int, window: int, device: torch.device) -> Tensor:
@@ -273,9 +322,15 @@ def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
         return (distance >= 0) & (distance < window)
 
 
-def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn heads [microbatch, sequence, heads, head_dim] by their positions' angles."""
-    return torch.addcmul(heads * cosine, heads.roll(heads.shape[-1] // 2, -1), sine)
+def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor, *, is_interleaved: bool) -> Tensor:
+    """Turn heads [microbatch, sequence, heads, head_dim], or their first values, by their positions' angles."""
+    if (width := cosine.shape[-1]) < heads.shape[-1]:
+        turned = _rotate(heads[..., :width], cosine, sine, is_interleaved=is_interleaved)
+        return torch.cat((turned, heads[..., width:]), -1)
+    partners = (
+        heads.reshape(*heads.shape[:-1], -1, 2).flip(-1).flatten(-2) if is_interleaved else heads.roll(width // 2, -1)
+    )
+    return torch.addcmul(heads * cosine, partners, sine)
 
 
 def _chosen(backend: AttentionBackend) -> AbstractContextManager[None]:
@@ -286,5 +341,5 @@ def _linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias, device="meta")
 
 
-def _rms_norm(spec: ModelSpec) -> nn.RMSNorm:
-    return nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps, device="meta")
+def _rms_norm(spec: ModelSpec, width: int) -> nn.RMSNorm:
+    return nn.RMSNorm(width, eps=spec.rms_norm_eps, device="meta")

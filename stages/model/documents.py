@@ -9,43 +9,57 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headway.stages.model.rotary import rotary_table
-from headway.stages.spec import ModelSpec
+from headway.stages.model.rotary import query_scales, rotary_table
+from headway.stages.spec import ModelSpec, RopeSpec
 
 
 class DocumentRows(NamedTuple):
     """What blocks read beside hidden states. A compiler takes its tensors for inputs."""
 
     cosine: Tensor
-    """[size, length, 1, head_dim]"""
+    """[size, length, 1, width that turns]"""
     sine: Tensor
     mask: Tensor
     """[size, 1, length, length]: 0 where a token attends to another one of its document, else minus infinity."""
     window_mask: Tensor | None
     """The same inside the sliding window; None: no block has one."""
+    window_cosine: Tensor | None = None
+    """In blocks with a window; None: that of all blocks."""
+    window_sine: Tensor | None = None
+    query_scales: Tensor | None = None
+    """[size, length, 1, 1]; None: all are 1."""
 
 
 def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> DocumentRows:
     """Return it for positions int32 [size, length] in documents, on their device."""
     length = positions.shape[1]
-    cosine, sine = rotary_table(
-        length,
-        model.head_width,
-        theta=model.rope_theta,
-        scaling=model.rope_scaling,
-        device=positions.device,
-        dtype=dtype,
-    )
+
+    def angles(theta: float, scaling: RopeSpec) -> tuple[Tensor, Tensor]:
+        cosine, sine = rotary_table(
+            length,
+            model.rotary_width,
+            theta=theta,
+            scaling=scaling,
+            is_interleaved=model.rope_interleaved,
+            device=positions.device,
+            dtype=dtype,
+        )
+        return cosine[positions], sine[positions]
+
+    in_windows = angles(model.window_rope_theta, RopeSpec()) if model.window_rope_theta else None
+    scales = query_scales(length, model.rope_scaling, device=positions.device, dtype=dtype)
     places = torch.arange(length, device=positions.device)
     distance = places[:, None] - places
     # A document's tokens follow each other: those that are no further away than its first one are its own.
     is_own = (distance >= 0) & (distance <= positions[:, :, None])
     has_window = 0 < model.sliding_window < length
     return DocumentRows(
-        cosine[positions],
-        sine[positions],
+        *angles(model.rope_theta, model.rope_scaling),
         _added(is_own, dtype),
         _added(is_own & (distance < model.sliding_window), dtype) if has_window else None,
+        window_cosine=in_windows and in_windows[0],
+        window_sine=in_windows and in_windows[1],
+        query_scales=None if scales is None else scales[positions],
     )
 
 

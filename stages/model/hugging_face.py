@@ -8,8 +8,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
 from headway.stages.model.mixture_config import (
@@ -38,6 +39,9 @@ def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
     kind, _, index = layer.partition(".")
     if kind == "block" and model.has_experts and mixture_family(model) == "mixtral":
         parameter = mixtral_name(parameter)
+    elif kind == "block":
+        norm, dot, rest = parameter.partition(".")
+        parameter = _renamed(model).get(norm, norm) + dot + rest
     if kind in _PREFIXES:
         return _PREFIXES[kind].format(index=index) + parameter
     if kind == "head":
@@ -45,7 +49,7 @@ def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
     raise ValueError(f"no layer is called {layer!r}")
 
 
-def layer_parameter(name: str) -> tuple[str, str] | None:
+def layer_parameter(name: str, model: ModelSpec) -> tuple[str, str] | None:
     """Return the layer and the parameter that a checkpoint's name stands for; None: it is the name of neither."""
     if name.startswith("lm_head."):
         return "head", name
@@ -59,7 +63,17 @@ def layer_parameter(name: str) -> tuple[str, str] | None:
         return "head", rest
     index, _, parameter = parameter.partition(".")
     is_number = index.isascii() and index.isdigit() and str(int(index[:9])) == index
-    return (f"block.{index}", name_from_mixtral(parameter)) if is_number and parameter else None
+    if not is_number or not parameter:
+        return None
+    norm, dot, rest = parameter.partition(".")
+    back = {theirs: ours for ours, theirs in _renamed(model).items()}
+    return f"block.{index}", name_from_mixtral(back.get(norm, norm) + dot + rest)
+
+
+@lru_cache(maxsize=8)
+def _renamed(model: ModelSpec) -> Mapping[str, str]:
+    """Return the norms of a block that have another name in the files of a model's family."""
+    return _FAMILIES[family_of(model)].renamed if model.norm_placement != "before" else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +87,43 @@ class _Family:
     """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
     has_own_head_dim: bool = True
     """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
-    window: Literal["none", "all", "chosen", "layers"] = "none"
-    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, or
-    those from `max_window_layers` on.
+    window: Literal["none", "all", "chosen", "layers", "types"] = "none"
+    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, those
+    from `max_window_layers` on, or those that `layer_types` says.
     """
+    window_period: int = 0
+    """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
+    window_theta: float = 0.0
+    """Base of the positions in blocks with a window, in a family that has them by type of block; 0: it has not."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Fields of ModelSpec that its config.json says by themselves, with their names there."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Norms of a block that have another name in its files."""
+    turns_parts: bool = False
+    """Whether it may turn a part of each head alone."""
+    scales_queries: bool = False
+    """Whether it scales queries by their positions."""
     has_blocks_without_rope: bool = False
     """Whether its config.json has `no_rope_layers`."""
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
-_BIASES: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias", "mlp_bias": "mlp_bias"}
+_BIASES_OF_ATTENTION: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+_BIASES: Final = {**_BIASES_OF_ATTENTION, "mlp_bias": "mlp_bias"}
+_SANDWICH_OF_GLM: Final = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+_OLMO: Final = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
+_GLM: Final = {"fused_gate_up": True, "rope_interleaved": True}
+_ABSENT_IN_GLM: Final = {
+    "attention_bias": True,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+}
 _MULTIPLIERS: Final = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
 _FAMILIES: Final[dict[str, _Family]] = {
@@ -113,16 +152,76 @@ _FAMILIES: Final[dict[str, _Family]] = {
         keys=_BIASES,
         has_blocks_without_rope=True,
     ),
+    "olmo2": _Family(
+        "Olmo2ForCausalLM",
+        _OLMO,
+        absent={"rms_norm_eps": 1e-5},
+        has_own_head_dim=False,
+        keys=_BIASES_OF_ATTENTION,
+    ),
+    "olmo3": _Family(
+        "Olmo3ForCausalLM",
+        _OLMO,
+        absent={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
+        has_own_head_dim=False,
+        window="types",
+        window_period=4,
+        window_theta=5e5,
+        keys=_BIASES_OF_ATTENTION,
+        rope_types=("default", "linear", "llama3", "yarn"),
+    ),
+    "ministral": _Family(
+        "MinistralForCausalLM", absent={"num_key_value_heads": 8, "sliding_window": 4096}, window="types"
+    ),
+    "ministral3": _Family(
+        "Ministral3ForCausalLM",
+        absent={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+        window="all",
+        scales_queries=True,
+        rope_types=("yarn",),
+    ),
+    "glm": _Family(
+        "GlmForCausalLM",
+        _GLM,
+        absent=_ABSENT_IN_GLM,
+        keys={"qkv_bias": "attention_bias"},
+        turns_parts=True,
+    ),
+    "glm4": _Family(
+        "Glm4ForCausalLM",
+        _GLM | {"norm_placement": "both"},
+        absent=_ABSENT_IN_GLM,
+        keys={"qkv_bias": "attention_bias"},
+        renamed=_SANDWICH_OF_GLM,
+        turns_parts=True,
+    ),
+    "seed_oss": _Family(
+        "SeedOssForCausalLM",
+        absent={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+        keys={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
+    ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
 
 _PLAIN: Final = ModelSpec()
-_OPTIONS: Final = ("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "fused_projections", *_MULTIPLIERS)
+_OPTIONS: Final = (
+    "qkv_bias",
+    "output_bias",
+    "mlp_bias",
+    "qk_norm",
+    "qk_norm_over",
+    "norm_placement",
+    "fused_projections",
+    "fused_gate_up",
+    "rope_interleaved",
+    *_MULTIPLIERS,
+)
 """Fields of ModelSpec that a family has with one value, unless its config.json says them."""
 
 _ABSENT: Final[dict[str, Any]] = {
     "attention_bias": False,
     "attention_multiplier": None,
+    "attention_out_bias": False,
     "embedding_multiplier": 1.0,
     "head_dim": None,
     "hidden_act": "silu",
@@ -150,7 +249,6 @@ _ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "hidden_activation": (None, "silu"),
     "is_causal": (None, True),
     "is_encoder_decoder": (None, False),
-    "partial_rotary_factor": (1, 1.0),
     "quantization_config": (None,),
     "rope_interleaved": (None, False),
     "use_bidirectional_attention": (None, False),
@@ -167,6 +265,7 @@ _READ_ELSEWHERE: Final = frozenset(
         "num_attention_heads",
         "num_hidden_layers",
         "original_max_position_embeddings",
+        "partial_rotary_factor",
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
@@ -178,7 +277,7 @@ _WITHOUT_EFFECT: Final = re.compile(
     r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
     r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
-    r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|"
+    r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
     r"neftune_noise_alpha"
 )
 """Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
@@ -214,7 +313,7 @@ def hugging_face_config(
         "rms_norm_eps": spec.rms_norm_eps,
         "tie_word_embeddings": spec.tie_word_embeddings,
         "vocab_size": spec.vocab_size,
-        **rope_config(spec),
+        **rope_config(spec, is_by_type=family.window_theta > 0),
         **mixture_config(spec, model_type),
     }
     if family.has_own_head_dim:
@@ -232,6 +331,11 @@ def hugging_face_config(
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     elif family.window == "layers":
         config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
+    elif family.window == "types":
+        config["sliding_window"] = spec.sliding_window or None
+        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
+    if family.turns_parts:
+        config["rope_parameters"]["partial_rotary_factor"] = spec.partial_rotary_factor
     return config
 
 
@@ -267,8 +371,14 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
         found.append("sliding_window")
     if family.window == "all" and spec.first_window_layer:
         found.append("first_window_layer")
-    if family.window != "chosen" and spec.layer_types:
+    if family.window not in ("chosen", "types") and spec.layer_types:
         found.append("layer_types")
+    if not family.window_theta and spec.window_rope_theta:
+        found.append("window_rope_theta")
+    if not family.turns_parts and spec.partial_rotary_factor != 1.0:
+        found.append("partial_rotary_factor")
+    if family.scales_queries != bool(spec.rope_scaling.llama_4_scaling_beta) and "rope_scaling" not in found:
+        found.append("rope_scaling")
     return found
 
 
@@ -293,9 +403,13 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
             raise ValueError(f"{key} = {value!r} is not above 0")
     heads = sizes["num_attention_heads"]
     is_shared = told["num_key_value_heads"] is not None
-    theta, scaling = rope_of(dict(family.absent) | config)
-    if scaling.rope_type not in family.rope_types:
+    rope = rope_of(dict(family.absent) | config, window_theta=family.window_theta)
+    if (scaling := rope["rope_scaling"]).rope_type not in family.rope_types:
         raise ValueError(f"rope_type = {scaling.rope_type!r} is not supported in a {name}")
+    if family.scales_queries != bool(scaling.llama_4_scaling_beta):
+        raise ValueError(f"llama_4_scaling_beta = {scaling.llama_4_scaling_beta!r} is not supported in a {name}")
+    if rope["partial_rotary_factor"] != 1.0 and not family.turns_parts:
+        raise ValueError(f"partial_rotary_factor = {rope['partial_rotary_factor']!r} is not supported in a {name}")
     spec = ModelSpec(
         **sizes,
         **family.options,
@@ -303,8 +417,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         rms_norm_eps=_number(told, "rms_norm_eps"),
         initializer_range=_number(told, "initializer_range"),
         tie_word_embeddings=_truth(told, "tie_word_embeddings"),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        **rope,
         head_dim=_head_dim(told, family),
         **_windows(told, family),
         **_said(told, family),
@@ -312,7 +425,9 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     )
     if spec.num_key_value_heads < 1 or heads % spec.num_key_value_heads:
         raise ValueError(f"num_key_value_heads = {spec.num_key_value_heads!r} does not divide {heads} heads")
-    return spec
+    if spec.rotary_width < 2 or spec.rotary_width % 2 or spec.partial_rotary_factor > 1:
+        raise ValueError(f"partial_rotary_factor = {spec.partial_rotary_factor!r} of {spec.head_width} gives no pairs")
+    return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
 
 
 def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str]) -> None:
@@ -359,6 +474,8 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"sliding_window = {window!r} is no number of tokens")
     kinds = config["layer_types"]
+    if family.window == "types":
+        return _windows_by_type(window, kinds, num_blocks, family.window_period)
     if family.window == "none":
         if window is not None:
             raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
@@ -409,6 +526,22 @@ def _no_rope_interval(config: dict[str, Any]) -> int:
     if any(bool(turn) != bool(interval == 0 or (block + 1) % interval) for block, turn in enumerate(turns)):
         raise ValueError(f"no_rope_layers = {turns!r} is not supported: not every {interval}th block is 0")
     return interval
+
+
+def _windows_by_type(window: int | None, kinds: object, num_blocks: int, period: int) -> dict[str, Any]:
+    """Return the same of a config whose `layer_types` say it; without them all blocks of a period but its last do."""
+    known: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
+    if kinds is None:
+        has_full = 0 < period <= num_blocks
+        kinds = [*known[:1] * (period - 1), known[1]] if has_full else [known[0]] * min(num_blocks, 1)
+    elif not isinstance(kinds, list) or len(kinds) != num_blocks or not all(kind in known for kind in kinds):
+        raise ValueError(f"layer_types = {kinds!r} is not supported: each block has {' or '.join(known)}")
+    types = _shortest(kinds)
+    if "sliding_attention" not in types:
+        return {}
+    if window is None:
+        raise ValueError("sliding_window is missing, and layer_types names sliding_attention")
+    return {"sliding_window": window, "layer_types": types if len(types) > 1 else ()}
 
 
 def _are_types(raw: object, first: int, num_blocks: int) -> bool:

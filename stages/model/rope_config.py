@@ -9,7 +9,8 @@ from headway.stages.spec import ModelSpec, RopeSpec
 _DEFAULT_THETA: Final = 10_000.0
 _MOST: Final = sys.float_info.max
 """Python cannot divide whole numbers above it: a config may have thousands of digits."""
-_SHARED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_SHARED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings")
+_BY_TYPE: Final = ("full_attention", "sliding_attention")
 ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
     "linear": ("factor",),
@@ -24,29 +25,77 @@ ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
         "mscale",
         "mscale_all_dim",
         "truncate",
+        "llama_4_scaling_beta",
     ),
 }
 """Keys of each type in a config.json; those that RopeSpec has are its settings."""
-ROPE_MAY_BE_ZERO: Final = ("truncate", "mscale", "mscale_all_dim")
+ROPE_MAY_BE_ZERO: Final = ("truncate", "mscale", "mscale_all_dim", "llama_4_scaling_beta")
 
 
-def rope_config(spec: ModelSpec) -> dict[str, Any]:
-    """Return the keys of a config.json that describe the positions, for old and new versions of transformers."""
+def rope_config(spec: ModelSpec, *, is_by_type: bool) -> dict[str, Any]:
+    """Return the keys of a config.json that describe the positions, for old and new versions of transformers.
+
+    is_by_type: the family says them by type of block.
+    """
     scaling = spec.rope_scaling
     rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": scaling.rope_type}
     for key in ROPE_SETTINGS[scaling.rope_type]:
-        if hasattr(scaling, key):
+        if hasattr(scaling, key) and (key != "llama_4_scaling_beta" or scaling.llama_4_scaling_beta):
             rope[key] = getattr(scaling, key)
+    if is_by_type:
+        own = {"rope_theta": spec.window_rope_theta, "rope_type": "default"}
+        return {"rope_parameters": dict(zip(_BY_TYPE, (rope, own if spec.window_rope_theta else rope), strict=True))}
     config: dict[str, Any] = {"rope_parameters": rope, "rope_theta": spec.rope_theta}
+    if spec.partial_rotary_factor != 1.0:
+        rope["partial_rotary_factor"] = config["partial_rotary_factor"] = spec.partial_rotary_factor
     if scaling.rope_type == "dynamic":
         config["max_position_embeddings"] = scaling.original_max_position_embeddings
     return config
 
 
-def rope_of(config: dict[str, Any]) -> tuple[float, RopeSpec]:
-    """Return theta and the scaling of a config.json. Raises ValueError, naming key and value."""
+def rope_of(config: dict[str, Any], *, window_theta: float = 0.0) -> dict[str, Any]:
+    """Return the fields of ModelSpec that say the positions. Raises ValueError, naming key and value.
+
+    window_theta: the base in blocks with a window, unless the config names one; 0: the family says no positions by type
+    of block.
+    """
+    if window_theta:
+        return _by_type(config, window_theta)
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # transformers reads them in this order
-    rope = config.get(key) or {}
+    theta, scaling, part = _read(config, config.get(key), key)
+    return {"rope_theta": theta, "rope_scaling": scaling, "partial_rotary_factor": part}
+
+
+def _by_type(config: dict[str, Any], window_theta: float) -> dict[str, Any]:
+    """Return the same of a family that says positions by type of block. `rope_scaling` is for those without window."""
+    tables = config.get("rope_parameters") or {}
+    if not isinstance(tables, dict) or tables.keys() - set(_BY_TYPE):
+        raise ValueError(f"rope_parameters = {tables!r} is not supported: it names {' and '.join(_BY_TYPE)} alone")
+    full, window = (tables.get(kind) or {} for kind in _BY_TYPE)
+    if config.get("rope_scaling"):
+        if not isinstance(full, dict) or not isinstance(config["rope_scaling"], dict):
+            raise ValueError(f"rope_scaling = {config['rope_scaling']!r} is not supported")
+        full = full | config["rope_scaling"]
+    theta, scaling, part = _read(config, full, f"rope_parameters.{_BY_TYPE[0]}")
+    own = config | {"rope_theta": window_theta}
+    own_theta, own_scaling, own_part = _read(own, window, f"rope_parameters.{_BY_TYPE[1]}")
+    is_like = (own_theta, own_scaling) == (theta, scaling)
+    if own_part != part or (not is_like and own_scaling != RopeSpec()):
+        raise ValueError(
+            f"rope_parameters.{_BY_TYPE[1]} = {window!r} is not supported: it is neither default nor the other's"
+        )
+    window_rope_theta = 0.0 if is_like else own_theta
+    return {
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "partial_rotary_factor": part,
+        "window_rope_theta": window_rope_theta,
+    }
+
+
+def _read(config: dict[str, Any], table: object, key: str) -> tuple[float, RopeSpec, float]:
+    """Return theta, scaling, and the part of each head that turns."""
+    rope = table or {}
     if not isinstance(rope, dict):
         raise ValueError(f"{key} = {rope!r} is not supported")
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -55,13 +104,12 @@ def rope_of(config: dict[str, Any]) -> tuple[float, RopeSpec]:
     for name, value in rope.items():
         if name not in (*_SHARED, *ROPE_SETTINGS[kind]):
             raise ValueError(f"{key}.{name} = {value!r} is not supported with rope_type {kind!r}")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"{key}.partial_rotary_factor = {rope['partial_rotary_factor']!r} is not supported")
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    _check_number(part, "partial_rotary_factor")
     theta = rope.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))
     _check_number(theta, "rope_theta")
-    return theta, _scaling(
-        kind, config, {name: rope[name] for name in ROPE_SETTINGS[kind] if rope.get(name) is not None}
-    )
+    settings = {name: rope[name] for name in ROPE_SETTINGS[kind] if rope.get(name) is not None}
+    return theta, _scaling(kind, config, settings), float(part)
 
 
 def _scaling(kind: str, config: dict[str, Any], rope: dict[str, Any]) -> RopeSpec:

@@ -16,9 +16,18 @@ from headway.stages.spec import RopeSpec
 
 @lru_cache(maxsize=32)
 def rotary_table(
-    length: int, head_dim: int, *, theta: float, scaling: RopeSpec, device: torch.device, dtype: torch.dtype
+    length: int,
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: RopeSpec,
+    is_interleaved: bool = False,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return cosine and signed sine of positions 0 … length-1, both [length, 1, head_dim].
+
+    head_dim: the values of a head that turn. is_interleaved: the two of a pair are neighbours.
 
     Computed in fp32 on the CPU, so that every device starts from equal bits. The first half of the sine is negative:
     x·cos + (x rolled by half a head)·sine is then Hugging Face's x·cos + rotate_half(x)·sin.
@@ -26,11 +35,29 @@ def rotary_table(
     with torch.inference_mode(False), torch.no_grad():
         turns = frequencies(length, head_dim, theta=theta, scaling=scaling)
         angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * turns  # [length, head_dim/2]
-        cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
-        sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+        cosine = _by_pairs(angles.cos(), angles.cos(), is_interleaved=is_interleaved)
+        sine = _by_pairs(-angles.sin(), angles.sin(), is_interleaved=is_interleaved)
         if scaling.rope_type == "yarn":
             cosine, sine = cosine * scaling.attention_factor, sine * scaling.attention_factor
         return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
+
+
+def _by_pairs(first: Tensor, second: Tensor, *, is_interleaved: bool) -> Tensor:
+    return torch.stack((first, second), -1).flatten(-2) if is_interleaved else torch.cat((first, second), -1)
+
+
+@lru_cache(maxsize=8)
+def query_scales(length: int, scaling: RopeSpec, *, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """Return the factors of the queries at positions 0 … length-1, [length, 1, 1]; None: all are 1.
+
+    Queries beyond the first training grow, as in Llama 4 and Ministral 3. Computed as `rotary_table`.
+    """
+    first = scaling.original_max_position_embeddings
+    if not scaling.llama_4_scaling_beta or length <= first:
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        times = torch.floor(torch.arange(length, device="cpu") / first)
+        return (1 + scaling.llama_4_scaling_beta * torch.log(1 + times))[:, None, None].to(device, dtype)
 
 
 def frequencies(length: int, head_dim: int, *, theta: float, scaling: RopeSpec) -> Tensor:

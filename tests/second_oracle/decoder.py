@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.second_oracle.experts import Routed, mixture
 from tests.second_oracle.initial_weights import Weights
-from tests.second_oracle.job import Model
+from tests.second_oracle.job import Model, Rope
 
 Parameters = dict[str, Tensor]
 
@@ -79,9 +79,11 @@ def block(
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
 
     def normed(values: Tensor, name: str) -> Tensor:
-        return functional.rms_norm(values, (model.hidden_size,), parameters[f"{name}.weight"], model.rms_norm_eps)
+        gain = parameters[f"{name}_layernorm.weight"]
+        return functional.rms_norm(values, (model.hidden_size,), gain, model.rms_norm_eps)
 
-    before = normed(hidden, "input_layernorm")
+    is_before, is_after = model.norm_placement != "after", model.norm_placement != "before"
+    before = normed(hidden, "input") if is_before else hidden
     mixed = attention(
         model,
         parameters,
@@ -91,9 +93,15 @@ def block(
         window=window,
         knows_positions=knows_positions,
     )
+    if is_after:
+        mixed = normed(mixed, "post_attention")
     hidden = hidden + multiplied(model, mixed)
-    n = normed(hidden, "post_attention_layernorm")
+    n = hidden
+    if is_before:
+        n = normed(hidden, "pre_feedforward" if is_after else "post_attention")
     made = mixture(model, parameters, n, routed) if model.num_experts else feed_forward(parameters, n)
+    if is_after:
+        made = normed(made, "post_feedforward")
     return hidden + multiplied(model, made)
 
 
@@ -125,18 +133,28 @@ def attention(
     num_rows, length, _ = hidden.shape
     head_dim = model.width_of_head
     queries, keys = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
-    cosine, sine = rotary(model, length, dtype=hidden.dtype)
+    cosine, sine = rotary(model, length, has_window=window > 0, dtype=hidden.dtype)
+    growth = scales_of_queries(model.rope_scaling, length).to(hidden.dtype)
     if positions is not None:
-        cosine, sine = cosine[positions], sine[positions]
+        cosine, sine, growth = cosine[positions], sine[positions], growth[positions]
 
     def heads(projected: Tensor) -> Tensor:
         return projected.reshape(num_rows, length, -1, head_dim)
 
     def turned(projected: Tensor, norm: str) -> Tensor:
-        values, scale = heads(projected), parameters.get(f"self_attn.{norm}.weight")
+        values, scale = projected, parameters.get(f"self_attn.{norm}.weight")
+        if model.qk_norm_over == "head":
+            values = heads(values)
         if scale is not None:
-            values = functional.rms_norm(values, (head_dim,), scale, model.rms_norm_eps)
-        return (rotated(values, cosine, sine) if knows_positions else values).transpose(1, 2)
+            values = functional.rms_norm(values, scale.shape, scale, model.rms_norm_eps)
+        values = heads(values)
+        if knows_positions:
+            width = cosine.shape[-1]
+            first = rotated(values[..., :width], cosine, sine, interleaved=model.rope_interleaved)
+            values = torch.cat([first, values[..., width:]], -1) if width < head_dim else first
+        if norm == "q_norm" and model.rope_scaling.llama_4_scaling_beta:
+            values = values * growth
+        return values.transpose(1, 2)
 
     if model.fused_projections:
         q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)  # type: ignore[no-untyped-call]
@@ -172,19 +190,38 @@ def same_document(positions: Tensor) -> Tensor:
     return is_same.tril().unsqueeze(1)
 
 
-def rotary(model: Model, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine of every position and pair, both [length, 1, head_dim], computed in float32."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), turns(model, length))
-    cosine = torch.cat([angles.cos(), angles.cos()], 1).unsqueeze(1)
-    sine = torch.cat([-angles.sin(), angles.sin()], 1).unsqueeze(1)
-    if model.rope_scaling.rope_type == "yarn":
+def scales_of_queries(rope: Rope, length: int) -> Tensor:
+    """What queries are multiplied with, [length, 1, 1]."""
+    if not rope.llama_4_scaling_beta:
+        return torch.ones(length, 1, 1)
+    times = torch.floor(torch.arange(length) / rope.original_max_position_embeddings)
+    return (1 + rope.llama_4_scaling_beta * torch.log(1 + times)).view(length, 1, 1)
+
+
+def rotary(model: Model, length: int, *, has_window: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine of every position and value that turns, both [length, 1, w], computed in float32."""
+    is_own = has_window and model.window_rope_theta > 0
+    if is_own:
+        width = int(model.width_of_head * model.partial_rotary_factor)
+        speeds = 1.0 / model.window_rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    else:
+        speeds = turns(model, length)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds)
+    if model.rope_interleaved:
+        cosine = angles.cos().repeat_interleave(2, 1).unsqueeze(1)
+        sine = (angles.sin().repeat_interleave(2, 1) * torch.tensor([-1.0, 1.0]).repeat(len(speeds))).unsqueeze(1)
+    else:
+        cosine = torch.cat([angles.cos(), angles.cos()], 1).unsqueeze(1)
+        sine = torch.cat([-angles.sin(), angles.sin()], 1).unsqueeze(1)
+    if model.rope_scaling.rope_type == "yarn" and not is_own:
         cosine, sine = cosine * model.rope_scaling.attention_factor, sine * model.rope_scaling.attention_factor
     return cosine.to(dtype), sine.to(dtype)
 
 
 def turns(model: Model, length: int) -> Tensor:
     """f_j: the angle of each pair for one token."""
-    rope, width, theta = model.rope_scaling, model.width_of_head, model.rope_theta
+    rope, theta = model.rope_scaling, model.rope_theta
+    width = int(model.width_of_head * model.partial_rotary_factor)
     first = rope.original_max_position_embeddings
     if rope.rope_type == "dynamic":
         grown = rope.factor * (max(length, first) / first) - (rope.factor - 1)
@@ -216,8 +253,11 @@ def turns(model: Model, length: int) -> Tensor:
     return plain
 
 
-def rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """heads [rows, length, heads, head_dim], each pair turned by the angle of its position."""
+def rotated(heads: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
+    """heads [rows, length, heads, w], each pair turned by the angle of its position."""
+    if interleaved:
+        order = torch.arange(heads.shape[-1]).view(-1, 2)[:, [1, 0]].flatten()
+        return torch.addcmul(heads * cosine, heads[..., order], sine)
     half = heads.shape[-1] // 2
     swapped = torch.cat([heads[..., half:], heads[..., :half]], -1)
     return torch.addcmul(heads * cosine, swapped, sine)

@@ -32,7 +32,9 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
         linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
     linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
     if model.qk_norm:
-        block["self_attn.q_norm.weight"] = block["self_attn.k_norm.weight"] = (model.width_of_head,)
+        together = model.qk_norm_over == "heads"
+        block["self_attn.q_norm.weight"] = (queries if together else model.width_of_head,)
+        block["self_attn.k_norm.weight"] = (keys if together else model.width_of_head,)
     if model.num_experts:
         linear("mlp.gate", model.num_experts, hidden, has_bias=False)
         if model.router_bias:
@@ -44,14 +46,20 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
             linear(f"{name}.gate_proj", width, hidden, has_bias=False)
             linear(f"{name}.up_proj", width, hidden, has_bias=False)
             linear(f"{name}.down_proj", hidden, width, has_bias=False)
-    elif model.fused_projections:
+    elif model.fused_projections or model.fused_gate_up:
         linear("mlp.gate_up_proj", 2 * inner, hidden, has_bias=model.mlp_bias)
     else:
         linear("mlp.gate_proj", inner, hidden, has_bias=model.mlp_bias)
         linear("mlp.up_proj", inner, hidden, has_bias=model.mlp_bias)
     if not model.num_experts:
         linear("mlp.down_proj", hidden, inner, has_bias=model.mlp_bias)
-    block["input_layernorm.weight"] = block["post_attention_layernorm.weight"] = (hidden,)
+    norms = {
+        "before": ["input", "post_attention"],
+        "after": ["post_attention", "post_feedforward"],
+        "both": ["input", "post_attention", "pre_feedforward", "post_feedforward"],
+    }
+    for name in norms[model.norm_placement]:
+        block[f"{name}_layernorm.weight"] = (hidden,)
     blocks = {f"block.{index}": block for index in range(model.num_hidden_layers)}
     vocabulary = (model.vocab_size, hidden)
     return {"embed": {"weight": vocabulary}, **blocks, "head": {"norm.weight": (hidden,), "lm_head.weight": vocabulary}}

@@ -25,6 +25,7 @@ class Rope:
     beta_slow: float
     attention_factor: float
     truncate: bool
+    llama_4_scaling_beta: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,10 @@ class Model:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    qk_norm_over: str
+    norm_placement: str
     fused_projections: bool
+    fused_gate_up: bool
     sliding_window: int
     first_window_layer: int
     layer_types: list[str]
@@ -62,6 +66,9 @@ class Model:
     attention_multiplier: float
     residual_multiplier: float
     logits_scaling: float
+    window_rope_theta: float
+    partial_rotary_factor: float
+    rope_interleaved: bool
     no_rope_layer_interval: int
     rope_scaling: Rope
 

@@ -67,6 +67,13 @@ DOTS = (
     "\nrouted_scaling_factor = 1.5"
 )
 
+OLMO = 'norm_placement = "after"\nqk_norm = true\nqk_norm_over = "heads"'
+MINISTRAL = YARN.replace("= 64", "= 4").replace("false", "true, llama_4_scaling_beta = 0.3")
+GLM = """norm_placement = "both"
+fused_gate_up = true
+partial_rotary_factor = 0.5
+rope_interleaved = true
+qkv_bias = true"""
 GRANITE = """tie_word_embeddings = true
 embedding_multiplier = 12.3
 attention_multiplier = 0.1
@@ -188,13 +195,35 @@ JOBS = {
     ),
     "windows": job_file('recompute = "block"', model="sliding_window = 3"),
     "fused projections": job_file(model="fused_projections = true"),
+    "Olmo 2, bfloat16": job_file('dtype = "bfloat16"\nrecompute = "attention"', model=OLMO),
+    "olmo3_separate_documents": job_file(
+        'loss_mask = "data"\ndocuments = "separate"',
+        layers=3,
+        model=f"{OLMO}\n{YARN}\nsliding_window = 3\nwindow_rope_theta = 500.0\n"
+        'layer_types = ["sliding_attention", "full_attention"]',
+    ),
+    "Ministral 3": job_file(model=MINISTRAL),
+    "ministral3_separate_documents": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"', model=MINISTRAL
+    ),
+    "GLM-4": job_file(model=GLM, optim=f"matrices = {ADAMW}"),
+    "adapters beside GLM-4": "[adapter]\nrank = 2\n" + job_file('dtype = "bfloat16"', model=GLM),
+    "GLM-4 9B": job_file('recompute = "block"', model=GLM.replace("both", "before")),
+    "Seed-OSS": job_file(model="qkv_bias = true\noutput_bias = false\nmlp_bias = true"),
     "Granite": job_file('recompute = "attention"', model=GRANITE),
     "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
     "smollm3_separate_documents": job_file(
         'loss_mask = "data"\ndocuments = "separate"', model="no_rope_layer_interval = 2"
     ),
 }
-CUT = ("Granite", "granite_bfloat16_in_chunks", "smollm3_separate_documents")
+CUT = (
+    "olmo3_separate_documents",
+    "ministral3_separate_documents",
+    "adapters beside GLM-4",
+    "Granite",
+    "granite_bfloat16_in_chunks",
+    "smollm3_separate_documents",
+)
 """Jobs that a pipeline computes too, in a stage for each layer."""
 SAME_BITS = {"recompute": "defaults", "gpipe, AdamW": "1f1b, AdamW"}
 """A job that has the bits of another one. No others have."""

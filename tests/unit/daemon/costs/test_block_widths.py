@@ -19,6 +19,10 @@ EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_inte
 DOTS: dict[str, Any] = EXPERTS | {
     "num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True, "norm_topk_prob": True,
 }  # fmt: skip
+GLM: dict[str, Any] = {
+    "norm_placement": "both", "fused_gate_up": True, "partial_rotary_factor": 0.5, "rope_interleaved": True,
+}  # fmt: skip
+OLMO: dict[str, Any] = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
 MOST_BESIDE = 56
 """Values per token that the widths leave out: sines, one number of each norm, attention's log-sums, where rows go."""
 
@@ -34,6 +38,9 @@ MOST_BESIDE = 56
         ({"head_dim": 24}, ()),
         ({"qk_norm": True}, ()),
         ({"qkv_bias": True, "output_bias": True}, ("q_proj",)),
+        (GLM, ()),
+        (GLM, ("q_proj", "down_proj")),
+        (OLMO, ()),
         (EXPERTS, ()),
         (DOTS, ("q_proj",)),
     ],
@@ -46,7 +53,9 @@ def test_a_block_beside_adapters_keeps_what_is_counted(options: dict[str, Any], 
     assert 0 <= saved_values(model) / TOKENS - counted <= MOST_BESIDE
 
 
-@pytest.mark.parametrize("options", [{}, {"fused_projections": True}, {"qk_norm": True}, EXPERTS, DOTS], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"fused_projections": True}, {"qk_norm": True}, GLM, OLMO, EXPERTS, DOTS], ids=str
+)
 def test_a_trained_block_keeps_what_is_counted(options: dict[str, Any]) -> None:
     """Without adapters each matrix keeps its input, an expert's the rows sent to it, and each norm its normed input."""
     model = ModelSpec(**SHAPE, **options)

@@ -301,7 +301,7 @@ def test_a_node_opens_only_the_shards_of_its_layer(tmp_path: Path) -> None:
     """The other shard is gone, and the layer's tensors are found all the same."""
     folder = write_folder(tmp_path / "model")
     (folder / "two.safetensors").unlink()
-    places = find_tensors(OriginFolder(str(folder)), lambda name: (layer_parameter(name) or ("",))[0] == "embed")
+    places = find_tensors(OriginFolder(str(folder)), lambda name: (layer_parameter(name, MODEL) or ("",))[0] == "embed")
     assert list(places.tensors) == [FIRST]
 
 
@@ -331,7 +331,7 @@ def test_layers_and_names_are_inverse() -> None:
     """Each tensor's name leads back to its layer and parameter; other names lead nowhere."""
     for layer in layer_names(MODEL):
         for name in parameter_shapes(layer, MODEL):
-            assert layer_parameter(checkpoint_name(layer, name, MODEL)) == (layer, name)
+            assert layer_parameter(checkpoint_name(layer, name, MODEL), MODEL) == (layer, name)
     for odd in (
         "x",
         "model",
@@ -341,7 +341,7 @@ def test_layers_and_names_are_inverse() -> None:
         "model.layers.-1.x",
         "transformer.h.0.x",
     ):
-        assert layer_parameter(odd) is None
+        assert layer_parameter(odd, MODEL) is None
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "model"])

@@ -116,6 +116,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "SmolLM3": ("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "SmolLM3, every second block without positions": ("smollm3", {"no_rope_layers": [1, 0, 1], "mlp_bias": True}),
+    "Olmo 2": ("olmo2", {"attention_bias": True}),
+    "Olmo 3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "Olmo 3, positions as its files have them": (
+        "olmo3",
+        {"num_hidden_layers": 4, "sliding_window": 8, "rope_theta": 1e5, "rope_scaling": YARN | {"rope_theta": 1e5}},
+    ),
+    "Ministral": (
+        "ministral",
+        {
+            "sliding_window": 8,
+            "head_dim": 12,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "Ministral 3": (
+        "ministral3",
+        {"head_dim": 12, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    ),
+    "GLM-4 9B": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
+    "GLM-4": ("glm4", {"head_dim": 16}),
+    "Seed-OSS": ("seed_oss", {"head_dim": 12, "attention_out_bias": True}),
 }
 
 
@@ -191,7 +222,7 @@ def their_gradients(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
             parts = zip(("gate_proj", "up_proj"), gradient.chunk(2), strict=True) if last == "gate_up_proj" else ()
             for kind, part in parts or [("down_proj", gradient)]:
                 gradients[f"{path}.{number}.{kind}.weight"] = part
-    layers = [layer_parameter(name) for name in gradients]
+    layers = [layer_parameter(name, spec) for name in gradients]
     places = [("head", "lm_head.weight") if place is None else place for place in layers]
     return {checkpoint_name(*place, spec): gradient for place, gradient in zip(places, gradients.values(), strict=True)}
 
@@ -238,7 +269,7 @@ def test_options_that_no_family_has_are_named() -> None:
     """A model that transformers could not open is refused before it is trained."""
     for spec in (
         ModelSpec(qk_norm=True, qkv_bias=True),
-        ModelSpec(output_bias=True),
+        ModelSpec(output_bias=True, qk_norm=True),
         ModelSpec(fused_projections=True, mlp_bias=True),
     ):
         with pytest.raises(ValueError, match="no family"):
