@@ -18,7 +18,7 @@ COPY optim optim
 COPY proto proto
 COPY stages stages
 COPY systemd systemd
-RUN /opt/headway/bin/pip install -c constraints.txt '.[data,http,s3]'
+RUN /opt/headway/bin/pip install -c constraints.txt '.[data,http,quantized,s3]'
 
 FROM python:${PYTHON}
 COPY --from=build /opt/headway /opt/headway

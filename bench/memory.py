@@ -133,6 +133,11 @@ CASES = (
     Case("LoRA, one stage", (1,), adapter=LORA),
     Case("LoRA, five stages", (1, 1, 1, 1, 1), adapter=LORA),
     Case("LoRA, bfloat16", adapter=LORA, train=BF16),
+    Case("LoRA beside nf4", adapter=replace(LORA, quantize="nf4")),
+    Case(
+        "LoRA beside nf4, bfloat16, block", adapter=replace(LORA, quantize="nf4"), train=BF16 | {"recompute": "block"}
+    ),
+    Case("LoRA beside int8, bfloat16", adapter=replace(LORA, quantize="int8"), train=BF16),
     Case("LoRA, q and v alone", adapter=AdapterSpec(rank=8, targets=("q_proj", "v_proj"))),
     Case("LoRA, AdamW", adapter=LORA, optim={"matrices": ADAMW}),
     Case("LoRA, recompute block", adapter=LORA, train={"recompute": "block"}),

@@ -75,6 +75,20 @@ class DataError(Exception):
 
 
 @dataclass
+class MissingPackageError(Exception):
+    """A package that a job needs is not installed on this machine."""
+
+    package: str
+    extra: str
+    """Extra of Headway that brings it."""
+    what: str
+    """What needs it."""
+
+    def __str__(self) -> str:
+        return f"{self.what} needs {self.package}, which is not installed: `pip install 'headway[{self.extra}]'`"
+
+
+@dataclass
 class CompilationError(Exception):
     """This machine cannot compile the layers with the job's settings."""
 

@@ -7,8 +7,13 @@ from typing import Final, Literal
 ScheduleName = Literal["gpipe", "1f1b", "2bw"]
 Recompute = Literal["none", "attention", "block"]
 """The part of each block that a stage's backward computes again instead of keeping it."""
+Quantizer = Literal["none", "nf4", "int8"]
+"""How a frozen matrix of a block is kept: in the job's dtype, in 4 bits, or in 8 bits."""
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 """All of them: the later ones take more time and less memory."""
+
+NF4_BLOCK: Final = 64
+"""Consecutive values of a flattened matrix that have one scale in NF4. In int8 a row has one."""
 
 LayerType = Literal["full_attention", "sliding_attention"]
 """What a block mixes tokens with: attention to all tokens before, or to those in a window."""
@@ -59,6 +64,8 @@ class AdapterSpec:
     targets: tuple[str, ...] = ()
     """Matrices by the last part of their names, such as q_proj; empty: all of the blocks."""
     dropout: float = 0.0
+    quantize: Quantizer = "none"
+    """Of the blocks' frozen matrices."""
 
     @property
     def scale(self) -> float:

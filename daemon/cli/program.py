@@ -30,7 +30,7 @@ from headway.daemon.errors import (
     StoreError,
 )
 from headway.daemon.terminal import printable_streams
-from headway.stages.errors import CompilationError, DataError, PeerError
+from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
 
 EXIT_INTERRUPTED = 130
@@ -117,7 +117,7 @@ def _run(arguments: list[str]) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """Return the exit code of an expected error; None: the error is our bug."""
-    if isinstance(error, (ConfigError, DataError, CompilationError, _ClickError)):
+    if isinstance(error, (ConfigError, DataError, CompilationError, MissingPackageError, _ClickError)):
         return EXIT_CONFIG
     if isinstance(error, JobFailedError):
         return EXIT_JOB_FAILED

@@ -27,7 +27,9 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
 from headway.stages.model.adapters import merged
+from headway.stages.model.decoder import frozen_shapes, parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.model.quantized import dequantized, quantized
 from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import check_header, content_checksum, read_state
 
@@ -149,14 +151,17 @@ def _writer(
 
 
 async def _base(client: NodeClient, view: ClusterView, job: str, layer: str, path: Path) -> dict[str, Tensor]:
-    """Return the frozen weights of a layer: through a node from the model's folder, else from the seed."""
+    """Return the frozen weights of a layer, dequantized: through a node from the model's folder, else from the seed."""
     spec = view.jobs[job].spec
     assert spec is not None
     expected = spec.origin.digest_of(layer)
     if expected is None:
-        return initial_parameters(layer, spec.model, seed=spec.job.seed)
-    await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, checksum=expected.checksum)
-    return {name.removeprefix(f"{INITIAL}/"): tensor for name, tensor in read_state(path)[1].items()}
+        drawn = initial_parameters(layer, spec.model, seed=spec.job.seed)
+        weights = quantized(drawn, frozen_shapes(layer, spec.model), spec.model.adapter.quantize)
+    else:
+        await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, checksum=expected.checksum)
+        weights = {name.removeprefix(f"{INITIAL}/"): tensor for name, tensor in read_state(path)[1].items()}
+    return dequantized(weights, parameter_shapes(layer, spec.model), spec.model.adapter.quantize)
 
 
 async def _carried(

@@ -14,7 +14,7 @@ from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_b
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
-from headway.stages.spec import ModelSpec, Recompute, TrainSpec, matrix_names
+from headway.stages.spec import NF4_BLOCK, ModelSpec, Recompute, TrainSpec, matrix_names
 
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
@@ -220,6 +220,28 @@ def _adapter_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
 
 
+def _frozen_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]], num_others: int) -> int:
+    """Return the bytes of a block's weights beside its adapters: quantized matrices are codes and float32 scales."""
+    size, num_elements = element_bytes(spec.train), sum(rows * columns for rows, columns in matrices)
+    if spec.model.adapter.quantize == "nf4":
+        of_matrices = sum(-(-n // 2) - FP32_BYTES * (-n // NF4_BLOCK) for n in (r * c for r, c in matrices))
+    elif spec.model.adapter.quantize == "int8":
+        of_matrices = num_elements + FP32_BYTES * sum(rows for rows, _ in matrices)
+    else:
+        of_matrices = size * num_elements
+    return of_matrices + size * num_others
+
+
+def _dequantized_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes of a quantized matrix while it is used. int8 passes through float32."""
+    if spec.model.adapter.quantize == "none":
+        return 0
+    size = element_bytes(spec.train)
+    if spec.model.adapter.quantize == "int8" and spec.train.dtype != "float32":
+        size += FP32_BYTES
+    return size * max(rows * columns for rows, columns in matrices)
+
+
 def _vector_sizes(model: ModelSpec) -> list[int]:
     """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's."""
     sizes = [model.hidden_size] * (4 if model.norm_placement == "both" else 2)
@@ -275,23 +297,23 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         passing -= kept - tokens * size * model.hidden_size
         num_attention = sum(rows * columns for rows, columns in of_attention)
         again = tokens * (2.0 * num_attention + attention)
-    trained, others, frozen, num_adapter = shapes, vectors, 0, 0
+    trained, others, num_adapter = shapes, vectors, 0
     if model.has_adapter:
-        trained, others, frozen = _adapter_shapes(model), [], num_matrix + sum(vectors)
+        trained, others = _adapter_shapes(model), []
         num_adapter = sum(rows * columns for rows, columns in trained)
     orthogonalized = trained if group.name == "muon" else ()
     return _cost(
         spec,
         name,
         parts=((num_adapter or num_matrix, group), (sum(others), spec.optim.rest)),
-        num_frozen=frozen,
-        frozen_flops=2.0 * tokens * num_used if frozen else 0.0,
+        frozen_bytes=_frozen_bytes(spec, shapes, sum(vectors)) if model.has_adapter else 0,
+        frozen_flops=2.0 * tokens * num_used if model.has_adapter else 0.0,
         moment_bytes=update_bytes(spec, trained, others),
         forward_flops=tokens * (2.0 * (num_used + num_adapter) + attention),
         orthogonalized=orthogonalized,
         recomputed_flops=again,
         activation_bytes=kept,
-        passing_bytes=max(passing + whole - kept, of_mlp, 0),
+        passing_bytes=max(passing + whole - kept, of_mlp, 0) + _dequantized_bytes(spec, shapes),
     )
 
 
@@ -303,7 +325,7 @@ def _embed_cost(spec: JobSpec) -> LayerCost:
         spec,
         "embed",
         parts=() if model.has_adapter else ((num_matrix, spec.optim.rest),),
-        num_frozen=num_matrix if model.has_adapter else 0,
+        frozen_bytes=element_bytes(spec.train) * num_matrix if model.has_adapter else 0,
         moment_bytes=update_bytes(spec, (), [] if model.has_adapter else [num_matrix]),
         forward_flops=2.0 * _tokens(train) * model.hidden_size,
         activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
@@ -332,7 +354,7 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         spec,
         "head",
         parts=() if is_frozen else ((num_matrix + model.hidden_size, spec.optim.rest),),
-        num_frozen=num_matrix + model.hidden_size if is_frozen else 0,
+        frozen_bytes=element_bytes(train) * (num_matrix + model.hidden_size) if is_frozen else 0,
         frozen_flops=_tokens(train) * 2.0 * num_matrix if is_frozen else 0.0,
         moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
         forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
@@ -381,7 +403,7 @@ def _cost(
     loss_bytes: int = 0,
     passing_bytes: int = 0,
     recomputed_flops: float = 0.0,
-    num_frozen: int = 0,
+    frozen_bytes: int = 0,
     frozen_flops: float = 0.0,
 ) -> LayerCost:
     """orthogonalized: shapes of the matrices under Newton–Schulz.
@@ -422,6 +444,6 @@ def _cost(
         group_bytes=FP32_BYTES * num_parameters,
         activation_bytes=activation_bytes,
         loss_bytes=loss_bytes,
-        frozen_bytes=element_bytes(train) * num_frozen,
+        frozen_bytes=frozen_bytes,
         passing_bytes=passing_bytes,
     )

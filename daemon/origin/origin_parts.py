@@ -2,6 +2,7 @@
 
 Such a file is never written in the folder. Its bytes are a header, then ranges of the folder's files, so each node that
 reads the folder can produce, check and send it. The tensors keep the dtype of the folder; they are `initial/<name>`.
+A matrix that the job quantizes is in the file as codes and scales, so the checksum in the record is that of these.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +16,14 @@ from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.safetensors_header import shown
 from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
+from headway.stages.errors import MissingPackageError
+from headway.stages.model.decoder import frozen_shapes
 from headway.stages.model.hugging_face import layer_parameter
+from headway.stages.model.quantized import ABSMAX, quantize, quantized_matrices
 from headway.stages.spec import TIED, ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
-from headway.stages.state.state_file import StateHeader, StateStart, state_start
+from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, state_start, tensor_of
 
 _DTYPES: Final = ("F32", "BF16", "F16")
 
@@ -44,34 +48,69 @@ def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], N
     if expected is None:
         raise RecoveryError(spec.origin.url, f"has no part {name!r} in the job's record")
     folder = OriginFolder(spec.origin.url, beat=beat)
-    ranges = ranges_of(folder, name, model=spec.model)
-    start = _start(spec, name, ranges)
-    if len(start.head) + start.data_bytes != expected.size_bytes:
+    part = _Part(spec, name, ranges_of(folder, name, model=spec.model))
+    if part.size_bytes != expected.size_bytes:
         raise RecoveryError(folder.url, f"is not the folder that was submitted: {name} has another size")
-    head = start.signed(expected.checksum)
+    head = part.start.signed(expected.checksum)
     if offset < len(head):
         yield head[offset:]
-    skipped = max(0, offset - len(head))
-    for key in sorted(ranges):
-        part = ranges[key]
-        begin = min(part.begin + skipped, part.end)
-        skipped -= begin - part.begin
-        yield from folder.read(part.file, begin, part.end)
+    yield from part.data(folder, skipped_bytes=max(0, offset - len(head)))
 
 
 def digest_of(spec: JobSpec, name: str, folder: OriginFolder, *, places: TensorPlaces | None = None) -> FileDigest:
     """Return size and checksum of a part, which is read once. places: all tensors, if they are known."""
-    ranges = ranges_of(folder, name, places, model=spec.model)
-    start = _start(spec, name, ranges)
-    for key in sorted(ranges):
-        for piece in folder.read(ranges[key].file, ranges[key].begin, ranges[key].end):
-            start.content.update(piece)
-    return FileDigest(size_bytes=len(start.head) + start.data_bytes, checksum=start.content.hexdigest())
+    part = _Part(spec, name, ranges_of(folder, name, places, model=spec.model))
+    for piece in part.data(folder):
+        part.start.content.update(piece)
+    return FileDigest(size_bytes=part.size_bytes, checksum=part.start.content.hexdigest())
 
 
-def _start(spec: JobSpec, name: str, ranges: dict[str, Range]) -> StateStart:
-    header = StateHeader(job=spec.origin.job, layer=name, boundary=0, timeline=0, dtype=spec.train.dtype)
-    return state_start({key: (part.dtype, part.shape) for key, part in ranges.items()}, header)
+class _Part:
+    """A part's file: its start, and its data from the ranges of the folder."""
+
+    def __init__(self, spec: JobSpec, name: str, ranges: dict[str, Range]) -> None:
+        self._ranges = ranges
+        self._quantizer = spec.model.adapter.quantize
+        frozen = {} if name == CARRIED_PART else frozen_shapes(name, spec.model)
+        self._matrices = {f"{INITIAL}/{matrix}" for matrix in quantized_matrices(frozen)}
+        self._tensors = {key: (part.dtype, part.shape) for key, part in ranges.items()}
+        for matrix in quantized_matrices(frozen):
+            for key in (f"{matrix}.weight", f"{matrix}.{ABSMAX}"):
+                shape, dtype = frozen[key]
+                self._tensors[f"{INITIAL}/{key}"] = (DTYPE_NAMES[dtype], tuple(shape))
+        header = StateHeader(job=spec.origin.job, layer=name, boundary=0, timeline=0, dtype=spec.train.dtype)
+        self.start = state_start(self._tensors, header)
+        self.size_bytes = len(self.start.head) + self.start.data_bytes
+
+    def data(self, folder: OriginFolder, *, skipped_bytes: int = 0) -> Iterator[bytes]:
+        """Yield the tensors' bytes in the order of their names. Raises RecoveryError."""
+        codes = b""
+        for key in sorted(self._tensors):
+            matrix, _, last = key.rpartition(".")
+            if matrix in self._matrices and last in (ABSMAX, "weight"):
+                if last == ABSMAX:  # before the matrix's codes, by name
+                    codes, piece = self._quantized(folder, f"{matrix}.weight")
+                else:
+                    codes, piece = b"", codes
+                yield piece[skipped_bytes:]
+                skipped_bytes = max(0, skipped_bytes - len(piece))
+                continue
+            part = self._ranges[key]
+            begin = min(part.begin + skipped_bytes, part.end)
+            skipped_bytes -= begin - part.begin
+            yield from folder.read(part.file, begin, part.end)
+
+    def _quantized(self, folder: OriginFolder, key: str) -> tuple[bytes, bytes]:
+        """Return the bytes of a matrix's codes and scales."""
+        part = self._ranges.get(key)
+        if part is None:
+            raise RecoveryError(folder.url, f"is not the folder that was submitted: {key} is missing")
+        matrix = tensor_of(b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape)
+        try:
+            codes, scales = quantize(matrix, self._quantizer)
+        except MissingPackageError as error:
+            raise RecoveryError(folder.url, str(error)) from error
+        return codes.numpy().tobytes(), scales.numpy().tobytes()
 
 
 def ranges_of(

@@ -31,6 +31,7 @@ from headway.stages.model.experts import set_router_losses
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.spec import ROUTER_BIAS, TIED, weight_version
+from headway.stages.state.layer_state import frozen_beside
 from headway.stages.state.optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def reference(
 
     if initial is None:
         initial = partial(initial_parameters, spec=job.model, seed=job.job.seed)
-    base = {name: _moved(initial(name), device) for name in job.layers}
-    master, frozen = base, Weights()
+    frozen = Weights()
     if job.model.has_adapter:
-        master = {name: _moved(initial_adapters(name, job.model, seed=job.job.seed), device) for name in job.layers}
-        frozen = {name: {key: tensor.to(dtype) for key, tensor in base[name].items()} for name in job.layers}
+        frozen = {n: frozen_beside(initial(n), LayerName(n), job.model, train, device=device) for n in job.layers}
+        initial = partial(initial_adapters, spec=job.model, seed=job.job.seed)
+    master = {name: _moved(initial(name), device) for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
     # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.

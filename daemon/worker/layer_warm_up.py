@@ -15,7 +15,8 @@ from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.ids import LayerName
-from headway.stages.model.decoder import parameter_shapes, trained_shapes
+from headway.stages.model.decoder import frozen_shapes, trained_shapes
+from headway.stages.model.quantized import is_plain
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
 from headway.stages.state.weight_versions import WeightVersions
@@ -42,8 +43,10 @@ def _train_once(name: LayerName, spec: JobSpec, opened: StageDevice, *, is_first
     weights = {key: torch.zeros(shape, device=device) for key, shape in trained_shapes(name, model).items()}
     frozen = {}
     if model.has_adapter:
-        shapes = parameter_shapes(name, model)
-        frozen = {key: torch.zeros(shape, dtype=dtype, device=device) for key, shape in shapes.items()}
+        frozen = {
+            key: torch.zeros(shape, dtype=dtype if is_plain(key, own) else own, device=device)
+            for key, (shape, own) in frozen_shapes(name, model).items()
+        }
     optimizer = optimizer_factory(spec.optim, num_batches=train.batches, delay=train.delay)(name, weights)
     versions = WeightVersions(weights, version=0, dtype=dtype)
     layer = LayerState(name, versions, optimizer, delay=train.delay, frozen=frozen)

@@ -44,6 +44,7 @@ from headway.stages.errors import (
     CompilationError,
     DamagedFileError,
     DataError,
+    MissingPackageError,
     NonFiniteLossError,
     PeerError,
 )
@@ -67,7 +68,7 @@ log = structlog.get_logger()
 IDLE_S = 0.5
 """Idle time after which a worker measures its device; orders come first."""
 
-_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError, OSError)
+_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, OSError)
 """Errors that make an order impossible and leave the worker usable."""
 
 

@@ -1,6 +1,6 @@
 """Adapters: beside a frozen matrix W of a block, y = W·x + scale · B·(A·x), of which A and B alone are trained.
 
-Names and arithmetic are those of PEFT's LoRA without dropout. docs/numerics.md, section 9.
+W may be kept in 4 or 8 bits. Names and arithmetic are those of PEFT's LoRA without dropout: numerics.md, section 9.
 """
 
 from collections.abc import Iterator
@@ -10,28 +10,40 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from headway.stages.model.quantized import DequantizedLinear, code_shapes
 from headway.stages.spec import AdapterSpec
 
 DOWN: Final = "lora_A"
 UP: Final = "lora_B"
 
 
-class AdaptedLinear(nn.Linear):
-    """A frozen linear layer with an adapter beside it."""
+class FrozenLinear(nn.Linear):
+    """A frozen linear layer, quantized if the adapters want it, and with an adapter beside it if it has one."""
 
-    def __init__(self, frozen: nn.Linear, adapter: AdapterSpec) -> None:
-        inputs, outputs, rank = frozen.in_features, frozen.out_features, adapter.rank
-        super().__init__(inputs, outputs, bias=frozen.bias is not None, device="meta")
+    def __init__(self, plain: nn.Linear, adapter: AdapterSpec, *, is_adapted: bool) -> None:
+        inputs, outputs, rank = plain.in_features, plain.out_features, adapter.rank
+        super().__init__(inputs, outputs, bias=plain.bias is not None, device="meta")
+        self.quantizer = adapter.quantize
+        if self.quantizer != "none":
+            (codes, dtype), scales = code_shapes(outputs, inputs, self.quantizer)
+            self.weight = nn.Parameter(torch.empty(codes, dtype=dtype, device="meta"), requires_grad=False)
+            self.absmax = nn.Parameter(torch.empty(scales, device="meta"))
         self.scale = adapter.scale
         self.is_off = False
         """Whether it computes as the frozen layer alone."""
-        self.lora_A = nn.Linear(inputs, rank, bias=False, device="meta")
-        self.lora_B = nn.Linear(rank, outputs, bias=False, device="meta")
+        if is_adapted:
+            self.lora_A = nn.Linear(inputs, rank, bias=False, device="meta")
+            self.lora_B = nn.Linear(rank, outputs, bias=False, device="meta")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
-        if self.is_off:
-            return super().forward(input)
-        return super().forward(input) + self.lora_B(self.lora_A(input)) * self.scale  # type: ignore[no-any-return]
+        made = super().forward(input) if self.quantizer == "none" else self._dequantized(input)
+        is_plain = self.is_off or not hasattr(self, "lora_A")
+        return made if is_plain else made + self.lora_B(self.lora_A(input)) * self.scale
+
+    def _dequantized(self, inputs: Tensor) -> Tensor:
+        shape = (self.out_features, self.in_features)
+        made: Tensor = DequantizedLinear.apply(inputs, self.weight, self.absmax, self.bias, shape, self.quantizer)  # type: ignore[no-untyped-call]
+        return made
 
 
 def adapt(layer: nn.Module, adapter: AdapterSpec) -> nn.Module:
@@ -40,8 +52,11 @@ def adapt(layer: nn.Module, adapter: AdapterSpec) -> nn.Module:
         return layer
     for path, part in list(layer.named_modules()):
         parent, _, name = path.rpartition(".")
-        if type(part) is nn.Linear and parent and adapter.adapts(name):
-            setattr(layer.get_submodule(parent), name, AdaptedLinear(part, adapter))
+        if not isinstance(part, nn.Linear) or not parent:
+            continue
+        is_adapted = type(part) is nn.Linear and adapter.adapts(name)
+        if is_adapted or adapter.quantize != "none":
+            setattr(layer.get_submodule(parent), name, FrozenLinear(part, adapter, is_adapted=is_adapted))
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(is_of_adapter(name))
     return layer
@@ -50,7 +65,7 @@ def adapt(layer: nn.Module, adapter: AdapterSpec) -> nn.Module:
 @contextmanager
 def without_adapters(layer: nn.Module) -> Iterator[None]:
     """Let a layer compute as the frozen one inside the block."""
-    adapted = [part for part in layer.modules() if isinstance(part, AdaptedLinear)]
+    adapted = [part for part in layer.modules() if isinstance(part, FrozenLinear)]
     for part in adapted:
         part.is_off = True
     try:

@@ -50,12 +50,20 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
 
 def parameter_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
     """Return the shape of each parameter of a layer without adapters, in the module's order. Allocates nothing."""
-    return {parameter: shape for parameter, shape, _ in _shapes(_kind(name, spec), spec.base)}
+    return {parameter: shape for parameter, shape, *_ in _shapes(_kind(name, spec), spec.base)}
 
 
 def trained_shapes(name: str, spec: ModelSpec) -> dict[str, torch.Size]:
     """Return the shape of each parameter of a layer that is trained: the adapters, or all if there are none."""
-    return {parameter: shape for parameter, shape, is_trained in _shapes(_kind(name, spec), spec) if is_trained}
+    return {parameter: shape for parameter, shape, is_trained, _ in _shapes(_kind(name, spec), spec) if is_trained}
+
+
+def frozen_shapes(name: str, spec: ModelSpec) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return shape and dtype of what a layer has beside its adapters; float32 stands for the job's dtype, except that
+    of scales.
+    """
+    shapes = _shapes(_kind(name, spec), spec)
+    return {parameter: (shape, dtype) for parameter, shape, is_trained, dtype in shapes if not is_trained}
 
 
 def _kind(name: str, spec: ModelSpec) -> str:
@@ -67,10 +75,12 @@ def _kind(name: str, spec: ModelSpec) -> str:
 
 
 @lru_cache(maxsize=16)
-def _shapes(name: str, spec: ModelSpec) -> tuple[tuple[str, torch.Size, bool], ...]:
-    """Return each parameter of a layer, its shape, and whether it is trained. Many experts take their time to build."""
+def _shapes(name: str, spec: ModelSpec) -> tuple[tuple[str, torch.Size, bool, torch.dtype], ...]:
+    """Return each parameter of a layer, its shape, whether it is trained, and its dtype. Many experts take their time
+    to build.
+    """
     named = build_layer(name, spec).named_parameters()
-    return tuple((parameter, tensor.shape, tensor.requires_grad) for parameter, tensor in named)
+    return tuple((parameter, tensor.shape, tensor.requires_grad, tensor.dtype) for parameter, tensor in named)
 
 
 def token_loss(logits: Tensor, targets: Tensor, mean_tokens: Tensor | None = None) -> Tensor:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from headway.stages.ids import Boundary, LayerName
-from headway.stages.model.decoder import parameter_shapes, trained_shapes
+from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.model.quantized import is_plain, quantized
 from headway.stages.spec import ModelSpec, TrainSpec, weight_version
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions
@@ -163,11 +164,26 @@ def frozen_weights(
     if not model.has_adapter:
         return {}
     if given is None:
-        weights = initial_parameters(name, model, seed=seed)
-    else:
-        named = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items()}
-        weights = initial_weights(named, parameter_shapes(name, model), device)
-    return {key: tensor.to(device=device, dtype=getattr(torch, train.dtype)) for key, tensor in weights.items()}
+        return frozen_beside(initial_parameters(name, model, seed=seed), name, model, train, device=device)
+    weights = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items()}
+    _check_shapes(weights, {key: shape for key, (shape, _) in frozen_shapes(name, model).items()})
+    return _in_dtype(weights, train, device)
+
+
+def frozen_beside(
+    weights: Mapping[str, Tensor], name: LayerName, model: ModelSpec, train: TrainSpec, *, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Return what a layer has beside its adapters, from its plain weights. Raises MissingPackageError."""
+    return _in_dtype(quantized(weights, frozen_shapes(name, model), model.adapter.quantize), train, device)
+
+
+def _in_dtype(weights: Mapping[str, Tensor], train: TrainSpec, device: torch.device | str) -> dict[str, Tensor]:
+    """Return frozen weights in the job's dtype, except those that are quantized."""
+    dtype: torch.dtype = getattr(torch, train.dtype)
+    return {
+        key: tensor.to(device=device, dtype=dtype if is_plain(key, tensor.dtype) else None)
+        for key, tensor in weights.items()
+    }
 
 
 def initial_weights(
@@ -177,13 +193,17 @@ def initial_weights(
 
     Raises ValueError when one is missing, unknown or misshapen.
     """
+    _check_shapes(given, shapes)
+    return {name: given[name].to(device=device, dtype=torch.float32) for name in shapes}
+
+
+def _check_shapes(given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
     if given.keys() != shapes.keys():
         odd = sorted(given.keys() ^ shapes.keys())
         raise ValueError(f"{INITIAL} has not exactly the parameters of the layer: {', '.join(odd[:3])}")
     for name, shape in shapes.items():
         if given[name].shape != shape:
             raise ValueError(f"{INITIAL}/{name} is {list(given[name].shape)} instead of {list(shape)}")
-    return {name: given[name].to(device=device, dtype=torch.float32) for name in shapes}
 
 
 def share_of_update(

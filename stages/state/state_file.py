@@ -41,10 +41,11 @@ _DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
     "I32": torch.int32,
+    "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 4 << 20
 """Maximum size of the JSON header: a layer's takes some kilobytes, and reading it takes many times its length."""
 _MAX_DIMENSIONS = 8
@@ -135,7 +136,7 @@ def write_state(
     Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
     """
     names = sorted(tensors)
-    start = state_start({name: (_DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}, header)
+    start = state_start({name: (DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}, header)
     content = start.content
 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")

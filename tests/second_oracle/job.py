@@ -92,6 +92,7 @@ class Adapter:
     alpha: float
     rslora: bool
     targets: list[str]
+    quantize: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

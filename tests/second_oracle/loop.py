@@ -14,6 +14,7 @@ from tests.second_oracle.experts import Routed
 from tests.second_oracle.gradient_sums import mean_gradient, mean_tied_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
 from tests.second_oracle.job import Job
+from tests.second_oracle.quantized import through_codes
 from tests.second_oracle.token_loss import differentiated_loss, differentiated_preference
 from tests.second_oracle.token_windows import Rows, Stream, held_out_microbatch, microbatch
 from tests.second_oracle.update import Update
@@ -42,6 +43,8 @@ def train(
     torch.set_num_threads(settings.threads)
     wire = Wire(settings.wire, coded_cuts, has_feedback=settings.wire_feedback, num_groups=settings.reduction_groups)
     base = initial_weights(job.model, seed=job.seed)
+    if job.adapter.quantize != "none":
+        base = through_codes(base, job.adapter.quantize)
     versions = {0: initial_adapters(job.model, job.adapter, seed=job.seed) if job.adapter.rank else base}
     update = Update(job, versions[0])
     losses, evaluations = [], {}

@@ -26,8 +26,12 @@ from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
+from headway.stages.ids import LayerName
 from headway.stages.model.adapters import merged
+from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.quantized import dequantized
 from headway.stages.spec import AdapterSpec
+from headway.stages.state.layer_state import frozen_beside
 from tests.integration.exactness.training import WITHOUT_SPARES, finished, small_job, until_batch
 
 pytest.importorskip("transformers")
@@ -108,6 +112,34 @@ async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path) -> None:
     assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
 
 
+async def test_a_base_in_4_bits_through_a_kill(tmp_path: Path) -> None:
+    """A node of three dies. The others load codes, not weights: the plain loop's adapters, and merged the W' of nf4."""
+    adapter = AdapterSpec(rank=4, alpha=8.0, quantize="nf4")
+    await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
+    spec, plain = trained_beside(tmp_path, "model", small_job("lora-nf4", batches=400), adapter)
+    async with (
+        LocalCluster(tmp_path / "cluster", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        ClusterSession(cluster.address) as session,
+    ):
+        await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3)))
+        await until_batch(session, spec.job.name, 20, timeout_s=PATIENCE_S)
+        cluster.kill_node(cluster.nodes[-1].name)
+        piped = await finished(session, spec.job.name, tmp_path / "piped", timeout_s=PATIENCE_S)
+        await export(session, spec.job.name, tmp_path / "merged", merge=True)
+    assert len(set(piped.generations)) > 1, "the kill came too late"
+    assert (tmp_path / "piped/model/adapter_model.safetensors").read_bytes() == plain
+    given, name = initial_weights_of(spec), LayerName("block.1")
+    assert given is not None
+    base = frozen_beside(given(name), name, spec.model, spec.train, device="cpu")
+    base = dequantized(base, parameter_shapes(name, spec.model), "nf4")
+    trained = load_file(tmp_path / "plain/adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1."
+    adapters = {key.removeprefix(prefix): tensor for key, tensor in trained.items() if key.startswith(prefix)}
+    found = load_file(tmp_path / "merged/model.safetensors")
+    for key, tensor in merged(base, adapters, adapter).items():
+        assert torch.equal(found[f"model.layers.1.{key}"], tensor), key
+
+
 async def test_a_node_without_the_base_recovers_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node of two reads the folder. A worker of the other is killed, the job is paused and resumed: same bits."""
     spec, plain = await job_in_home(tmp_path, monkeypatch, "lora-without-access")
@@ -150,9 +182,14 @@ async def job_in_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     home = tmp_path / "home"
     await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16)
     monkeypatch.setenv("HOME", str(home))
-    url, model = model_opener(tmp_path)("file://~/model", ())
-    spec = replace(small_job(name, batches=80), fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=name))
-    spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4, alpha=8.0)))
+    return trained_beside(tmp_path, "file://~/model", small_job(name, batches=80), AdapterSpec(rank=4, alpha=8.0))
+
+
+def trained_beside(tmp_path: Path, folder: str, spec: JobSpec, adapter: AdapterSpec) -> tuple[JobSpec, bytes]:
+    """The job of two nodes beside a folder's weights, and the adapters of its plain loop."""
+    url, model = model_opener(tmp_path)(folder, ())
+    spec = replace(spec, fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=spec.job.name))
+    spec = replace(spec, model=replace(model, adapter=adapter))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
     weights = reference(spec, tokens, on_batch=lambda _: None, initial=initial_weights_of(spec))

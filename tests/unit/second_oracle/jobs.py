@@ -109,6 +109,9 @@ JOBS = {
         'dtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2\nwire = "int8"',
         f"matrices = {ADAMW}",
     ),
+    "adapters beside NF4": '[adapter]\nrank = 2\nquantize = "nf4"\n' + job_file(),
+    "adapters beside int8 experts, bfloat16": '[adapter]\nrank = 2\nquantize = "int8"\n'
+    + job_file('dtype = "bfloat16"', model=QWEN3_MOE),
     "tied": job_file("reduction_groups = 3\nclip_norm = 0.3", model="tie_word_embeddings = true"),
     "tied, bfloat16, chunks": job_file(
         'schedule = "1f1b"\ndtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2',

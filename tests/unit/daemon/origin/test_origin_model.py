@@ -25,6 +25,7 @@ from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.hugging_face import checkpoint_name
 from headway.stages.state.layer_file import read_layer
+from headway.stages.state.layer_state import frozen_beside, frozen_weights
 from headway.stages.state.state_file import content_checksum, read_state
 
 pytest.importorskip("transformers")
@@ -113,6 +114,27 @@ def test_a_part_can_be_read_from_any_byte(folder: Path) -> None:
         whole = b"".join(read_part(spec, part))
         for offset in (0, 5, len(whole) // 2, len(whole) - 1, len(whole)):
             assert b"".join(read_part(spec, part, offset=offset)) == whole[offset:]
+
+
+@pytest.mark.parametrize("quantizer", ["nf4", "int8"])
+def test_a_quantized_part_has_the_codes(folder: Path, tmp_path: Path, quantizer: str) -> None:
+    """Its checksum is that of the codes that the plain loop makes, and it can be read from any byte."""
+    spec = job_from(folder, text=f'[adapter]\nrank = 2\nquantize = "{quantizer}"\n')
+    plain, spec = with_parts(replace(spec, model=spec.model.base)), with_parts(spec)
+    read, name, path = initial_weights_of(spec), LayerName("block.1"), tmp_path / "part.safetensors"
+    assert read is not None
+    path.write_bytes(whole := b"".join(read_part(spec, name)))
+    digest, unquantized = spec.origin.digest_of(name), plain.origin.digest_of(name)
+    assert digest is not None
+    assert unquantized is not None
+    assert content_checksum(path) == digest.checksum
+    assert digest.size_bytes < unquantized.size_bytes
+    loaded = frozen_weights(name, spec.model, spec.train, seed=0, device="cpu", given=read_state(path)[1])
+    expected = frozen_beside(read(name), name, spec.model, spec.train, device="cpu")
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in expected.items())
+    for offset in range(0, len(whole), 61):
+        assert b"".join(read_part(spec, name, offset=offset)) == whole[offset:]
 
 
 def test_the_carried_part_has_the_config(folder: Path, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.reference.loop import reference
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec
-from headway.stages.spec import RECOMPUTES, AdapterSpec
+from headway.stages.spec import RECOMPUTES, AdapterSpec, ModelSpec, Quantizer
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
@@ -44,6 +45,32 @@ def test_a_stage_with_the_embedding_alone_has_the_bits_of_the_plain_loop(
     pipeline = Pipeline(job, layers, journal, num_stages=num_stages)
     pipeline.run()
     assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("quantizer", ["nf4", "int8"])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_a_quantized_base_has_the_bits_of_the_plain_loop(quantizer: Quantizer, num_stages: int, recompute: str) -> None:
+    """Each stage has the codes of its own layers, and dequantizes them in the forward and in the backward."""
+    job = make_job(with_train(recompute=recompute, dtype="bfloat16"), EF, model=quantized_by(quantizer))
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=num_stages).run()
+    assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantizer", ["none", "nf4", "int8"])
+def test_frozen_weights_take_the_memory_that_is_planned(quantizer: Quantizer, dtype: str) -> None:
+    """To the byte: codes, scales, and what stays in the job's dtype."""
+    job = make_job(with_train(dtype=dtype), EF, model=quantized_by(quantizer))
+    layers = initial_layers(job)
+    for cost in layer_costs(job):
+        assert cost.frozen_bytes == sum(tensor.nbytes for tensor in layers[cost.name].frozen.values()), cost.name
+
+
+def quantized_by(quantizer: Quantizer) -> ModelSpec:
+    """The model, with adapters beside a base that is kept in so many bits."""
+    return replace(MODEL, adapter=AdapterSpec(rank=2, quantize=quantizer))
 
 
 def test_a_coded_cut_above_it_changes_nothing_that_is_trained() -> None:
