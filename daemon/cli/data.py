@@ -8,9 +8,13 @@ import typer
 
 from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, OutDir, say, say_json, show_sending, with_cluster
 
+_FIRST_CHARACTERS = 1200
+"""Text of the first row with which a preparation of conversations ends."""
+
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.data_upload import Sent
+    from headway.daemon.preparing.shown_row import ShownRow
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +22,7 @@ def register(app: typer.Typer) -> None:
     data_app = typer.Typer(no_args_is_help=True)
     data_app.callback()(_data)
     data_app.command()(prepare)
+    data_app.command()(show)
     data_app.command()(send)
     app.add_typer(data_app, name="data")
 
@@ -27,6 +32,7 @@ def _data() -> None:
 
     \b
     headway data prepare books/ --out data/books
+    headway data show data/books --row 3
     headway data send data/books
     """
 
@@ -92,6 +98,7 @@ def prepare(
     """
     from headway.daemon.preparing.preparation import Preparation
     from headway.daemon.preparing.prepare import prepare as prepare_data
+    from headway.daemon.preparing.shown_row import read_row
     from headway.daemon.preparing.summary import lines_of, table_of
     from headway.daemon.terminal import console
 
@@ -122,6 +129,49 @@ def prepare(
         say_json({"out": str(out), **table_of(prepared)})
     else:
         say("\n".join(lines_of(out, prepared)))
+        if chat:
+            _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)
+            say(f"`headway data show {out} --row 2` shows more of it")
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)],
+    row: Annotated[int, typer.Option(min=1, help="Row, or document of a stream, from 1.")] = 1,
+    validation: Annotated[bool, typer.Option("--validation", help="Of the validation split.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is trained in a row: in colour, or in ⟦ ⟧ without a terminal; special tokens are underlined.
+
+    \b
+    headway data show data/chats --row 3
+    headway data show data/chats --row 3 --html row.html
+    """
+    from headway.daemon.errors import ConfigError
+    from headway.daemon.preparing.row_drawing import html as page_of
+    from headway.daemon.preparing.shown_row import read_row
+
+    found = read_row(folder, row, is_validation=validation)
+    if html is not None:
+        try:
+            html.write_text(page_of(found), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", str(html)) from error
+        say(f"{html}: {found.kind} {found.number}")
+    elif as_json:
+        say_json(found.table)
+    else:
+        _draw(found)
+
+
+def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
+    """Print a row. max_characters: of its text; 0: all."""
+    from headway.daemon.preparing.row_drawing import drawn
+    from headway.daemon.terminal import console
+
+    screen = console(sys.stdout)
+    has_colours = screen.is_terminal and not screen.no_color
+    screen.print(drawn(row, has_colours=has_colours, max_characters=max_characters), soft_wrap=True)
 
 
 def send(
