@@ -52,6 +52,9 @@ def prepare(
     chat: Annotated[
         bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")
     ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help='Records have a chosen and a rejected answer, for objective = "dpo".')
+    ] = False,
     binary: Annotated[bool, typer.Option("--binary", help="Take each file as it is, text or not.")] = False,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.", show_default=False)] = None,
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
@@ -109,7 +112,8 @@ def prepare(
     options = Preparation(
         tokenizer=tokenizer,
         field=field,
-        chat=chat,
+        chat=chat or pairs,
+        pairs=pairs,
         binary=binary,
         config=config,
         split=split,

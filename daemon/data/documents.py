@@ -23,8 +23,16 @@ class Conversation:
     """Its place in the data, for errors."""
 
 
-Document = Iterator[bytes | Conversation]
-"""One text as UTF-8, in pieces that end at line ends where lines have a sensible length; or one conversation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two conversations that differ in how they end, the preferred one first."""
+
+    preferred: Conversation
+    other: Conversation
+
+
+Document = Iterator[bytes | Conversation | Pair]
+"""One text as UTF-8, in pieces that end at line ends where lines have a sensible length; one conversation; one pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +49,13 @@ class Field:
 
     name: str
     is_chat: bool = False
+    is_pair: bool = False
 
     def document(self, record: Any, where: str) -> Document | BadRecord:
         """Return a record's document, or why it has none."""
         try:
+            if self.is_pair:
+                return iter((pair_of(record, where),))
             if self.is_chat:
                 return iter((conversation_of(record, self.name, where),))
             return pieces_of(text_of(record, self.name, where))
@@ -92,6 +103,30 @@ def conversation_of(record: Any, field: str, where: str) -> Conversation:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ConfigError(f"message {number} is no table with a role", where)
     return Conversation(messages=messages, tools=record.get("tools"), where=where)
+
+
+def pair_of(record: Any, where: str) -> Pair:
+    """Return a record's pair: `chosen` and `rejected`, perhaps after a `prompt`, as texts or lists of messages.
+
+    Raises ConfigError if an answer is missing or malformed.
+    """
+    fields = record if isinstance(record, dict) else {}
+    prompt = _messages_of(fields.get("prompt") or [], "user")
+
+    def conversation(answer: str) -> Conversation:
+        found = fields.get(answer)
+        if not found:
+            what = f"has no answer in the field {answer!r}; a pair is `prompt`, `chosen` and `rejected`"
+            raise ConfigError(f"{what}, each a text or a list of messages", where)
+        messages = [*prompt, *_messages_of(found, "assistant")]
+        return conversation_of({answer: messages, "tools": fields.get("tools")}, answer, where)
+
+    return Pair(preferred=conversation("chosen"), other=conversation("rejected"))
+
+
+def _messages_of(said: Any, role: str) -> list[Any]:
+    """Return messages, of which a text is one."""
+    return [{"role": role, "content": said}] if isinstance(said, str) else said if isinstance(said, list) else [said]
 
 
 def text_of(record: Any, field: str, where: str) -> bytes:

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from headway.daemon.data.chat_encoder import Spoken, Tokens
-from headway.daemon.data.documents import BadRecord, Conversation, Document
+from headway.daemon.data.chat_encoder import EncodedChat, Spoken, Tokens
+from headway.daemon.data.documents import BadRecord, Conversation, Document, Pair
 from headway.daemon.data.encoder import Encoder
 from headway.daemon.data.text_sources import Source
 from headway.daemon.errors import ConfigError
@@ -50,7 +50,7 @@ class Position:
 class _Piece:
     """A piece of a document; no content: the end of a text."""
 
-    content: bytes | Conversation | None
+    content: bytes | Conversation | Pair | None
     is_first: bool
     is_held_out: bool
     source: str
@@ -64,8 +64,9 @@ class Noted:
 
 
 _Item = _Piece | BadRecord | Read
-_Found = Sequence[tuple[Tokens, Spoken | None]] | BadRecord
-"""Rows, or why there are none."""
+_Flags = npt.NDArray[np.uint8]
+_Found = Sequence[tuple[Tokens, _Flags | None]] | BadRecord
+"""Rows with their flags, which plain text does not need; or why there are none."""
 
 
 def encoded_pieces(
@@ -90,9 +91,9 @@ def encoded_pieces(
             if isinstance(result, BadRecord):
                 yield result
                 continue
-            for tokens, is_spoken in result:
+            for tokens, flags in result:
                 begins = begins or item.is_first
-                yield _piece(tokens, is_spoken, begins=begins, is_held_out=item.is_held_out)
+                yield _piece(tokens, flags, begins=begins, is_held_out=item.is_held_out)
                 begins = begins and not len(tokens)
         yield Noted(noted)
         yield replace(end, begins=begins)
@@ -146,7 +147,7 @@ def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool
     for content in document:
         if is_first:
             is_held_out = held_out.contains(content)
-        is_text = not isinstance(content, Conversation)
+        is_text = isinstance(content, bytes)
         yield _Piece(content, is_first, is_held_out, source)
         is_first = False
     if is_text and has_end:
@@ -157,12 +158,12 @@ def _encoded(batch: Iterable[_Item], encoder: Encoder, noted: Counter[str]) -> I
     """Return what becomes of each piece of a batch, in order."""
     pieces = [item for item in batch if isinstance(item, _Piece)]
     texts = [(piece.content, piece.source) for piece in pieces if isinstance(piece.content, bytes)]
-    chats = [piece.content for piece in pieces if isinstance(piece.content, Conversation)]
+    chats = [piece.content for piece in pieces if isinstance(piece.content, Conversation | Pair)]
     of_texts, of_chats = iter(_texts(texts, encoder, noted)), iter(_chats(chats, encoder, noted))
     begin = np.array(encoder.begin_of_text, dtype=np.int64)
     end = np.array([encoder.end_of_text or 0], dtype=np.int64)
     for piece in pieces:
-        if isinstance(piece.content, Conversation):
+        if isinstance(piece.content, Conversation | Pair):
             yield next(of_chats)
             continue
         tokens = end if piece.content is None else next(of_texts)
@@ -181,20 +182,42 @@ def _texts(texts: list[tuple[bytes, str]], encoder: Encoder, noted: Counter[str]
         raise ConfigError("is not UTF-8 text", source) from error
 
 
-def _chats(chats: list[Conversation], encoder: Encoder, noted: Counter[str]) -> list[_Found]:
-    if not chats:
-        return []
+def _chats(contents: list[Conversation | Pair], encoder: Encoder, noted: Counter[str]) -> Iterator[_Found]:
+    """Yield what becomes of each conversation, or pair of them."""
+    if not contents:
+        return
     assert encoder.chats is not None, "prepare() asks for a chat template"
-    done: list[_Found] = []
-    for chat, found in zip(chats, encoder.chats.encode(chats), strict=True):
-        if isinstance(found, ConfigError):
-            done.append(BadRecord(found.what, chat.where))
+    chats = [(each.preferred, each.other) if isinstance(each, Pair) else (each,) for each in contents]
+    found = iter(encoder.chats.encode([chat for each in chats for chat in each]))
+    for each in chats:
+        encoded = [next(found) for _ in each]
+        wrong = next((one for one in encoded if isinstance(one, ConfigError)), None)
+        if wrong is not None:
+            yield BadRecord(wrong.what, each[0].where)
             continue
-        noted[SPECIAL_WORDS] += found.num_words
-        noted[found.way] += 1
-        noted[THOUGHTS_LEFT_OUT] += found.num_thoughts_left_out
-        done.append(found.rows)
-    return done
+        good = [one for one in encoded if isinstance(one, EncodedChat)]
+        for one in good:
+            noted[SPECIAL_WORDS] += one.num_words
+            noted[one.way] += 1
+            noted[THOUGHTS_LEFT_OUT] += one.num_thoughts_left_out
+        if len(good) > 1:
+            yield _of_pair(*(one.rows[-1] for one in good), where=each[0].where)
+        else:
+            yield [(tokens, is_spoken.astype(np.uint8) * IS_TARGET) for tokens, is_spoken in good[0].rows]
+
+
+def _of_pair(preferred: tuple[Tokens, Spoken], other: tuple[Tokens, Spoken], *, where: str) -> _Found:
+    """Return both documents, one after the other. What they begin with alike is no target: it would cancel out."""
+    shorter = min(len(preferred[0]), len(other[0]))
+    differs = np.flatnonzero(preferred[0][:shorter] != other[0][:shorter])
+    num_alike = int(differs[0]) if len(differs) else shorter
+    flags = [is_spoken.astype(np.uint8) * IS_TARGET for _, is_spoken in (preferred, other)]
+    for each in flags:
+        each[:num_alike] = 0
+        if not each.any():
+            return BadRecord("has two answers of which one is the beginning of the other", where)
+    flags[1][0] |= BEGINS_DOCUMENT
+    return [(np.concatenate((preferred[0], other[0])), np.concatenate(flags))]
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -205,14 +228,13 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _piece(tokens: Tokens, is_spoken: Spoken | None, *, begins: bool, is_held_out: bool) -> EncodedPiece:
+def _piece(tokens: Tokens, flags: _Flags | None, *, begins: bool, is_held_out: bool) -> EncodedPiece:
     """Return a piece with its flags: all of a text is trained on, of a conversation what is an answer.
 
     A document begins with its first token, so an empty piece begins none.
     """
-    flags: npt.NDArray[np.uint8] = np.full(len(tokens), IS_TARGET, dtype=np.uint8)
-    if is_spoken is not None:
-        flags = is_spoken.astype(np.uint8) * IS_TARGET
+    if flags is None:
+        flags = np.full(len(tokens), IS_TARGET, dtype=np.uint8)
     begins = begins and bool(len(tokens))
     if begins:
         flags[0] |= BEGINS_DOCUMENT

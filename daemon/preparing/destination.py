@@ -86,7 +86,9 @@ class _Split:
     def __init__(self, writer: SplitWriter, padding: int) -> None:
         form = writer.form
         self._writer = writer
-        self._packer = RowPacker(form.row_tokens, padding=padding) if form.row_tokens else None
+        self._packer = (
+            RowPacker(form.row_tokens, padding=padding, are_whole=form.holds_pairs) if form.row_tokens else None
+        )
         self._num_documents = 0
 
     def add(self, tokens: Numbers, flags: Numbers, *, begins: bool) -> None:

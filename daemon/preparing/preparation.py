@@ -27,6 +27,8 @@ class Preparation:
     """Column of the text, or of the messages; empty: `text` or `messages`."""
     chat: bool = False
     """Records are conversations; only what the assistant says is trained on."""
+    pairs: bool = False
+    """Records are pairs of conversations, of which one is preferred: for `objective = "dpo"`."""
     binary: bool = False
     """Each file is one document of its bytes, whatever it holds."""
     config: str | None = None
@@ -59,6 +61,8 @@ class Preparation:
             raise ConfigError(f"{self.pack} is not from 2 to {MAX_PACKED}", "--pack")
         if self.binary and (self.chat or self.field):
             raise ConfigError("takes files as they are, without records; leave out --chat and --field", "--binary")
+        if self.pairs and (not (self.chat and self.pack) or self.field or self.max_tokens):
+            raise ConfigError("makes rows of whole pairs; add --pack, leave out --field and --max-tokens", "--pairs")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"{self.validation} is not a share from 0 to below 1", "--validation")
         if not 0 <= self.seed < 1 << 64:
@@ -80,7 +84,7 @@ class Preparation:
     @property
     def record_field(self) -> Field:
         """Return the part of a record that is trained on."""
-        return Field(self.field or ("messages" if self.chat else "text"), is_chat=self.chat)
+        return Field(self.field or ("messages" if self.chat else "text"), is_chat=self.chat, is_pair=self.pairs)
 
     @property
     def has_flags(self) -> bool:

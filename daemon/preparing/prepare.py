@@ -108,7 +108,12 @@ def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
 
 
 def _run_options(encoder: Encoder, options: Preparation) -> RunOptions:
-    form = data_form(vocab_size=encoder.vocab_size, has_flags=options.has_flags, row_tokens=options.row_tokens)
+    form = data_form(
+        vocab_size=encoder.vocab_size,
+        has_flags=options.has_flags,
+        row_tokens=options.row_tokens,
+        holds_pairs=options.pairs,
+    )
     return RunOptions(form=form, padding=encoder.padding, max_tokens=options.max_tokens, max_bad=options.max_bad)
 
 

@@ -28,14 +28,17 @@ NOTHING: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 class RowPacker:
     """Documents in, whole rows out. The rows are a function of the documents in their order."""
 
-    def __init__(self, row_tokens: int, *, padding: int, max_open_rows: int = MAX_OPEN_ROWS) -> None:
-        """padding: the token that fills rows."""
+    def __init__(
+        self, row_tokens: int, *, padding: int, max_open_rows: int = MAX_OPEN_ROWS, are_whole: bool = False
+    ) -> None:
+        """padding: the token that fills rows. are_whole: what is longer than a row is left out, not cut."""
         self.num_cut_documents = 0
         self.num_padding = 0
         self.num_left_out = 0
-        """Tokens of parts in which nothing is trained on."""
+        """Tokens of parts in which nothing is trained on, and of documents that are too long to stay whole."""
         self._row_tokens = row_tokens
         self._padding = padding
+        self._are_whole = are_whole
         self._max_open_rows = max_open_rows
         self._document: list[Piece] = []
         self._num_held = 0
@@ -48,6 +51,9 @@ class RowPacker:
         """Take a piece of a document, and yield complete rows. A piece that begins a document ends the last."""
         if begins:
             yield from self._end_document()
+        if self._are_whole and len(tokens) > self._row_tokens:
+            self.num_left_out += len(tokens)
+            return
         if len(tokens):
             self._document.append((tokens, flags))
             self._num_held += len(tokens)
