@@ -15,7 +15,6 @@ from headway.daemon.preparing.prepare import prepare
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import TrainSpec
-
 from tests.unit.daemon.preparing.test_chats import CHATML, folder_of
 
 tokenizers = pytest.importorskip("tokenizers")
