@@ -192,7 +192,8 @@ def _is_any_cluster(etcd: str | None, cluster: Path | None) -> bool:
 
 def _this_machine() -> "NodeRecord":
     """Return one node with the devices that a daemon on this machine would have."""
-    from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
+    from headway.daemon.machine_share import memory_bytes
+    from headway.daemon.node.hardware import class_of, find_devices
     from headway.daemon.records.records import NodeRecord
 
     devices = find_devices("auto", 0)

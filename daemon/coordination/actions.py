@@ -22,6 +22,7 @@ from headway.daemon.coordination.waiting import waits_for
 from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import FailureCount, Phase, Save, StopRecord
+from headway.daemon.situation.failure_budget import repetition
 from headway.daemon.situation.origin import Origin
 from headway.daemon.situation.situation import JobSituation
 
@@ -90,8 +91,12 @@ def recover(situation: JobSituation, to: Phase) -> Command:
     cause, plan = why_recovering(situation), situation.plans.recovery
     error = situation.lost.first_error or situation.job.phase.error
     leased = held_against_nodes(situation, situation.lost.found)
+    failures = situation.lost.failures
+    again = repetition(replace(failures, cause="") if situation.lost.deaths else failures)
+    if situation.lost.deaths:
+        failures = replace(failures, cause=cause)
     if isinstance(plan, ClusterPlan) and recovery_is_possible(situation):
-        reason = f"{cause}; {where_it_goes(situation, plan)}"
+        reason = f"{cause}; {where_it_goes(situation, plan)}{again}"
         return offer(
             situation,
             to,
@@ -101,7 +106,7 @@ def recover(situation: JobSituation, to: Phase) -> Command:
             origin=situation.origin,
             error=error,
             deletes=("stop",),
-            failures=situation.lost.failures,
+            failures=failures,
             leased=leased,
         )
     wait = waits_for(situation)
@@ -109,11 +114,11 @@ def recover(situation: JobSituation, to: Phase) -> Command:
         situation,
         to,
         wait,
-        event=sentence(f"{cause}; {wait}"),
+        event=sentence(f"{cause}; {wait}{again}"),
         error=error,
         deletes=("next", "stop"),
         generation=max(situation.job.phase.generation, situation.known_generation),
-        failures=situation.lost.failures,
+        failures=failures,
         leased=leased,
     )
 
@@ -125,7 +130,7 @@ def enforce_first(situation: JobSituation, to: Phase) -> Command:
     again = situation.job.phase.phase is Phase.RECOVERING
     on = shape_and_nodes(plan.stages)
     text = (
-        f"Training resumes at batch {plan.boundary}: {on}"
+        f"Training resumes at batch {plan.boundary}: {on}{repetition(situation.job.phase.failures)}"
         if again
         else (f"Training starts at batch {plan.boundary}: {plan.reason}")
     )

@@ -1,6 +1,7 @@
 """Writes the sentences about the coordinator's decisions: reasons, events, errors. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.jobs.preparation import preparation_s
@@ -16,6 +17,9 @@ from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.listing import listed
+
+MAX_ERROR: Final = 300
+"""Maximum number of characters quoted from a worker's error."""
 
 
 def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
@@ -261,7 +265,7 @@ def _not_ready(situation: JobSituation) -> str:
 
 
 def _how_it_failed(fault: str, error: str) -> str:
-    """Return `was killed by SIGKILL`, `failed (ValueError: no such thing)` or `failed`."""
+    """Return `was killed by SIGKILL`, `failed (ValueError: no such thing)`, `failed (worker cpu:0: …)` or `failed`."""
     head = "\n".join(error.split("\n", 2)[:2])
     if fault:
         return f"failed ({fault})"
@@ -270,4 +274,5 @@ def _how_it_failed(fault: str, error: str) -> str:
             return f"was killed by {line.rpartition('ended by signal ')[2].split()[0]}"
         if line.endswith("; it was killed"):
             return f"was killed ({line.removesuffix('; it was killed').partition(': ')[2] or line})"
-    return "failed"
+    first = head.partition("\n")[0]
+    return f"failed ({first[:MAX_ERROR]})" if first else "failed"

@@ -5,6 +5,7 @@ stop. Pure.
 from headway.daemon.coordination.claims import left_alone_s
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.records.records import Phase
+from headway.daemon.situation.failure_budget import repetition
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.job_view import JobView
 
@@ -17,7 +18,8 @@ def waits_for(situation: JobSituation) -> str:
     best = situation.plans.recovery if is_recovering else situation.plans.best
     if isinstance(best, ClusterPlan):
         if is_recovering:
-            return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}"
+            again = repetition(situation.job.phase.failures)
+            return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}{again}"
         return "waits for the nodes to settle"
     if situation.standing.after and not is_recovering:
         return f"waits for its turn after job {situation.standing.after}"

@@ -43,6 +43,8 @@ class DeviceSlot:
     """True if the node has no other device."""
     limit_bytes: int = 0
     """Memory that plans may fill: the device's, or less after it ran out; 0: not limited."""
+    layer_folder: str = ""
+    """Folder whose room `host_memory_bytes` is a part of, as in NodeRecord; empty: of the memory."""
     demand: float = 1.0
     """Factor on the predicted bytes of a stage here, as far as the job's measured peaks exceed them."""
 
@@ -65,6 +67,7 @@ class DeviceSlot:
             arithmetic_class=device.arithmetic_class or node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
             limit_bytes=min(filter(None, limits), default=0),
+            layer_folder=node.layer_folder,
             demand=memory.demand(device),
         )
 

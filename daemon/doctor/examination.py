@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from headway.daemon.addresses import split_address
-from headway.daemon.cgroup_limits import memory_limit_bytes, num_cores
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
 from headway.daemon.doctor.findings import Finding
 from headway.daemon.doctor.outcome import LEADERLESS, OF_ETCD, Outcome, advice_on, outcome_of, plain
@@ -22,6 +21,7 @@ from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
 from headway.daemon.etcd.releases import remark
+from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.reach.reach_dial import CONNECT_S
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
@@ -143,21 +143,21 @@ def _loopback() -> Finding:
 
 
 def _memory_folder() -> Finding:
-    folder = Path("/dev/shm")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    folder = folder_in_memory()
+    if folder is None:
         return Finding(
             what="layer files in memory",
             is_fine=True,
-            found="no /dev/shm: they go to the state folder",
-            advice="mount a tmpfs there for faster changes of plan",
+            found="/dev/shm is not there, or small for this memory: they go to the state folder",
+            advice="a tmpfs of half the memory there makes changes of plan faster (docker run --shm-size)",
         )
     free = shutil.disk_usage(folder).free
     is_fine = free >= LEAST_SHARED_BYTES
     advice = (
-        "" if is_fine else "make /dev/shm larger, or set store_dir to a folder with room for twice the node's state"
+        "" if is_fine else f"make {folder} larger, or set store_dir to a folder with room for twice the node's state"
     )
     return Finding(
-        what="layer files in memory", is_fine=is_fine, found=f"/dev/shm has {free >> 20} MiB free", advice=advice
+        what="layer files in memory", is_fine=is_fine, found=f"{folder} has {free >> 20} MiB free", advice=advice
     )
 
 

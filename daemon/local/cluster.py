@@ -34,6 +34,7 @@ from headway.daemon.local.cards import CardShare, free_share, machine_cards, sha
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
 from headway.daemon.local.sweeper import Sweeper
+from headway.daemon.machine_share import folder_in_memory
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.stages.errors import UnavailableError
@@ -46,7 +47,6 @@ KILL_TIMEOUT_S = 10.0
 POLL_S = 0.05
 GUARD_INTERVAL_S = 0.5
 KEEP_UP_INTERVAL_S = 0.1
-IN_MEMORY = Path("/dev/shm")
 
 
 class LocalCluster:
@@ -153,9 +153,9 @@ class LocalCluster:
         self._take_state_dir()
         await self._share_cards()
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"headway-{os.getpid()}-"))
-        in_memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else self._run_dir
-        await asyncio.to_thread(remove_ownerless, in_memory)
-        self._store_dir = in_memory / f"headway-{os.getpid()}-store-{secrets.token_hex(4)}"
+        parent = folder_in_memory() or self.state_dir
+        await asyncio.to_thread(remove_ownerless, parent)
+        self._store_dir = parent / f"headway-{os.getpid()}-store-{secrets.token_hex(4)}"
         self._owned = OwnedFolder(self._store_dir)
         self._owned.claim()
         self._store_dir.mkdir(mode=0o700)

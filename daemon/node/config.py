@@ -17,6 +17,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
+from headway.daemon.machine_share import folder_in_memory
 from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.node.relays import read_relays
 from headway.daemon.storage.allowed_places import check_places
@@ -166,7 +167,9 @@ class NodeConfig:
         """
         if self.store_dir is not None:
             return self.store_dir / "headway-layers"
-        return _folder_in_memory(self.name, self.state_dir) or self.state_dir / "store"
+        digest = hashlib.sha256(str(self.state_dir.resolve()).encode()).hexdigest()[:8]
+        parent = folder_in_memory()  # where other nodes of this machine keep theirs too
+        return parent / f"headway-{os.getuid()}-{self.name}-{digest}" if parent else self.state_dir / "store"
 
 
 FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
@@ -321,15 +324,6 @@ def _decode_path(_: type, value: object) -> Path:
     if isinstance(value, Path):
         return value
     raise msgspec.ValidationError(f"Expected a path, got `{type(value).__name__}`")
-
-
-def _folder_in_memory(name: str, state_dir: Path) -> Path | None:
-    """Return a folder that no other node of this machine uses, in a tmpfs. None when there is no such place."""
-    digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:8]
-    for parent in (Path("/dev/shm"), Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"))):
-        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            return parent / f"headway-{os.getuid()}-{name}-{digest}"
-    return None
 
 
 def _flag(key: str) -> str:

@@ -1,14 +1,13 @@
 """Finds this machine's devices and memory."""
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from headway.daemon.cgroup_limits import memory_limit_bytes
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.errors import ConfigError
+from headway.daemon.machine_share import memory_bytes
 from headway.daemon.records.records import Device
 from headway.stages.model.determinism import arithmetic_class
 from headway.stages.no_card import why_no_card
@@ -43,12 +42,6 @@ def find_devices(
 def class_of(devices: tuple[Device, ...]) -> str:
     """Return the arithmetic class of a node: that of its devices, joined if they are unlike."""
     return " and ".join(sorted({device.arithmetic_class for device in devices}))
-
-
-def memory_bytes() -> int:
-    """Return the memory of the machine, or the part of it that a container leaves this process."""
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(machine_bytes, memory_limit_bytes() or machine_bytes)
 
 
 def _cpu_name() -> str:

@@ -28,9 +28,10 @@ from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.join_port import JoinPort
 from headway.daemon.joining.renewals import Renewals
 from headway.daemon.joining.signer import Signer, open_authority
+from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.etcd_release import check_etcd_release
-from headway.daemon.node.hardware import class_of, find_devices, memory_bytes
+from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.mapped_port import mapped_address
 from headway.daemon.node.membership import House, Membership
@@ -150,6 +151,7 @@ class Daemon:
             stack.callback(owned.release)
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         await answered("store_dir", config.layer_store_dir, store.open)
+        room_bytes = await answered("store_dir", config.layer_store_dir, store.room_bytes)
         stack.push_async_callback(store.close)
         self._runtime_dir = _make_runtime_dir(config.state_dir)
         stack.callback(shutil.rmtree, self._runtime_dir, ignore_errors=True)
@@ -246,7 +248,8 @@ class Daemon:
             site=config.site,
             site_is_private=config.site_is_private,
             devices=devices,
-            memory_bytes=memory_bytes(),
+            memory_bytes=min(memory_bytes(), room_bytes),
+            layer_folder=str(store.directory) if room_bytes < memory_bytes() else "",
             arithmetic_class=class_of(devices),
             worker_ports=str(port) if config.one_port else config.worker_ports,
             has_authority=authority is not None,

@@ -161,18 +161,20 @@ class _Planner:
         whole = self._alone(0, costs.num_layers)
         limits = [slot.limit_bytes for slot in self._slots if slot.limit_bytes]
         hosts = [slot.host_memory_bytes for slot in self._slots if slot.host_memory_bytes]
-        whole_slice = costs.slices.slice_of[0, costs.num_layers]
-        kept = int(min(costs.memory.host_bytes(slot)[whole_slice] for slot in self._slots))
-        if hosts and kept > sum(hosts) and len(hosts) == len(self._slots):
+        kept = self._kept(0, costs.num_layers)
+        kept_of_one = max(self._kept(layer, layer + 1) for layer in range(costs.num_layers))
+        if len(hosts) == len(self._slots) and (kept > sum(hosts) or kept_of_one > max(hosts)):
             return (
                 f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
                 f"{self._free_devices()} {size(sum(hosts))} together for that, {size(max(hosts))} the largest"
+                f"{self._layer_folders()}"
             )
         if not limits:
             if hosts:
                 return (
                     f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
                     f"no order of {len(self._slots)} free device{'s' * (len(self._slots) != 1)} has room for its part"
+                    f"{self._layer_folders()}"
                 )
             return "finds no set of nodes that fulfils [placement]"
         return (
@@ -182,6 +184,19 @@ class _Planner:
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
             f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
         )
+
+    def _kept(self, first: int, end: int) -> int:
+        """Return the least bytes of the boundary states that a node keeps of layers."""
+        number = self._costs.slices.slice_of[first, end]
+        return int(min(self._costs.memory.host_bytes(slot)[number] for slot in self._slots))
+
+    def _layer_folders(self) -> str:
+        """Return the folders of layer files that have less room than their nodes' memory; empty: none has."""
+        named = {slot.layer_folder: slot for slot in self._slots if slot.layer_folder}
+        told = [f"{folder} of {slot.node} has {size(slot.host_memory_bytes)}" for folder, slot in named.items()]
+        more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+        advice = "more room there, or another store_dir, would help"
+        return f": {', '.join(told[:MOST_NAMED])}{more}; {advice}" if told else ""
 
     def _shortage(self) -> str:
         """Return which devices have less room than their own since memory ran out there; empty: none has."""

@@ -85,6 +85,7 @@ class NodeRecord:
     site: str
     devices: tuple[Device, ...]
     memory_bytes: int
+    """Room for boundary states: its memory, or less where the folder of layer files has less."""
     arithmetic_class: str
     """Versions of torch and Headway, and device model or CPU capability; of unlike devices, joined. Equal ones give
     equal bits."""
@@ -116,6 +117,8 @@ class NodeRecord:
     """True if it signs certificates with the cluster's authority, behind its one port."""
     authority: str = ""
     """Fingerprint of that authority's certificate: others ask for another certificate when it is a new one."""
+    layer_folder: str = ""
+    """Folder of its layer files, if that has less room than its memory; empty: the memory is the limit."""
 
     @property
     def endpoint(self) -> NodeEndpoint:
@@ -228,6 +231,8 @@ class FailureCount:
     """Failures in a row at that batch."""
     faults: tuple[tuple[str, str], ...] = ()
     """(fault, node) of the errors that workers reported since that boundary was new."""
+    cause: str = ""
+    """Why it failed last, as a sentence without its full stop; empty: an older leader counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-from headway.daemon.node.hardware import find_devices, memory_bytes
+from headway.daemon.machine_share import memory_bytes
+from headway.daemon.node.hardware import find_devices
 from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of

@@ -12,6 +12,8 @@ from headway.daemon.records.records import FailureCount, PlanRecord, WorkerRecor
 
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
+MOST_SILENT: Final = 2
+"""Failures without a new boundary after which each sentence about the job says how often it failed, and why."""
 MAX_DEATHS: Final = 10
 """Incidents without a new boundary. Workers that fail together count once: one switch may take ten of them."""
 DEATH_SIGNS: Final = ("ended by signal", "it was killed")
@@ -64,6 +66,16 @@ def counted(
         num_same_batch=before.num_same_batch + 1 if is_same else int(batch >= 0),
         faults=tuple(sorted(faults)),
     )
+
+
+def repetition(count: FailureCount) -> str:
+    """Return how often a job failed without progress, and why the last time, as the end of a sentence; empty: not
+    often.
+    """
+    if count.num_deaths <= MOST_SILENT:
+        return ""
+    why = f", the last time because {count.cause}" if count.cause else ""
+    return f"; it failed {count.num_deaths} times without a new boundary{why}; after {MAX_DEATHS} it is given up"
 
 
 def broken_rule(count: FailureCount, deaths: Sequence[Death]) -> str:

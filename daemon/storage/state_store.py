@@ -107,6 +107,11 @@ class StateStore:
         except OSError as error:
             raise ConfigError(f"cannot be used as store_dir: {error.strerror}", str(self._directory)) from error
 
+    def room_bytes(self) -> int:
+        """Return the free room, at least 1, in sixteenths of the file system: equal machines say the same. Blocks."""
+        usage = shutil.disk_usage(self._directory)
+        return max(usage.free * 16 // max(usage.total, 1) * usage.total // 16, 1)
+
     def wipe(self) -> None:
         """Forget and delete everything. Blocks."""
         self._files.clear()

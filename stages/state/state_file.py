@@ -133,7 +133,7 @@ def write_state(
     fetch: returns a tensor's content on the CPU, in pieces, when its turn comes. is_wanted: is asked before every chunk
     and before the file gets its name.
 
-    Raises OSError, and WriteCancelledError when the file is not wanted; nothing is left behind then.
+    Raises OSError, which names the file, and WriteCancelledError when it is not wanted; nothing is left behind then.
     """
     names = sorted(tensors)
     start = state_start({name: (DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}, header)
@@ -154,9 +154,11 @@ def write_state(
         if not is_wanted():
             raise WriteCancelledError(str(path))
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # an error of a write names no file
         raise
     return WrittenFile(path=path, size_bytes=len(start.head) + start.data_bytes, checksum=content.hexdigest())
 

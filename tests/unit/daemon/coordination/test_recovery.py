@@ -14,6 +14,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S, START_DEADLINE_S
+from headway.daemon.situation.failure_budget import MOST_SILENT
 from headway.daemon.situation.lost_workers import CAUSE_GRACE_S
 from headway.daemon.situation.situation import LONGEST_PATIENCE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -302,6 +303,20 @@ def test_the_first_cause_is_told_whoever_reports_first(is_first: bool) -> None:
     assert phase.error.startswith("Traceback")
     assert [name for name, _ in phase.failures.faults] == ["RuntimeError: no"]
     run_until(cluster, Phase.FINISHED)
+
+
+def test_a_job_that_goes_back_again_and_again_says_why() -> None:
+    """One worker cannot write: from the third time on, status and events say how often it failed, and where."""
+    cluster = trained("a", "b", batches=3)
+    for _ in range(MOST_SILENT + 1):
+        running_at_full_speed(cluster)
+        cluster.fail_worker("b", "worker cpu:0: write: [Errno 28] No space left on device: '/store/head'")
+        recovered(cluster)
+    told = [text for text in events(cluster) if "times without a new boundary" in text]
+    assert told
+    assert all(f"it failed {MOST_SILENT + 1} times" in text for text in told)
+    assert "[Errno 28] No space left on device: '/store/head'" in cluster.phase("first").reason
+    assert cluster.phase("first").reason.endswith("after 10 it is given up")
 
 
 def test_a_complaint_without_a_cause_is_a_cause_after_a_moment() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -122,6 +123,16 @@ def test_many_nodes_within_host_memory() -> None:
     check(plan, 32, 1)
     reason = refused(spec, some_nodes(20, host_bytes=kept))
     assert reason.startswith("does not fit: the boundary states that nodes keep of it need ")
+
+
+def test_a_small_folder_of_layer_files_is_named() -> None:
+    """One node has room for nothing in /dev/shm: the refusal names that folder, its room, and what is needed."""
+    spec = job(num_blocks=30, microbatches=32)
+    node = replace(some_nodes(1, host_bytes=64 << 20)[0], layer_folder="/dev/shm/headway")
+    assert refused(spec, [node]).endswith(
+        f"64 MiB the largest: /dev/shm/headway of {node.name} has 64 MiB; "
+        "more room there, or another store_dir, would help"
+    )
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 5), (18, 0), (20, 20)])

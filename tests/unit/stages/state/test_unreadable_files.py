@@ -88,3 +88,14 @@ def test_short_reads_are_read_on(monkeypatch: pytest.MonkeyPatch, path: Path, mo
     header, tensors = read_state(path)
     assert header == HEADER
     assert torch.equal(tensors["w"], torch.arange(32.0))
+
+
+def test_an_error_of_a_write_names_the_file(path: Path) -> None:
+    """The disk is full in the middle of the data: the new file's name is in the error, and the old file is there."""
+
+    def fill(_: torch.Tensor) -> list[torch.Tensor]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
+        write_state(path, {"w": torch.arange(32.0)}, HEADER, fetch=fill)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]

@@ -2,10 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from headway.daemon.cgroup_limits import memory_limit_bytes, num_cores
+from headway.daemon import machine_share
+from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
+from headway.daemon.node.config import NodeConfig
 
 GIB = 1 << 30
 V2 = "30 20 0:26 {top} /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate"
@@ -71,3 +74,16 @@ def test_no_limit_is_seen_where_there_is_none(tmp_path: Path) -> None:
     assert (memory_limit_bytes(tmp_path), num_cores(tmp_path)) == (None, 4.0)
     root = kernel(tmp_path, "0::/", V2.format(top="/"))
     assert (memory_limit_bytes(root), num_cores(root)) == (None, 4.0)
+
+
+@pytest.mark.parametrize(("part", "is_taken"), [(0.5, True), (0.25, True), (0.01, False)])
+def test_a_folder_in_memory_has_to_hold_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, is_taken: bool
+) -> None:
+    """That of a machine holds half of its memory; 64 MB of a container do not hold a snapshot: its disk is taken."""
+    usage = SimpleNamespace(total=part * machine_share.memory_bytes())
+    monkeypatch.setattr(machine_share, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    assert folder_in_memory() == (tmp_path if is_taken else None)
+    in_state = NodeConfig(state_dir=tmp_path / "state").layer_store_dir == tmp_path / "state" / "store"
+    assert in_state is not is_taken

@@ -1,15 +1,34 @@
-"""What the control groups of this process leave it of the machine: a container's memory and cores, in cgroups 1 and 2.
+"""What this process may take of its machine: memory, cores, and a folder in memory. Containers leave it less.
 
-A limit counts for its group and for all groups inside it, so the smallest one on the way up holds. A container often
-sees its own group alone, at the top of what is mounted.
+They limit it by cgroups 1 or 2. A limit counts for its group and for all groups inside it, so the smallest one on the
+way up holds. A container often sees its own group alone, at the top of what is mounted.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Final
 
-_ROOT = Path("/")
+LEAST_SHARE: Final = 0.25
+"""Part of the memory that a folder in memory has to hold: a usual one holds half, that of a container often 64 MB."""
+_FOLDERS: Final = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR", "/nonexistent"))
+_ROOT: Final = Path("/")
+
+
+def memory_bytes() -> int:
+    """Return the memory of the machine, or the part of it that a container leaves this process."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine_bytes, memory_limit_bytes() or machine_bytes)
+
+
+def folder_in_memory() -> Path | None:
+    """Return a folder in memory with room for layer files, where this user may write; None: there is none."""
+    for folder in map(Path, _FOLDERS):
+        if os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).total >= LEAST_SHARE * memory_bytes():
+            return folder
+    return None
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int | None:
