@@ -30,7 +30,7 @@ ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
 def route(layer_name: str, name: str, parameter: Tensor) -> Group:
     """Return the group of one parameter: `matrices` for a 2-D weight of a layer `block.*`; `rest` for all else.
 
-    All else is embedding, head, norms, biases, routers.
+    All else is embedding, head, norms, biases, routers, and the convolutions and decays of linear attention.
     """
     if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2 and name != ROUTER:
         return Group.MATRICES
@@ -48,8 +48,8 @@ def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group
 
 
 def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed | None:
-    """Return what a parameter of `rest` is; None: a router's."""
-    if parameter_name in (ROUTER, ROUTER_BIAS):
+    """Return what a parameter of `rest` is; None: a router's or a convolution's."""
+    if parameter_name in (ROUTER, ROUTER_BIAS) or parameter.ndim == 3:
         return None
     if parameter.ndim == 2:
         return "embeddings"

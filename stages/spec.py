@@ -15,14 +15,27 @@ RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "attention", "block")
 NF4_BLOCK: Final = 64
 """Consecutive values of a flattened matrix that have one scale in NF4. In int8 a row has one."""
 
-LayerType = Literal["full_attention", "sliding_attention"]
-"""What a block mixes tokens with: attention to all tokens before, or to those in a window."""
+LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
+"""What a block mixes tokens with: attention to all tokens before, or to those in a window, or the gated delta rule."""
+
+RULE_CHUNK: Final = 64
+"""Tokens whose pairs the gated delta rule computes at once. Part of the arithmetic."""
 
 TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
 """By layer, the parameter that is the tied matrix in a model with `tie_word_embeddings`."""
 
 ROUTER_BIAS: Final = "e_score_correction_bias"
 """Last part of the name of a router's bias, whose gradient is the load of the experts."""
+
+
+LINEAR_SIZES: Final = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+"""Fields of `ModelSpec` that linear attention needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +118,10 @@ class ModelSpec:
     """What one norm of queries and keys is over: each head by itself, or all heads together."""
     norm_placement: Literal["before", "after", "both"] = "before"
     """Where attention and MLP have their norms."""
+    zero_centered_norms: bool = False
+    """Whether the gain of a norm is 1 + its weight."""
+    attn_output_gate: bool = False
+    """Whether q_proj makes a gate beside each query, whose sigmoid multiplies what attention returns."""
     fused_projections: bool = False
     """Whether q, k, v are one matrix, and gate and up another, as in Phi-3."""
     fused_gate_up: bool = False
@@ -115,6 +132,13 @@ class ModelSpec:
     """Number of blocks at the beginning that attend to all tokens all the same."""
     layer_types: tuple[LayerType, ...] = ()
     """Types of the blocks, repeated until each has one; empty: as the two keys before say."""
+    linear_num_key_heads: int = 0
+    """Heads of queries and keys in blocks of linear attention."""
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    """Newest tokens that the convolution before it weighs, with the token itself."""
     num_experts: int = 0
     """Experts of each block, in place of its MLP; 0: there are none."""
     num_experts_per_tok: int = 0
@@ -184,6 +208,21 @@ class ModelSpec:
         """Return how many values of a head turn."""
         return int(self.head_width * self.partial_rotary_factor)
 
+    @property
+    def linear_key_width(self) -> int:
+        """Return the width of all queries of linear attention, or of all its keys."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def linear_value_width(self) -> int:
+        """Return the width of all its values."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def has_linear_attention(self) -> bool:
+        """Return whether some block has linear attention."""
+        return "linear_attention" in self.layer_types
+
     def type_of(self, block: int) -> LayerType:
         """Return what a block mixes tokens with."""
         if self.layer_types:
@@ -192,7 +231,7 @@ class ModelSpec:
 
     def kind_of(self, layer: str) -> str:
         """Return `embed`, `block` or `head`: layers of one kind compute and cost the same. Blocks of several types are
-        of several kinds, such as `block sliding_attention`.
+        of several kinds, such as `block linear_attention`.
         """
         kind, _, index = layer.partition(".")
         is_mixed = kind == "block" and len(set(self.layer_types)) > 1
@@ -331,13 +370,22 @@ class TrainSpec:
         return ("none", "block") if self.compile else RECOMPUTES
 
 
-def matrix_names(model: ModelSpec) -> tuple[str, ...]:
-    """Return the last parts of the names of a block's matrices that may have an adapter, in the module's order."""
+def matrix_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:
+    """Return the last parts of the names of matrices that may have an adapter, in the module's order.
+
+    block: of this one alone; None: of all blocks, without repetition.
+    """
+    if block is None:
+        names = [matrix_names(model, each) for each in range(len(model.layer_types) or 1)]
+        return tuple(dict.fromkeys(name for of_block in names for name in of_block))
+    mixing: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    if model.type_of(block) == "linear_attention":
+        mixing = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+    elif model.fused_projections:
+        mixing = ("qkv_proj", "o_proj")
     if model.has_experts:
-        return ("q_proj", "k_proj", "v_proj", "o_proj")
-    of_attention = ("qkv_proj", "o_proj") if model.fused_projections else ("q_proj", "k_proj", "v_proj", "o_proj")
-    of_mlp = ("gate_up_proj", "down_proj") if model.fuses_gate_up else ("gate_proj", "up_proj", "down_proj")
-    return of_attention + of_mlp
+        return mixing
+    return (*mixing, *(("gate_up_proj",) if model.fuses_gate_up else ("gate_proj", "up_proj")), "down_proj")
 
 
 def timed_kind(layer: str, recompute: str) -> str:

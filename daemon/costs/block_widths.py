@@ -23,19 +23,21 @@ class BlockWidths:
     """
 
 
-def block_widths(model: ModelSpec, train: TrainSpec) -> BlockWidths:
-    """Return the widths of a block that computes nothing again."""
+def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> BlockWidths:
+    """Return the widths of a block that computes nothing again, except for the gated delta rule."""
     if model.has_adapter:
-        return _beside_adapters(model)
+        return _beside_adapters(model, block)
     hidden, inner = model.hidden_size, _inner_width(model)
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
-    of_norms = 2 if train.dtype == "bfloat16" else 3
+    # One with a gain of 1 + weight is in float32 anyway.
+    of_norms = 2 if train.dtype == "bfloat16" and not model.zero_centered_norms else 3
     # A second norm of a branch keeps its input, which nothing else does. Its output is added, and not kept.
     second = (of_norms - 1) * hidden if model.norm_placement == "both" else 0
     above = of_norms * hidden + second + 4 * inner + _of_routing(model)
-    normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 else 0
-    return BlockWidths(kept=of_norms * hidden + second + normed + _of_attention(model) + above, kept_above=above)
+    is_linear = model.type_of(block) == "linear_attention"
+    normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 and not is_linear else 0
+    return BlockWidths(kept=of_norms * hidden + second + normed + _of_mixing(model, block) + above, kept_above=above)
 
 
 def _inner_width(model: ModelSpec) -> int:
@@ -53,21 +55,28 @@ def _of_routing(model: ModelSpec) -> int:
     return model.num_experts_per_tok * num_ways * model.hidden_size + 4 * model.num_experts
 
 
-def _of_attention(model: ModelSpec) -> int:
-    """Return the widths of q, k, v and the mix, and of what q and k were before their norms and turns."""
+def _of_mixing(model: ModelSpec, block: int, *, keeps_output: bool = True) -> int:
+    """Return the widths of q, k, v and the mix, and of what q and k were before their norms and turns; or what linear
+    attention projects, and its mix. keeps_output: the output's projection needs its input.
+    """
+    if model.type_of(block) == "linear_attention":
+        projected = 2 * model.linear_key_width + 2 * model.linear_value_width + 2 * model.linear_num_value_heads
+        return projected + model.linear_value_width * keeps_output
     query = model.num_attention_heads * model.head_width
     # Norms keep their inputs. v is a part of a fused projection's output, and keeps all of it.
     before = _of_q_and_k(model) if model.qk_norm or model.fused_projections else 0
-    return query + _of_q_and_k(model) + model.num_key_value_heads * model.head_width + before
+    # The gate and its sigmoid, and the mix times that.
+    gate = (2 + keeps_output) * query if model.attn_output_gate else 0
+    return query + _of_q_and_k(model) + model.num_key_value_heads * model.head_width + before + gate
 
 
 def _of_q_and_k(model: ModelSpec) -> int:
     return (model.num_attention_heads + model.num_key_value_heads) * model.head_width
 
 
-def _beside_adapters(model: ModelSpec) -> BlockWidths:
+def _beside_adapters(model: ModelSpec, block: int) -> BlockWidths:
     hidden, inner = model.hidden_size, _inner_width(model)
-    adapted = [name for name in matrix_names(model) if model.adapter.adapts(name)]
+    adapted = [name for name in matrix_names(model, block) if model.adapter.adapts(name)]
     in_mlp = [name for name in adapted if name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")]
     in_attention = [name for name in adapted if name not in in_mlp]
     has_down = "down_proj" in adapted
@@ -75,10 +84,8 @@ def _beside_adapters(model: ModelSpec) -> BlockWidths:
     num_norms = 2 if model.norm_placement == "both" else 1
     above = hidden * (num_norms + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
     above += model.adapter.rank * len(in_mlp) + _of_routing(model)
-    below = hidden * (num_norms + any(name != "o_proj" for name in in_attention)) + model.adapter.rank * len(
-        in_attention
-    )
+    below = hidden * (num_norms + any(name not in ("o_proj", "out_proj") for name in in_attention))
+    below += model.adapter.rank * len(in_attention)
+    mixing = _of_mixing(model, block, keeps_output=bool({"o_proj", "out_proj"} & {*adapted}))
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.
-    return BlockWidths(
-        kept=below + above + _of_attention(model), kept_above=above, passing=inner * (3 - has_down) + 2 * hidden
-    )
+    return BlockWidths(kept=below + above + mixing, kept_above=above, passing=inner * (3 - has_down) + 2 * hidden)

@@ -14,7 +14,7 @@ from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_b
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
-from headway.stages.spec import NF4_BLOCK, ModelSpec, Recompute, TrainSpec, matrix_names
+from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, matrix_names
 
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
@@ -159,7 +159,8 @@ def document_bytes(spec: JobSpec) -> int:
     num_masks = 2 if 0 < model.sliding_window < train.sequence_length else 1
     num_tables = 2 if model.window_rope_theta else 1
     values = num_masks * train.sequence_length + num_tables * 2 * model.rotary_width
-    return element_bytes(train) * _tokens(train) * values
+    positions = position_bytes(train) if model.has_linear_attention else 0
+    return element_bytes(train) * _tokens(train) * values + positions
 
 
 def position_bytes(train: TrainSpec) -> int:
@@ -191,11 +192,16 @@ def _tokens(train: TrainSpec) -> int:
     return train.microbatch_size * train.sequence_length
 
 
-def _attention_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of attention's matrices: (rows, columns)."""
+def _mixing_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the matrices of a block's attention, full or linear: (rows, columns)."""
     hidden, query = model.hidden_size, model.num_attention_heads * model.head_width
     key_value = model.num_key_value_heads * model.head_width
-    inputs = (query + 2 * key_value,) if model.fused_projections else (query, key_value, key_value)
+    inputs: tuple[int, ...] = (query * (1 + model.attn_output_gate), key_value, key_value)
+    if model.fused_projections:
+        inputs = (query + 2 * key_value,)
+    elif model.type_of(block) == "linear_attention":
+        query, heads = model.linear_value_width, model.linear_num_value_heads
+        inputs = (2 * model.linear_key_width + query, query, heads, heads)
     return (*((rows, hidden) for rows in inputs), (hidden, query))
 
 
@@ -211,10 +217,10 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     return (*((rows, hidden) for rows in inputs), (hidden, wide))
 
 
-def _adapter_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+def _adapter_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
     """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
     of_mlp = () if model.has_experts else _mlp_shapes(model)
-    matrices = zip(matrix_names(model), (*_attention_shapes(model), *of_mlp), strict=True)
+    matrices = zip(matrix_names(model, block), (*_mixing_shapes(model, block), *of_mlp), strict=True)
     rank = model.adapter.rank
     chosen = [shape for name, shape in matrices if model.adapter.adapts(name)]
     return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
@@ -242,10 +248,16 @@ def _dequantized_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]]) -> in
     return size * max(rows * columns for rows, columns in matrices)
 
 
-def _vector_sizes(model: ModelSpec) -> list[int]:
-    """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's."""
+def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
+    """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's, a
+    convolution's.
+    """
     sizes = [model.hidden_size] * (4 if model.norm_placement == "both" else 2)
-    if model.qk_norm:
+    if model.type_of(block) == "linear_attention":
+        channels = 2 * model.linear_key_width + model.linear_value_width
+        sizes += [channels * model.linear_conv_kernel_dim, model.linear_value_head_dim]
+        sizes += [model.linear_num_value_heads] * 2
+    elif model.qk_norm:
         of_heads = model.num_attention_heads, model.num_key_value_heads
         sizes += [model.head_width * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
     if model.has_experts:
@@ -253,7 +265,7 @@ def _vector_sizes(model: ModelSpec) -> list[int]:
     if model.router_bias:
         sizes.append(model.num_experts)
     if model.qkv_bias:
-        sizes += [rows for rows, _ in _attention_shapes(model)[:-1]]
+        sizes += [rows for rows, _ in _mixing_shapes(model, block)[:-1]]
     if model.output_bias:
         sizes.append(model.hidden_size)
     if model.mlp_bias:
@@ -275,20 +287,25 @@ def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
 
 def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
     model, train, group = spec.model, spec.train, spec.optim.matrices
-    of_attention = _attention_shapes(model)
+    index = int(name.partition(".")[2])
+    of_attention = _mixing_shapes(model, index)
     shapes = (*of_attention, *_mlp_shapes(model))
-    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model)
+    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model, index)
     num_used = num_matrix - _num_idle(model)
-    query = model.num_attention_heads * model.head_width
     tokens, size = _tokens(train), element_bytes(train)
-    attention = 4.0 * train.sequence_length * query
-    widths = block_widths(model, train)
-    whole = kept = tokens * size * widths.kept + _attention_bytes(model, train)
-    passing = 2 * _score_bytes(model, train)  # gradients of the scores after and before the softmax
-    of_mlp = tokens * size * widths.passing
+    widths = block_widths(model, train, block=index)
     again = 0.0
+    if model.type_of(index) == "linear_attention":
+        attention, kept, passing = _rule_flops(model), 0, _rule_bytes(model, train)
+        again = tokens * attention  # the rule is always computed again
+    else:
+        attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width
+        # gradients of the scores after and before the softmax
+        kept, passing = _attention_bytes(model, train), 2 * _score_bytes(model, train)
+    whole = kept = tokens * size * widths.kept + kept
+    of_mlp = tokens * size * widths.passing
     if recompute == "block":
-        kept, again = tokens * size * model.hidden_size, tokens * (2.0 * num_used + attention)
+        kept, again = tokens * size * model.hidden_size, again + tokens * (2.0 * num_used + attention)
         of_mlp += whole - kept
     elif recompute == "attention":
         # The block's input stays, and all from attention's output on.
@@ -296,10 +313,10 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         # Before attention is computed again, the backward of the block's other half has freed what that kept.
         passing -= kept - tokens * size * model.hidden_size
         num_attention = sum(rows * columns for rows, columns in of_attention)
-        again = tokens * (2.0 * num_attention + attention)
+        again += tokens * (2.0 * num_attention + attention)
     trained, others, num_adapter = shapes, vectors, 0
     if model.has_adapter:
-        trained, others = _adapter_shapes(model), []
+        trained, others = _adapter_shapes(model, index), []
         num_adapter = sum(rows * columns for rows, columns in trained)
     orthogonalized = trained if group.name == "muon" else ()
     return _cost(
@@ -363,6 +380,27 @@ def _head_cost(spec: JobSpec) -> LayerCost:
         loss_bytes=kept,
         passing_bytes=passing,
     )
+
+
+def _rule_flops(model: ModelSpec) -> float:
+    """Return the operations of the gated delta rule a token: pairs inside a chunk, and reads and writes of the
+    state.
+    """
+    keys, values = model.linear_key_head_dim, model.linear_value_head_dim
+    return 2.0 * model.linear_num_value_heads * (RULE_CHUNK * (3 * keys + 2 * values) + 3 * keys * values)
+
+
+def _rule_bytes(model: ModelSpec, train: TrainSpec) -> int:
+    """Return the bytes of what the gated delta rule computes again for its backward, and of gradients inside it, all in
+    float32. Their coefficients are a fit to measured peaks.
+    """
+    channels = 2 * model.linear_key_width + model.linear_value_width
+    keys = model.linear_num_value_heads * model.linear_key_head_dim
+    values, pairs = model.linear_value_width, model.linear_num_value_heads * RULE_CHUNK
+    # The convolution's inputs, tap by tap; a state for each chunk; matrices of pairs.
+    width = (model.linear_conv_kernel_dim + 2) * channels + 12 * keys + 6 * values + 15 * pairs // 2
+    states = -(-train.sequence_length // RULE_CHUNK) * train.microbatch_size * keys * model.linear_value_head_dim
+    return FP32_BYTES * (_tokens(train) * width + states)
 
 
 def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:

@@ -25,7 +25,7 @@ from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.hugging_face import family_of
 from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
-from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, matrix_names
+from headway.stages.spec import LINEAR_SIZES, AdapterSpec, ModelSpec, TrainSpec, matrix_names
 
 BYTE_VOCABULARY = 256
 """Number of tokens of the built-in source, which is bytes."""
@@ -176,6 +176,7 @@ def _check_options(model: ModelSpec, source: str) -> None:
     if model.first_window_layer and not model.sliding_window:
         _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
     _check_types(model, source)
+    _check_linear_attention(model, source)
     _check_experts(model, source)
     try:
         family_of(model)
@@ -194,6 +195,19 @@ def _check_types(model: ModelSpec, source: str) -> None:
         _refuse(source, "model.first_window_layer", "is not used with layer_types; leave it out")
     if bool(model.sliding_window) != ("sliding_attention" in types):
         _refuse(source, "model.layer_types", "names sliding_attention if there is a sliding_window, and not otherwise")
+
+
+def _check_linear_attention(model: ModelSpec, source: str) -> None:
+    """Check that the keys of linear attention are there together, or not at all."""
+    for name in LINEAR_SIZES:
+        is_set = bool(getattr(model, name))
+        if is_set and not model.has_linear_attention:
+            _refuse(source, f"model.{name}", "is not used without linear_attention in layer_types; leave it out")
+        if not is_set and model.has_linear_attention:
+            _refuse(source, f"model.{name}", "must be above 0 with linear_attention in layer_types")
+    if model.has_linear_attention and model.linear_num_value_heads % model.linear_num_key_heads:
+        what = f"{model.linear_num_key_heads} heads do not divide the {model.linear_num_value_heads} value heads"
+        _refuse(source, "model.linear_num_key_heads", f"{what}; choose a divisor")
 
 
 def _check_experts(model: ModelSpec, source: str) -> None:
@@ -245,8 +259,13 @@ def num_parameters(model: ModelSpec) -> int:
     if model.has_experts:
         num_inner = (model.num_experts + model.num_shared_experts) * model.moe_intermediate_size
         of_mlp = 3 * width * num_inner + width * model.num_experts
-    block = 2 * width * query + 2 * width * key_value + of_mlp + (4 if model.norm_placement == "both" else 2) * width
-    return model.num_hidden_layers * block + 2 * model.vocab_size * width + width
+    attention = (2 + model.attn_output_gate) * width * query + 2 * width * key_value
+    linear = width * (2 * model.linear_key_width + 3 * model.linear_value_width + 2 * model.linear_num_value_heads)
+    num_blocks = model.num_hidden_layers
+    num_linear = sum(model.type_of(block) == "linear_attention" for block in range(num_blocks))
+    mixing = (num_blocks - num_linear) * attention + num_linear * linear
+    of_norms = (4 if model.norm_placement == "both" else 2) * width
+    return mixing + num_blocks * (of_mlp + of_norms) + 2 * model.vocab_size * width + width
 
 
 def _check_train(spec: JobSpec, source: str) -> None:

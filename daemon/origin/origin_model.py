@@ -3,6 +3,7 @@
 Every fault is a ConfigError of one line. Nodes read single parts (origin_parts.py).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,16 +18,23 @@ from headway.daemon.origin.safetensors_header import shown
 from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.decoder import parameter_shapes
-from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.model.hugging_face import checkpoint_name, has_more_than_text
 from headway.stages.spec import ModelSpec, layer_names
 from headway.stages.state.layer_state import INITIAL, initial_weights
 from headway.stages.state.state_file import tensor_of
 
 
-def with_parts(spec: JobSpec, *, on_part: Callable[[int, int], None] = lambda _done, _total: None) -> JobSpec:
+def with_parts(
+    spec: JobSpec,
+    *,
+    on_part: Callable[[int, int], None] = lambda _done, _total: None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> JobSpec:
     """Return the job with the digest of each part of its folder: the whole model is read once, layer by layer.
 
-    on_part(done, total) reports progress. Raises ConfigError: a tensor is missing, unknown, misshapen or cut off.
+    on_part(done, total) reports progress. warn: is told what is left out.
+
+    Raises ConfigError: a tensor is missing, unknown, misshapen or cut off.
     """
     if not spec.origin.url:
         return spec
@@ -36,6 +44,9 @@ def with_parts(spec: JobSpec, *, on_part: Callable[[int, int], None] = lambda _d
         folder = OriginFolder(spec.origin.url)
         places = find_tensors(folder)
         _check_tensors(folder, places, spec.model)
+        if left := Counter(name.removeprefix("model.").partition(".")[0] for name in places.beside_text):
+            told = " and ".join(f"{number} tensors of {part}" for part, number in sorted(left.items()))
+            warn(f"{spec.origin.url}: the text model alone is trained and exported; {told} are left out")
         for done, name in enumerate(names):
             on_part(done, len(names))
             digest = digest_of(spec, name, folder, places=places)
@@ -74,6 +85,9 @@ def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec)
         for layer in layer_names(model)
         for name, shape in parameter_shapes(layer, model).items()
     }
+    if places.beside_text and not has_more_than_text(model):
+        what = f"has {shown(places.beside_text[0])}, which a model of this config.json does not have"
+        raise RecoveryError(folder.url, what)
     for name, (file, entry) in places.tensors.items():
         if model.tie_word_embeddings and name == TIED_NAMES[1]:
             continue

@@ -18,4 +18,7 @@ def read_parts(spec: JobSpec) -> JobSpec:
             drawn.write(f"\r{spec.origin.url}: part {done}/{total} " + ("\n" if done == total else ""))
             drawn.flush()
 
-    return with_parts(spec, on_part=show)
+    def warn(text: str) -> None:
+        sys.stderr.write(f"headway: {text}\n")
+
+    return with_parts(spec, on_part=show, warn=warn)

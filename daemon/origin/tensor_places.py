@@ -27,6 +27,9 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 """Tensors that old versions of transformers have saved, though they follow from the config."""
 
 
+_TEXT_PREFIX: Final = "model.language_model."
+"""Before the names of the text model, in a folder with a model of pictures and text."""
+_BESIDE_TEXT: Final = re.compile(r"(model\.visual|visual|mtp)\.")
 TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """The names under which a checkpoint may have a tied matrix."""
 Place = tuple[str, TensorEntry]
@@ -41,6 +44,8 @@ class TensorPlaces:
     """File and entry, by the tensor's name."""
     headers: dict[str, bytes]
     """All bytes before the data, by file."""
+    beside_text: tuple[str, ...] = ()
+    """Names of tensors for pictures, and for several tokens at once. The text model does not have them."""
 
 
 def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda _: True) -> TensorPlaces:
@@ -52,7 +57,11 @@ def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda
             raise RecoveryError(folder.url, f"is missing, or has no {CONFIG_NAME} any more")
         raise RecoveryError(folder.url, f"has neither {SINGLE_NAME} nor {INDEX_NAME}; other formats are not read")
     headers: dict[str, bytes] = {}
-    return TensorPlaces(_places_of(folder, weight_map, is_wanted, headers=headers), headers)
+    tensors = _places_of(folder, weight_map, is_wanted, headers=headers)
+    beside_text = tuple(name for name in tensors if _BESIDE_TEXT.match(name))
+    for name in beside_text:
+        del tensors[name]
+    return TensorPlaces(tensors, headers, beside_text)
 
 
 def _places_of(
@@ -70,10 +79,19 @@ def _places_of(
             headers[file] = header
         if weight_map is not None:
             _compare(folder, file, found, weight_map)
-        tensors |= {
-            name: (file, entry) for name, entry in found.items() if is_wanted(name) and not _COMPUTED.fullmatch(name)
-        }
+        for raw, entry in found.items():
+            name = _text_name(raw)
+            if not is_wanted(name) or _COMPUTED.fullmatch(name):
+                continue
+            if name in tensors:
+                raise RecoveryError(folder.named(file), f"has {shown(raw)}, and there is {shown(name)} already")
+            tensors[name] = (file, entry)
     return tensors
+
+
+def _text_name(name: str) -> str:
+    """Return a tensor's name in a folder of its text model alone."""
+    return f"model.{name.removeprefix(_TEXT_PREFIX)}" if name.startswith(_TEXT_PREFIX) else name
 
 
 def check_unambiguous(folder: OriginFolder, *, is_tied: bool) -> None:
@@ -111,7 +129,7 @@ def _are_equal(folder: OriginFolder, one: Place, other: Place) -> bool:
 
 
 def _files(weight_map: Mapping[str, str], is_wanted: Callable[[str], bool]) -> list[str]:
-    return sorted({file for name, file in weight_map.items() if is_wanted(name)})
+    return sorted({file for name, file in weight_map.items() if is_wanted(_text_name(name))})
 
 
 def _weight_map(folder: OriginFolder) -> dict[str, str]:

@@ -28,7 +28,7 @@ from headway.daemon.results.model_place import (
 )
 from headway.daemon.results.shard_layout import DTYPES, Shard, planned_shards, shards_of_origin
 from headway.stages.model.decoder import parameter_shapes
-from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
+from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec, text_config
 from headway.stages.spec import TIED, ModelSpec, layer_names
 from headway.stages.state.state_file import raw_bytes
 
@@ -95,7 +95,7 @@ class ModelFolderWriter(DraftedFolder):
     ) -> None:
         files = {name: data for name, data in carried.files.items() if name not in (CONFIG_NAME, INDEX_NAME)}
         if CONFIG_NAME in carried.files:
-            config = json.loads(carried.files[CONFIG_NAME])
+            config = text_config(json.loads(carried.files[CONFIG_NAME]))
             if not self._is_of_origin:
                 config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype or "float32"
         has_tokenizer = any(name in files for name in _TOKENIZERS)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.stages.model.adapters import adapt
 from headway.stages.model.documents import DocumentRows
 from headway.stages.model.experts import Mixture
+from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.rotary import query_scales, rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
@@ -131,7 +132,10 @@ class Block(nn.Module):
 
     def __init__(self, spec: ModelSpec, attention_backend: AttentionBackend, *, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(spec, attention_backend, block=index)
+        if spec.type_of(index) == "linear_attention":
+            self.linear_attn = GatedDeltaNet(spec)
+        else:
+            self.self_attn = Attention(spec, attention_backend, block=index)
         self.mlp = Mixture(spec) if spec.has_experts else SwiGlu(spec)
         self.norms = _NORMS[spec.norm_placement]
         for name in filter(None, self.norms):
@@ -153,7 +157,10 @@ class Block(nn.Module):
         return hidden + (branch if self.residual_multiplier == 1.0 else branch * self.residual_multiplier)
 
     def _attention(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor:
-        return self._normed(self.self_attn(self._normed(hidden, 0), documents), 1)
+        normed = self._normed(hidden, 0)
+        if hasattr(self, "linear_attn"):
+            return self._normed(self.linear_attn(normed, documents and documents.positions), 1)
+        return self._normed(self.self_attn(normed, documents), 1)
 
     def _normed(self, values: Tensor, place: int) -> Tensor:
         name = self.norms[place]
@@ -177,6 +184,14 @@ class Head(nn.Module):
         return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
 
 
+class ZeroCenteredNorm(nn.RMSNorm):
+    """A norm whose gain is 1 + weight, in float32: near 1 bfloat16 is coarse."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = functional.rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps)
+        return normed.to(x.dtype)
+
+
 class Attention(nn.Module):
     """Causal attention with rotary positions and fewer key/value heads than query heads (Ainslie et al. 2023)."""
 
@@ -188,6 +203,7 @@ class Attention(nn.Module):
         self.rotary_width = spec.rotary_width
         self.is_interleaved = spec.rope_interleaved
         self.is_turned = spec.is_turned(block)
+        self.has_gate = spec.attn_output_gate
         self.backend = backend
         self.window = spec.window_of(block)
         self.scale = spec.attention_multiplier or None
@@ -195,7 +211,7 @@ class Attention(nn.Module):
         if spec.fused_projections:
             self.qkv_proj = _linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
         else:
-            self.q_proj = _linear(spec.hidden_size, self.sizes[0], bias=spec.qkv_bias)
+            self.q_proj = _linear(spec.hidden_size, self.sizes[0] * (1 + self.has_gate), bias=spec.qkv_bias)
             self.k_proj = _linear(spec.hidden_size, self.sizes[1], bias=spec.qkv_bias)
             self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
         self.o_proj = _linear(self.sizes[0], spec.hidden_size, bias=spec.output_bias)
@@ -206,7 +222,7 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, documents: DocumentRows | None = None) -> Tensor:
         """documents: attention and positions end with each document; None: the row is one."""
-        query, key, value = self._turned_heads(hidden, documents)
+        query, key, value, gate = self._turned_heads(hidden, documents)
         is_grouped = self.num_groups > 1
         if is_grouped and hidden.is_cuda and (hidden.dtype == torch.float32 or self.backend == "efficient"):
             # Of the fused kernels on CUDA, only flash reads shared key/value heads in place, and it takes no fp32.
@@ -217,7 +233,10 @@ class Attention(nn.Module):
             mixed = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=is_grouped
             )
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        mixed = mixed.transpose(1, 2)
+        if gate is not None:
+            mixed = mixed * gate.sigmoid()
+        return self.o_proj(mixed.flatten(2))  # type: ignore[no-any-return]
 
     def _mask(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor | None:
         """Return who attends to whom; None: each token to all before it."""
@@ -249,25 +268,33 @@ class Attention(nn.Module):
             return documents.query_scales
         return kept_query_scales(hidden.shape[-2], self.rope_scaling, device=hidden.device, dtype=hidden.dtype)
 
-    def _turned_heads(self, hidden: Tensor, documents: DocumentRows | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [microbatch, heads, sequence, head_dim]."""
+    def _turned_heads(
+        self, hidden: Tensor, documents: DocumentRows | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries, keys and values [microbatch, heads, sequence, head_dim], and the gate before its sigmoid,
+        [microbatch, sequence, heads, head_dim]; None: there is none.
+        """
+        gate = None
         angles = self._angles(hidden, documents)
         if hasattr(self, "qkv_proj"):
             query, key, value = self.qkv_proj(hidden).split(self.sizes, -1)
             query, key = self._turned(query, "q_norm", angles), self._turned(key, "k_norm", angles)
         else:
             # One after another: the order of the calls is that of the gradients' sum.
-            query = self._turned(self.q_proj(hidden), "q_norm", angles)
+            query = self.q_proj(hidden)
+            if self.has_gate:
+                query, gate = query.view(*query.shape[:-1], -1, 2 * self.head_dim).chunk(2, -1)
+            query = self._turned(query, "q_norm", angles)
             key = self._turned(self.k_proj(hidden), "k_norm", angles)
             value = self.v_proj(hidden)
         value = self._split(value)
         if (scales := self._query_scales(hidden, documents)) is not None:
             query = query * scales
-        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), gate
 
     def _split(self, projected: Tensor) -> Tensor:
         """Return the heads of a projection: [microbatch, sequence, heads, head_dim]."""
-        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+        return projected if projected.dim() == 4 else projected.view(*projected.shape[:-1], -1, self.head_dim)
 
     def _turned(self, projected: Tensor, norm: str, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         if not hasattr(self, norm):
@@ -352,4 +379,5 @@ def _linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
 
 
 def _rms_norm(spec: ModelSpec, width: int) -> nn.RMSNorm:
-    return nn.RMSNorm(width, eps=spec.rms_norm_eps, device="meta")
+    kind = ZeroCenteredNorm if spec.zero_centered_norms else nn.RMSNorm
+    return kind(width, eps=spec.rms_norm_eps, device="meta")

@@ -28,6 +28,8 @@ class DocumentRows(NamedTuple):
     window_sine: Tensor | None = None
     query_scales: Tensor | None = None
     """[size, length, 1, 1]; None: all are 1."""
+    positions: Tensor | None = None
+    """int32 [size, length]; None: no block has linear attention."""
 
 
 def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> DocumentRows:
@@ -60,6 +62,7 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
         window_cosine=in_windows and in_windows[0],
         window_sine=in_windows and in_windows[1],
         query_scales=None if scales is None else scales[positions],
+        positions=positions if model.has_linear_attention else None,
     )
 
 

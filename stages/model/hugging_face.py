@@ -23,7 +23,7 @@ from headway.stages.model.mixture_config import (
     name_from_mixtral,
 )
 from headway.stages.model.rope_config import rope_config, rope_of
-from headway.stages.spec import TIED, LayerType, ModelSpec
+from headway.stages.spec import LINEAR_SIZES, TIED, LayerType, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
@@ -87,9 +87,10 @@ class _Family:
     """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
     has_own_head_dim: bool = True
     """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
-    window: Literal["none", "all", "chosen", "layers", "types"] = "none"
+    window: Literal["none", "all", "chosen", "layers", "types", "linear"] = "none"
     """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, those
-    from `max_window_layers` on, or those that `layer_types` says.
+    from `max_window_layers` on, or those that `layer_types` says. linear: none, and `layer_types` says which ones
+    have linear attention.
     """
     window_period: int = 0
     """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
@@ -106,6 +107,8 @@ class _Family:
     has_blocks_without_rope: bool = False
     """Whether its config.json has `no_rope_layers`."""
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of its config.json that change the computation, with the values that are computed here."""
 
 
 _BIASES_OF_ATTENTION: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
@@ -200,6 +203,24 @@ _FAMILIES: Final[dict[str, _Family]] = {
         absent={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
         keys={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
     ),
+    "qwen3_5_text": _Family(
+        "Qwen3_5ForCausalLM",
+        {"qk_norm": True, "zero_centered_norms": True, "attn_output_gate": True},
+        absent={
+            "head_dim": 256,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
+            "num_key_value_heads": 4,
+            "partial_rotary_factor": 0.25,
+        },
+        window="linear",
+        keys={name: name for name in LINEAR_SIZES},
+        turns_parts=True,
+        only={"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
+    ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
 
@@ -211,9 +232,12 @@ _OPTIONS: Final = (
     "qk_norm",
     "qk_norm_over",
     "norm_placement",
+    "zero_centered_norms",
+    "attn_output_gate",
     "fused_projections",
     "fused_gate_up",
     "rope_interleaved",
+    *LINEAR_SIZES,
     *_MULTIPLIERS,
 )
 """Fields of ModelSpec that a family has with one value, unless its config.json says them."""
@@ -223,16 +247,19 @@ _ABSENT: Final[dict[str, Any]] = {
     "attention_multiplier": None,
     "attention_out_bias": False,
     "embedding_multiplier": 1.0,
+    "full_attention_interval": 4,
     "head_dim": None,
     "hidden_act": "silu",
     "initializer_range": 0.02,
     "layer_types": None,
+    **dict.fromkeys(LINEAR_SIZES),
     "logits_scaling": 1.0,
     "max_window_layers": 28,
     "mlp_bias": False,
     "no_rope_layer_interval": 4,
     "no_rope_layers": None,
     "num_key_value_heads": None,
+    "partial_rotary_factor": 1.0,
     "residual_multiplier": 1.0,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
@@ -278,7 +305,7 @@ _WITHOUT_EFFECT: Final = re.compile(
     r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
     r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
-    r"neftune_noise_alpha"
+    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+"
 )
 """Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
 trains without them.
@@ -329,6 +356,8 @@ def hugging_face_config(
         config |= {"use_sliding_window": True, "sliding_window": spec.sliding_window}
         config["max_window_layers"] = spec.first_window_layer
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
+    elif family.window == "linear":
+        config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     elif family.window == "layers":
         config |= {"sliding_window": spec.sliding_window or None, "max_window_layers": spec.first_window_layer}
     elif family.window == "types":
@@ -367,11 +396,11 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
         found.append("no_rope_layer_interval")
     if spec.rope_scaling.rope_type not in family.rope_types:
         found.append("rope_scaling")
-    if family.window == "none" and spec.sliding_window:
+    if family.window in ("none", "linear") and spec.sliding_window:
         found.append("sliding_window")
     if family.window == "all" and spec.first_window_layer:
         found.append("first_window_layer")
-    if family.window not in ("chosen", "types") and spec.layer_types:
+    if family.window not in ("chosen", "types", "linear") and spec.layer_types:
         found.append("layer_types")
     if not family.window_theta and spec.window_rope_theta:
         found.append("window_rope_theta")
@@ -382,11 +411,51 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
     return found
 
 
+_TEXT_OF: Final = {"qwen3_5": "qwen3_5_text"}
+"""By the `model_type` of a model of pictures and text, that of its text model."""
+_OF_PICTURES: Final = frozenset(
+    {
+        "image_token_id",
+        "text_config",
+        "tie_word_embeddings",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_start_token_id",
+    }
+)
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model alone, where a model of pictures and text has it inside its own.
+
+    Raises ValueError, naming key and value.
+    """
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in _TEXT_OF:
+        return config
+    text = config.get("text_config")
+    if not isinstance(text, dict) or text.get("model_type", _TEXT_OF[name]) != _TEXT_OF[name]:
+        raise ValueError(f"text_config is no table of a {_TEXT_OF[name]}")
+    tie = config.get("tie_word_embeddings", False)
+    if text.get("tie_word_embeddings", tie) != tie:
+        raise ValueError(f"tie_word_embeddings = {tie!r}, and its text_config says {text['tie_word_embeddings']!r}")
+    family = _FAMILIES[_TEXT_OF[name]]
+    of_text = {"architectures": [family.architecture], "model_type": _TEXT_OF[name], "tie_word_embeddings": tie}
+    return {key: value for key, value in config.items() if key not in _OF_PICTURES} | text | of_text
+
+
+def has_more_than_text(spec: ModelSpec) -> bool:
+    """Return whether published folders of the model's family have tensors beside those of the text model."""
+    return family_of(spec) in _TEXT_OF.values()
+
+
 def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec:
     """Return what a config.json describes. ignored: keys that nobody here knows, and that do not count.
 
     Raises ValueError, naming key and value, for an unsupported model.
     """
+    config = text_config(config)
     name = config.get("model_type")
     family = _FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
@@ -432,7 +501,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
 
 def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str]) -> None:
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
-    for key, values in _ONLY.items():
+    for key, values in (*_ONLY.items(), *family.only.items()):
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
     said = {key for each in _FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
@@ -441,7 +510,7 @@ def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str])
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
-    known = _READ_ELSEWHERE | _ABSENT.keys() | _ONLY.keys() | mixture_keys(config["model_type"])
+    known = _READ_ELSEWHERE | _ABSENT.keys() | _ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
     for key in ignored:
         if key in known:
             raise ValueError(f"{key} says what the model computes, so it cannot be ignored")
@@ -476,6 +545,8 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     kinds = config["layer_types"]
     if family.window == "types":
         return _windows_by_type(window, kinds, num_blocks, family.window_period)
+    if family.window == "linear":
+        return {"layer_types": _hybrid_types(config)}
     if family.window == "none":
         if window is not None:
             raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
@@ -496,12 +567,31 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     return {"sliding_window": window, "layer_types": _shortest(kinds)}
 
 
+def _hybrid_types(config: dict[str, Any]) -> tuple[LayerType, ...]:
+    """Return which blocks have linear attention. Raises ValueError for a block of another kind."""
+    types, num_blocks = config["layer_types"], config["num_hidden_layers"]
+    if types is None:
+        interval = _number(config, "full_attention_interval")
+        if not 1 <= interval <= num_blocks:
+            raise ValueError(f"full_attention_interval = {interval!r} is not supported with {num_blocks} blocks")
+        types = (["linear_attention"] * (interval - 1) + ["full_attention"]) * (num_blocks // interval + 1)
+        types = types[:num_blocks]
+    is_row = isinstance(types, list) and len(types) == num_blocks
+    if not is_row or not all(kind in ("linear_attention", "full_attention") for kind in types):
+        raise ValueError(f"layer_types = {types!r} is not supported: linear_attention or full_attention for each block")
+    if "linear_attention" not in types:
+        raise ValueError(f"layer_types = {types!r} is not supported without any linear_attention")
+    return _shortest(types)
+
+
 def _said(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     """Return the fields of ModelSpec that a family's config.json says by themselves."""
     fields: dict[str, Any] = {}
     for name, key in family.keys.items():
         if isinstance(getattr(_PLAIN, name), bool):
             fields[name] = _truth(config, key)
+        elif isinstance(getattr(_PLAIN, name), int):
+            fields[name] = _whole(config, key)
         elif not 0 < _number(config, key) < 1e6:
             raise ValueError(f"{key} = {config[key]!r} is no number above 0")
         else:
@@ -561,6 +651,12 @@ def _truth(config: dict[str, Any], key: str) -> bool:
     if not isinstance(config[key], bool):
         raise ValueError(f"{key} = {config[key]!r} is neither true nor false")
     return bool(config[key])
+
+
+def _whole(config: dict[str, Any], key: str) -> int:
+    if isinstance(config[key], bool) or not isinstance(config[key], int) or config[key] < 1:
+        raise ValueError(f"{key} = {config[key]!r} is no whole number above 0")
+    return int(config[key])
 
 
 def _number(config: dict[str, Any], key: str) -> Any:

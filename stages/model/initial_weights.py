@@ -8,27 +8,28 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.model.adapters import DOWN
-from headway.stages.model.decoder import build_layer, trained_shapes
+from headway.stages.model.decoder import ZeroCenteredNorm, build_layer, trained_shapes
 from headway.stages.spec import TIED, ModelSpec
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
     """Return W_0 of a layer: parameter name to fp32 CPU tensor, equal in every process and in any order of calls.
 
-    Adapters are left out. Weights are normal with standard deviation `initializer_range`; norms are ones and biases
-    zeros, as in Hugging Face. Raises ValueError for a layer that the model does not have.
+    Adapters are left out. Weights are normal with standard deviation `initializer_range`; norms' gains are ones and
+    biases zeros, as in Hugging Face. Raises ValueError for a layer that the model does not have.
     """
     module = build_layer(layer, spec.base)
-    norms = {
-        f"{path}.{name}"
-        for path, part in module.named_modules()
-        if isinstance(part, nn.RMSNorm)
-        for name, _ in part.named_parameters()
-    }
+    norms = {path: part for path, part in module.named_modules() if isinstance(part, nn.RMSNorm)}
 
     def initial(name: str, shape: torch.Size) -> Tensor:
-        if name in norms:
+        norm = norms.get(name.removesuffix(".weight"))
+        if isinstance(norm, ZeroCenteredNorm):
+            return torch.zeros(shape)
+        if norm is not None or name.endswith(".dt_bias"):
             return torch.ones(shape)
+        if name.endswith(".A_log"):  # of decays between those of transformers
+            drawn = _generator(f"{seed}/{layer}/{name}").random(tuple(shape), dtype=np.float32)
+            return torch.from_numpy(drawn).mul_(15.99).add_(0.01).log_()
         if name.endswith((".bias", ".e_score_correction_bias")):
             return torch.zeros(shape)
         # Both copies of a tied matrix are drawn as the embedding's.

@@ -9,7 +9,16 @@ from headway.stages.spec import ModelSpec, RopeSpec
 _DEFAULT_THETA: Final = 10_000.0
 _MOST: Final = sys.float_info.max
 """Python cannot divide whole numbers above it: a config may have thousands of digits."""
-_SHARED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings")
+_SHARED: Final = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "max_position_embeddings",
+    "mrope_section",
+    "mrope_interleaved",
+)
+"""Keys of all types. Those of mrope tell a picture's positions apart, and change nothing in a text."""
 _BY_TYPE: Final = ("full_attention", "sliding_attention")
 ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.second_oracle.experts import Routed, mixture
 from tests.second_oracle.initial_weights import Weights
 from tests.second_oracle.job import Model, Rope
+from tests.second_oracle.linear_attention import mixed as delta_rule
 
 Parameters = dict[str, Tensor]
 
@@ -52,6 +53,7 @@ def normed_output(
             attention_backend=attention_backend,
             window=window,
             knows_positions=n == 0 or (index + 1) % n != 0,
+            is_linear=model.type_of(index) == "linear_attention",
             routed=routed,
         )
         if frozen is None:
@@ -62,7 +64,14 @@ def normed_output(
             of_frozen = one(frozen[name], lower, positions)
         hidden = torch.cat([one(weights[name], upper, positions), of_frozen])
     hidden = carry("head", hidden)
-    return functional.rms_norm(hidden, (model.hidden_size,), weights["head"]["norm.weight"], model.rms_norm_eps)
+    return normalized(model, hidden, weights["head"]["norm.weight"])
+
+
+def normalized(model: Model, values: Tensor, weight: Tensor) -> Tensor:
+    """rms_norm over the last dimension, whose gain may be 1 + weight."""
+    if not model.zero_centered_norms:
+        return functional.rms_norm(values, weight.shape, weight, model.rms_norm_eps)
+    return functional.rms_norm(values.float(), weight.shape, 1.0 + weight.float(), model.rms_norm_eps).to(values.dtype)
 
 
 def block(
@@ -74,25 +83,28 @@ def block(
     attention_backend: str,
     window: int,
     knows_positions: bool,
+    is_linear: bool,
     routed: Routed,
 ) -> Tensor:
     """One block: attention and the gated feed-forward, each on a normed copy, each added to what came in."""
 
     def normed(values: Tensor, name: str) -> Tensor:
-        gain = parameters[f"{name}_layernorm.weight"]
-        return functional.rms_norm(values, (model.hidden_size,), gain, model.rms_norm_eps)
+        return normalized(model, values, parameters[f"{name}_layernorm.weight"])
 
     is_before, is_after = model.norm_placement != "after", model.norm_placement != "before"
     before = normed(hidden, "input") if is_before else hidden
-    mixed = attention(
-        model,
-        parameters,
-        before,
-        positions,
-        backend=attention_backend,
-        window=window,
-        knows_positions=knows_positions,
-    )
+    if is_linear:
+        mixed = linear_attention(model, parameters, before, positions)
+    else:
+        mixed = attention(
+            model,
+            parameters,
+            before,
+            positions,
+            backend=attention_backend,
+            window=window,
+            knows_positions=knows_positions,
+        )
     if is_after:
         mixed = normed(mixed, "post_attention")
     hidden = hidden + multiplied(model, mixed)
@@ -117,6 +129,14 @@ def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
         return plain
     low = functional.linear(values, parameters[f"{name}.lora_A.weight"])
     return plain + functional.linear(low, parameters[f"{name}.lora_B.weight"]) * parameters["scale"].item()
+
+
+def linear_attention(model: Model, parameters: Parameters, hidden: Tensor, positions: Tensor | None) -> Tensor:
+    """The gated delta rule between its projections."""
+    names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    projected = tuple(linear(parameters, f"linear_attn.{name}", hidden) for name in names)
+    own = {name.removeprefix("linear_attn."): each for name, each in parameters.items()}
+    return linear(parameters, "linear_attn.out_proj", delta_rule(model, own, projected, positions).to(hidden.dtype))
 
 
 def attention(
@@ -146,7 +166,7 @@ def attention(
         if model.qk_norm_over == "head":
             values = heads(values)
         if scale is not None:
-            values = functional.rms_norm(values, scale.shape, scale, model.rms_norm_eps)
+            values = normalized(model, values, scale)
         values = heads(values)
         if knows_positions:
             width = cosine.shape[-1]
@@ -156,11 +176,15 @@ def attention(
             values = values * growth
         return values.transpose(1, 2)
 
+    gate = None
     if model.fused_projections:
         q, k, v = linear(parameters, "self_attn.qkv_proj", hidden).split([queries, keys, keys], -1)  # type: ignore[no-untyped-call]
         query, key, value = turned(q, "q_norm"), turned(k, "k_norm"), heads(v).transpose(1, 2)
     else:
-        query = turned(linear(parameters, "self_attn.q_proj", hidden), "q_norm")
+        q = linear(parameters, "self_attn.q_proj", hidden)
+        if model.attn_output_gate:
+            q, gate = q.reshape(num_rows, length, -1, 2, head_dim).unbind(3)
+        query = turned(q, "q_norm")
         key = turned(linear(parameters, "self_attn.k_proj", hidden), "k_norm")
         value = heads(linear(parameters, "self_attn.v_proj", hidden)).transpose(1, 2)
     are_shared = model.num_key_value_heads < model.num_attention_heads
@@ -180,7 +204,10 @@ def attention(
             scale=model.attention_multiplier or None,
             enable_gqa=are_shared,
         )
-    return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
+    mixed = mixed.transpose(1, 2)
+    if gate is not None:
+        mixed = mixed * torch.sigmoid(gate)
+    return linear(parameters, "self_attn.o_proj", mixed.reshape(num_rows, length, -1))
 
 
 def same_document(positions: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     if model.fused_projections:
         linear("self_attn.qkv_proj", queries + 2 * keys, hidden, has_bias=model.qkv_bias)
     else:
-        linear("self_attn.q_proj", queries, hidden, has_bias=model.qkv_bias)
+        linear("self_attn.q_proj", queries * (1 + model.attn_output_gate), hidden, has_bias=model.qkv_bias)
         linear("self_attn.k_proj", keys, hidden, has_bias=model.qkv_bias)
         linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
     linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
@@ -60,15 +60,42 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     }
     for name in norms[model.norm_placement]:
         block[f"{name}_layernorm.weight"] = (hidden,)
-    blocks = {f"block.{index}": block for index in range(model.num_hidden_layers)}
+    of_rule = {name: shape for name, shape in block.items() if not name.startswith("self_attn.")} | delta_rule(model)
+    types = [model.type_of(index) for index in range(model.num_hidden_layers)]
+    blocks = {f"block.{i}": of_rule if kind == "linear_attention" else block for i, kind in enumerate(types)}
     vocabulary = (model.vocab_size, hidden)
     return {"embed": {"weight": vocabulary}, **blocks, "head": {"norm.weight": (hidden,), "lm_head.weight": vocabulary}}
+
+
+def delta_rule(model: Model) -> dict[str, tuple[int, ...]]:
+    """Parameter name to shape of linear attention."""
+    values = model.linear_num_value_heads * model.linear_value_head_dim
+    channels = 2 * model.linear_num_key_heads * model.linear_key_head_dim + values
+    shapes: dict[str, tuple[int, ...]] = {
+        "in_proj_qkv.weight": (channels, model.hidden_size),
+        "in_proj_z.weight": (values, model.hidden_size),
+        "in_proj_b.weight": (model.linear_num_value_heads, model.hidden_size),
+        "in_proj_a.weight": (model.linear_num_value_heads, model.hidden_size),
+        "out_proj.weight": (model.hidden_size, values),
+        "conv1d.weight": (channels, 1, model.linear_conv_kernel_dim),
+        "A_log": (model.linear_num_value_heads,),
+        "dt_bias": (model.linear_num_value_heads,),
+        "norm.weight": (model.linear_value_head_dim,),
+    }
+    return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def initial_weights(model: Model, *, seed: int) -> Weights:
     """W_0 in float32: norms are ones, biases zeros, everything else is normal."""
 
     def initial(layer: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name == "linear_attn.A_log":
+            u = torch.from_numpy(_generator(f"{seed}/{layer}/{name}").random(shape, dtype=np.float32))
+            return torch.log(15.99 * u + 0.01)
+        if name in ("linear_attn.dt_bias", "linear_attn.norm.weight"):
+            return torch.ones(shape)
+        if len(shape) == 1 and name.endswith("norm.weight") and model.zero_centered_norms:
+            return torch.zeros(shape)
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
         is_copy = model.tie_word_embeddings and name == "lm_head.weight"

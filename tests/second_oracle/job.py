@@ -54,6 +54,13 @@ class Model:
     sliding_window: int
     first_window_layer: int
     layer_types: list[str]
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    zero_centered_norms: bool
+    attn_output_gate: bool
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int

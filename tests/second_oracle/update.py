@@ -15,9 +15,9 @@ def rest_of(job: Job, name: str, weight: Tensor) -> Group:
     """The settings of one parameter of `rest`: some kinds have no weight decay."""
     if name == "mlp.gate.e_score_correction_bias":
         return replace(job.rest, name="lion", lr=job.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)
-    if name == "mlp.gate.weight":
+    if name == "mlp.gate.weight" or weight.dim() == 3:
         return job.rest
-    kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith("bias") else "norms"
+    kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith(".bias") else "norms"
     return replace(job.rest, weight_decay=0.0) if kind in job.undecayed else job.rest
 
 

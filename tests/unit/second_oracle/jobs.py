@@ -80,6 +80,18 @@ attention_multiplier = 0.1
 residual_multiplier = 0.22
 logits_scaling = 6.0"""
 
+QWEN35 = """qk_norm = true
+zero_centered_norms = true
+attn_output_gate = true
+partial_rotary_factor = 0.5
+head_dim = 16
+linear_num_key_heads = 2
+linear_num_value_heads = 4
+linear_key_head_dim = 8
+linear_value_head_dim = 12
+linear_conv_kernel_dim = 4
+layer_types = ["linear_attention", "full_attention"]"""
+
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
@@ -100,6 +112,14 @@ JOBS = {
         'undecayed = ["biases", "embeddings"]\nrouter_bias_lr = 0.05',
         model=DOTS,
     ),
+    "Qwen3.5": job_file("sequence_length = 70\nmicrobatches = 2", model=QWEN35, layers=3),
+    "Qwen3.5, separate documents, bfloat16": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"\nsequence_length = 70\nmicrobatches = 2',
+        f'rest = {ADAMW}\nundecayed = ["norms", "biases"]',
+        model=QWEN35,
+    ),
+    "Qwen3.5 under adapters, computed again": "[adapter]\nrank = 2\n"
+    + job_file('loss_mask = "data"\ndocuments = "separate"\nrecompute = "attention"', model=QWEN35),
     "adapters beside experts": "[adapter]\nrank = 2\n" + job_file(model=QWEN3_MOE),
     "preferences": "[adapter]\nrank = 3\n"
     + job_file('objective = "dpo"\nloss_mask = "data"\ndocuments = "separate"\neval_every = 2'),

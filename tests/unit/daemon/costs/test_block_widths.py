@@ -62,9 +62,9 @@ def test_a_trained_block_keeps_what_is_counted(options: dict[str, Any]) -> None:
     assert 0 <= saved_values(model) / TOKENS - block_widths(model, TrainSpec(batches=1)).kept <= MOST_BESIDE
 
 
-def saved_values(model: ModelSpec) -> int:
+def saved_values(model: ModelSpec, name: str = "block.0") -> int:
     """Number of float32 values that the forward of a block saves for its backward, each storage once."""
-    block = build_layer("block.0", model, attention_backend="flash").to_empty(device="cpu")
+    block = build_layer(name, model, attention_backend="flash").to_empty(device="cpu")
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}

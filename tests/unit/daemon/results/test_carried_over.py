@@ -30,6 +30,7 @@ LAYOUTS = {
     "one file": {},
     "shards": {"model_type": "qwen3", "head_dim": 16, "shard_size": "30KB"},
     "bfloat16": {"dtype": torch.bfloat16},
+    "Qwen3.5": {"model_type": "qwen3_5_text", "head_dim": 16, "linear_num_value_heads": 16, "shard_size": "30KB"},
     "float16": {"dtype": torch.float16},
 }
 
@@ -58,6 +59,36 @@ def exported(spec: JobSpec, out: Path, *, dtype: ExportDtype | None = None) -> P
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> None:
+    """Vision and multi-token tensors are left out, and the person is told; the export opens with the same logits."""
+    text = write_tiny_model(
+        tmp_path / "text",
+        model_type="qwen3_5_text",
+        num_hidden_layers=4,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )
+    config = json.loads((text / "config.json").read_text())
+    both = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
+    folder = tmp_path / "both"
+    folder.mkdir()
+    tie = {"tie_word_embeddings": False, "image_token_id": 5, "vision_config": {"depth": 1}}
+    (folder / "config.json").write_text(json.dumps(both | tie))
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors_in(text).items()}
+    beside = {"model.visual.patch_embed.weight": torch.rand(2), "mtp.norm.weight": torch.rand(2)}
+    save_file(tensors | beside, folder / "model.safetensors")
+    told: list[str] = []
+    out = exported(with_parts(job_from(folder), warn=told.append), tmp_path / "out")
+    assert "1 tensors of mtp and 1 tensors of visual are left out" in "".join(told)
+    assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    theirs, ours = (AutoModelForCausalLM.from_pretrained(path) for path in (text, out))
+    tokens = torch.arange(9)[None]
+    assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

@@ -33,6 +33,19 @@ MODELS = {
     "Llama": MODEL,
     "Mistral's window": replace(MODEL, sliding_window=3),
     "llama3": replace(MODEL, rope_scaling=LLAMA3),
+    "gated delta rule": replace(
+        MODEL,
+        layer_types=("linear_attention", "full_attention"),
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_conv_kernel_dim=4,
+        attn_output_gate=True,
+        partial_rotary_factor=0.5,
+        zero_centered_norms=True,
+        rms_norm_eps=1e-2,
+    ),
 }
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).to(torch.int32)[None]
 
@@ -92,20 +105,21 @@ def test_a_packed_row_has_the_logits_of_transformers() -> None:
     torch.testing.assert_close(logits_of(MODEL, row(), POSITIONS), expected, rtol=0, atol=1e-5)
 
 
-def test_no_gradient_crosses_the_end_of_a_document() -> None:
+@pytest.mark.parametrize("name", ["Llama", "gated delta rule"])
+def test_no_gradient_crosses_the_end_of_a_document(name: str) -> None:
     """The last document's loss → no gradient for the hidden states before it."""
-    _, block, *_ = layers_of(MODEL)
+    _, block, *_ = layers_of(MODELS[name])
     hidden = torch.randn(1, sum(LENGTHS), 32, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    output = block(hidden, document_rows(POSITIONS, MODEL, torch.float32))
+    output = block(hidden, document_rows(POSITIONS, MODELS[name], torch.float32))
     (gradient,) = torch.autograd.grad(output[:, -LENGTHS[-1] :].square().sum(), hidden)
     assert not gradient[:, : -LENGTHS[-1]].any()
     assert gradient[:, -LENGTHS[-1] :].abs().min() > 0
 
 
-@pytest.mark.parametrize("window", [0, 3])
-def test_the_plan_counts_what_a_microbatch_keeps(window: int) -> None:
+@pytest.mark.parametrize("name", ["Llama", "Mistral's window", "gated delta rule"])
+def test_the_plan_counts_what_a_microbatch_keeps(name: str) -> None:
     """Masks, cosines and sines → exactly the bytes of the cost model; none without separate documents."""
-    model = replace(MODEL, sliding_window=window)
+    model = MODELS[name]
     train = TrainSpec(microbatch_size=2, sequence_length=16, loss_mask="data", documents="separate")
     job = replace(make_job(train), model=model)
     kept = document_rows(POSITIONS.repeat(2, 1), model, torch.float32)

@@ -44,6 +44,22 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+HYBRID = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
+    "rms_norm_eps": 1e-2,  # norms of values near zero enlarge the roundings of both
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("llama", {}),
     "Llama 3": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
@@ -78,6 +94,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("qwen3", {"head_dim": 16}),
     "Qwen3, tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "Phi-3": ("phi3", {"sliding_window": 8}),
+    "Qwen3.5": ("qwen3_5_text", HYBRID),
+    "Qwen3.5, tied, another order": (
+        "qwen3_5_text",
+        HYBRID
+        | {
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
     "Mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Mixtral, tied, with a window": (
         "mixtral",
