@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from headway.daemon.data.special_words import unguarded
 from headway.daemon.data.template_loops import ENDED
 from headway.daemon.errors import ConfigError
 
+_BEGIN: Final = "<think>"
+_END: Final = "</think>"
 Span = tuple[int, int]
 Spans = Sequence[Span]
 
@@ -83,7 +85,12 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
         is_last = number + 1 == len(chat.messages)
         so_far = followed if is_last else template.follow(chat, chat.messages[: number + 1])
         answer = _answer(template, chat, number, so_far)
-        num_left_out += _check_words(message, so_far.text[answer.start : answer.last], number, chat)
+        if _check_words(message, so_far.text[answer.start : answer.last], number, chat):
+            with_thought = _with_thought(template, chat, number, so_far, answer)
+            if with_thought is not None:
+                texts.append(with_thought)
+                continue
+            num_left_out += 1
         if not is_last and text.startswith(so_far.text[: answer.end]):
             stop = None if answer.is_ended else _end_of_turn(template, followed, answer.end)
             spans.append((answer.start, stop or answer.end))
@@ -190,6 +197,27 @@ def _is_of_names(template: ChatTemplate, text: str) -> bool:
     """Return whether a text is special tokens alone."""
     places = template.names.places(text)
     return bool(places) and sum(end - start for start, end in places) == len("".join(text.split()))
+
+
+def _with_thought(
+    template: ChatTemplate, chat: Conversation, number: int, so_far: Rendered, answer: _Answer
+) -> ChatText | None:
+    """Return a prompt that begins a thought, with the thought and the answer; None: the prompt begins none.
+
+    It is for templates that never render a thought, and yet ask the model for one, such as DeepSeek-R1's.
+    """
+    prompt = template.render(chat, chat.messages[:number], is_prompt=True)
+    if not prompt.text.rstrip().endswith(_BEGIN):
+        return None
+    start = len(prompt.text)
+    thought, in_thought = unguarded(thought_of(chat.messages[number]).strip())
+    opened = f"{prompt.text}{thought}\n{_END}\n\n"
+    spoken = so_far.text[answer.start : answer.last].lstrip()
+    moved = len(opened) + len(spoken) - answer.last
+    words = {*prompt.words, *(start + word for word in in_thought)}
+    words |= {word + moved for word in so_far.words if word >= answer.start}
+    text = opened + spoken
+    return ChatText(text=text, spans=[(start, len(text))], words=frozenset(words))
 
 
 def _check_words(message: Mapping[str, Any], spoken: str, number: int, chat: Conversation) -> bool:

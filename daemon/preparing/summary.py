@@ -12,7 +12,7 @@ from headway.daemon.preparing.preparation import Prepared
 _WAYS: Final = {
     Way.MARKED: "the chat template marks the answers",
     Way.WHOLE: "one text each, in which all answers are trained",
-    Way.PER_ANSWER: "a text for each answer that the chat template rewrites later",
+    Way.PER_ANSWER: "a text for each answer that the chat template would change in the whole one",
 }
 
 
