@@ -1,0 +1,79 @@
+"""Jobs that begin with checkpoints of others: real clusters, driven by the command line alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+HEAD = """\
+[model]
+num_hidden_layers = 2
+hidden_size = 32
+intermediate_size = 48
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+source = "{data}"
+[fault]
+snapshot_every = 5
+checkpoint_every = 10
+checkpoints_kept = 100
+checkpoint_dir = "{kept}"
+"""
+TRAIN = "[train]\nepochs = {epochs}\nmicrobatches = 4\nmicrobatch_size = 2\nsequence_length = 16\n"
+OPTIM = "[optim]\nwarmup_batches = 2\nlr_floor = 0.1\n"
+IN_EPOCH_2 = (40, 50)
+"""An epoch has 32 batches."""
+
+
+def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_reference_bits(
+    program: Any, data: Path
+) -> None:
+    """Three epochs; twice another job begins in the middle of epoch 2, the second time in a new cluster.
+
+    A fourth epoch is asked for: `submit` asks what follows the cosine's end, and then goes on at the floor. All weights
+    are those of one plain loop over four epochs.
+    """
+    head = HEAD.format(data=data, kept=program.folder / "kept")
+
+    def job(name: str, epochs: int = 3, optim: str = "") -> str:
+        path: Path = program.folder / f"{name}.toml"
+        path.write_text(f'[job]\nname = "{name}"\nseed = 3\n{head}{TRAIN.format(epochs=epochs)}{OPTIM}{optim}')
+        return str(path)
+
+    def finished(name: str, *arguments: str) -> str:
+        """Submit a job, wait for its end, and return the folder of its checkpoints."""
+        code, _, err = program.run("submit", job(name), *arguments)
+        assert code == 0, err
+        assert program.run("watch", name, "--json")[0] == 0
+        found = json.loads(program.run("checkpoints", name, "--json")[1])
+        return str(Path(found[-1]["url"]).parent)
+
+    def place(folder: str, boundary: int) -> str:
+        (found,) = Path(folder).glob(f"*-{boundary:010d}")
+        return str(found)
+
+    up = program.up("--nodes", "2")
+    first = finished("first")
+    second = finished("second", "--from", place(first, IN_EPOCH_2[0]))
+    up.kill()
+    up.communicate(timeout=30)
+    shutil.rmtree(program.folder / ".headway")
+    program.up("--nodes", "1")
+    third = finished("third", "--from", place(second, IN_EPOCH_2[1]))
+    code, _, err = program.run("submit", job("fourth", epochs=4), "--from", third)
+    assert code == 2
+    assert 'optim.after_end: the cosine schedule of third has ended at batch 96; what follows? Set it: "floor"' in err
+    fourth = job("fourth", epochs=4, optim='after_end = "floor"\n')
+    code, out, err = program.run("submit", fourth, "--from", third)
+    assert code == 0, err
+    assert "train.batches 96 → 128" in out
+    assert program.run("watch", "fourth", "--json")[0] == 0
+    assert program.run("export", "fourth", "--out", "piped")[0] == 0
+    plain = job("plain", epochs=4, optim='after_end = "floor"\nschedule_batches = 96\n')
+    code, _, err = program.run("reference", plain, "--out", "plain")
+    assert code == 0, err
+    shards = sorted((program.folder / "plain" / "model").glob("*.safetensors"))
+    assert shards
+    for shard in shards:
+        assert shard.read_bytes() == (program.folder / "piped" / shard.name).read_bytes(), shard.name
