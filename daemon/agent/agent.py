@@ -416,7 +416,10 @@ class Agent:
         is_hopeless = isinstance(error, ConfigError | DamagedCopyError) or self._failures.charged(name) >= MAX_ATTEMPTS
         if is_hopeless and isinstance(step, WorkersStep):
             self._failures.start_over(name)
-            supervisor.fail(step.device_index, step.run_key, f"node {self._around.node}: {reason}")
+            damaged = ""
+            if isinstance(step, FetchState) and isinstance(error, DamagedCopyError) and not step.key.is_of_origin:
+                damaged = step.checkpoint_url
+            supervisor.fail(step.device_index, step.run_key, f"node {self._around.node}: {reason}", damaged=damaged)
         else:
             self._rest(step, REST_S * 2 ** min(attempts, MAX_ATTEMPTS))
 

@@ -326,6 +326,7 @@ def _worker_record(view: ClusterView, assignment: Assignment, node: NodeState) -
         proven=proven,
         proven_workers=proven_workers,
         shortage=failure.shortage,
+        damaged=failure.damaged,
     )
 
 

@@ -130,6 +130,8 @@ def submit(
             read_url=index_at,
         )
         found = Changes()
+        if manifest is not None and not manifest.is_sealed:
+            sys.stderr.write("headway: the checkpoint's manifest has no digest: an earlier release wrote it\n")
         if manifest is not None:
             found = checkpoint_folder.changes_of(resolved, manifest, str(source), are_meant=are_changes_meant)
         are_nodes_asked = session.identity is not None

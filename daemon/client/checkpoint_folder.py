@@ -17,6 +17,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
+from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.view.admission import why_no_checkpoint
 
@@ -49,6 +50,8 @@ class Manifest:
     spec: JobSpec
     checkpoint: CheckpointRecord
     """The checkpoint's record. Its `url` is where the checkpoint was found, not where it was written."""
+    is_sealed: bool = True
+    """False: an earlier release wrote it, without a digest of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ def read_manifest(url: str) -> Manifest:
     with _as_config_error():
         raw = read_manifest_bytes(url)
     try:
+        is_sealed = check_seal(raw)
         told = msgspec.json.decode(raw, type=_ManifestFile)
         checkpoint = msgspec.json.decode(raw, type=CheckpointRecord)
     except Exception as error:  # the bytes come from outside: RecursionError is possible too
@@ -103,7 +107,13 @@ def read_manifest(url: str) -> Manifest:
     check_job(told.spec, target)
     if why := why_no_checkpoint(checkpoint, told.spec, job=told.job, generation=told.generation):
         raise ConfigError(f"is not a checkpoint's manifest: {why}", target)
-    return Manifest(job=told.job, generation=told.generation, spec=told.spec, checkpoint=replace(checkpoint, url=url))
+    return Manifest(
+        job=told.job,
+        generation=told.generation,
+        spec=told.spec,
+        checkpoint=replace(checkpoint, url=url),
+        is_sealed=is_sealed,
+    )
 
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:

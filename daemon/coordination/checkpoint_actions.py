@@ -1,21 +1,27 @@
 """The actions of the coordinator's table that make a checkpoint exist, and delete old ones. Pure."""
 
 from dataclasses import replace
-from typing import Final
 
-from headway.daemon.coordination.commands import Command, CopyPart, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import (
+    Command,
+    CopyPart,
+    DeleteCheckpoints,
+    SetAside,
+    Transaction,
+    WriteManifest,
+)
+from headway.daemon.coordination.conditions import damage_found
 from headway.daemon.coordination.sentences import early_end_text
 from headway.daemon.coordination.transactions import move
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.journal_part import own_parts, with_next_part
+from headway.daemon.records.manifest import sealed
 from headway.daemon.records.records import CheckpointRecord, Phase, PlanRecord, StateFile
 from headway.daemon.situation.boundaries import due_checkpoint, lead_of, parts_of
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.checkpoint_names import boundary_url, file_name, part_name, parts_url
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.job_view import Place
-
-MANIFEST_FORMAT: Final = 1
 
 
 def write_checkpoint(situation: JobSituation, to: Phase) -> Command:
@@ -73,6 +79,27 @@ def delete_checkpoints(situation: JobSituation, to: Phase) -> Command:
     return DeleteCheckpoints(job=situation.job.name, urls=checkpoint.dropped, then=then)
 
 
+def set_aside(situation: JobSituation, to: Phase) -> Command:
+    """mark the damaged folder, then `checkpoint` ← the newest older one; delete `next`. Without one the job fails"""
+    checkpoint = situation.job.checkpoint
+    assert checkpoint is not None
+    reason = damage_found(situation)
+
+    def then(older: CheckpointRecord | None) -> Transaction:
+        what = f"The checkpoint before batch {checkpoint.boundary} is damaged ({reason})"
+        if older is None:
+            why = f"{what}, and no older one is kept; submit the job anew, or `submit --from` another one"
+            deletes = ("plan", "next", "stop")
+            return move(situation, Phase.FAILED, why, deletes=deletes, error=reason, event=f"Failed: {why}")
+        again = max(situation.furthest, checkpoint.boundary) - older.boundary
+        text = f"{what}. It is set aside; the one before batch {older.boundary} is taken: {again} batches again"
+        left = checkpoint.earlier[checkpoint.earlier.index(older.url) + 1 :]
+        record = replace(older, earlier=left, dropped=checkpoint.dropped)
+        return move(situation, to, text, puts={"checkpoint": encode(record)}, deletes=("next",))
+
+    return SetAside(job=situation.job.name, url=checkpoint.url, reason=reason, older=checkpoint.earlier, then=then)
+
+
 def _checkpoint(situation: JobSituation, plan: PlanRecord, place: Place) -> CheckpointRecord:
     job, fault = situation.job, situation.spec.fault
     files = {}
@@ -128,7 +155,6 @@ def _manifest(
 ) -> WriteManifest:
     """Return the checkpoint's own description, without the other checkpoints."""
     manifest = {
-        "format": MANIFEST_FORMAT,
         "job": situation.job.name,
         "generation": plan.generation,
         "spec": to_builtins(situation.spec),
@@ -137,7 +163,7 @@ def _manifest(
     return WriteManifest(
         job=situation.job.name,
         url=checkpoint.url,
-        manifest=encode(manifest),
+        manifest=sealed(manifest),
         then=then,
         parts=parts_to_copy(situation.job.checkpoint, checkpoint),
     )

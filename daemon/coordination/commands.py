@@ -1,7 +1,9 @@
 """The commands of the coordinator: plain values, carried out by the leader's shell."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.plan_cache import PlanRequest
 
 
@@ -67,7 +69,22 @@ class DeleteCheckpoints:
     then: Transaction
 
 
-Command = Transaction | WriteManifest | DeleteCheckpoints
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """Set a damaged checkpoint aside and read older manifests, newest first; then run `then` with the first sound one.
+
+    `url` and `older` may be relative, as the job's `checkpoint_dir`.
+    """
+
+    job: str
+    url: str
+    reason: str
+    older: tuple[str, ...]
+    then: Callable[[CheckpointRecord | None], Transaction] = field(compare=False)
+    """None: no older one can be read."""
+
+
+Command = Transaction | WriteManifest | DeleteCheckpoints | SetAside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

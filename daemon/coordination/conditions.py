@@ -83,6 +83,11 @@ def next_worker_reported_error(situation: JobSituation) -> bool:
     return failed is not None and not was_killed(failed[1]) and failed[1].shortage is None
 
 
+def checkpoint_damaged(situation: JobSituation) -> bool:
+    """A node has read a file of the job's checkpoint that is not what was written."""
+    return bool(damage_found(situation))
+
+
 def next_workers_late(situation: JobSituation) -> bool:
     return situation.now >= situation.deadlines.prepare
 
@@ -357,3 +362,13 @@ def planning_since(situation: JobSituation) -> float:
 def wait_reason_changed(situation: JobSituation) -> bool:
     """The sentence is written only when it changes, so a queued job costs no writes while nothing happens."""
     return situation.job.phase.reason != waits_for(situation)
+
+
+def damage_found(situation: JobSituation) -> str:
+    """Return what a worker says of a damaged file of the job's checkpoint; empty: nothing."""
+    checkpoint = situation.job.checkpoint
+    if checkpoint is None:
+        return ""
+    workers = (*situation.current.workers.values(), *situation.next.workers.values())
+    told = (worker.error for worker in workers if worker.damaged == checkpoint.url)
+    return next(told, "").split("\n", 1)[0]

@@ -29,6 +29,7 @@ from headway.daemon.coordination.actions import (
 from headway.daemon.coordination.broken_jobs import broken, give_up
 from headway.daemon.coordination.checkpoint_actions import (
     delete_checkpoints,
+    set_aside,
     write_checkpoint,
     write_periodic_checkpoint,
 )
@@ -45,6 +46,7 @@ from headway.daemon.coordination.conditions import (
     checkpoint_complete,
     checkpoint_complete_and_pause_requested,
     checkpoint_complete_at_end,
+    checkpoint_damaged,
     checkpoint_late,
     failure_budget_spent,
     job_file_invalid,
@@ -151,6 +153,7 @@ TABLE: Final = (
     Row(RUNNING, records_missing, fail, FAILED),
     Row(RUNNING, job_file_invalid, fail, FAILED),
     Row(RUNNING, cancel_requested, retire, CANCELLED),
+    Row(RUNNING, checkpoint_damaged, set_aside, RECOVERING),
     Row(RUNNING, failure_budget_spent, fail, FAILED),
     Row(RUNNING, worker_failed, recover, RECOVERING),
     Row(RUNNING, node_lost, recover, RECOVERING),
@@ -210,6 +213,7 @@ TABLE: Final = (
     Row(RECOVERING, records_missing, fail, FAILED),
     Row(RECOVERING, job_file_invalid, fail, FAILED),
     Row(RECOVERING, cancel_requested, retire, CANCELLED),
+    Row(RECOVERING, checkpoint_damaged, set_aside, RECOVERING),
     Row(RECOVERING, failure_budget_spent, fail, FAILED),
     Row(RECOVERING, node_saw_later_plan, recover, RECOVERING),
     Row(RECOVERING, next_worker_failed, recover, RECOVERING),

@@ -16,6 +16,7 @@ from headway.daemon.coordination.commands import (
     CopyPart,
     Decision,
     DeleteCheckpoints,
+    SetAside,
     Transaction,
     WriteManifest,
 )
@@ -39,7 +40,7 @@ from headway.daemon.planning.planner_pool import PlannerPool
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import PhaseRecord
+from headway.daemon.records.records import CheckpointRecord, PhaseRecord
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.view.cluster_view import ClusterView
@@ -84,6 +85,7 @@ class Leadership:
         decide: Decide,
         write_manifest: Callable[[str, bytes, Beat], None],
         copy_part: Callable[[CopyPart, Beat], None] = lambda _part, _beat: None,
+        take_older: Callable[[SetAside], CheckpointRecord | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
@@ -93,10 +95,10 @@ class Leadership:
     ) -> None:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
-        copy_part(part, beat) may block, too. clock: the clock of `cluster`. Without
-        delete_checkpoint, old checkpoints stay. plans: the source of `decide`'s
-        plans; missing plans are computed here. troubles: receives what blocks decisions about single jobs.
-        wrote_late(job) is called when the write of a manifest ends after it was given up.
+        copy_part(part, beat) may block, too, and so may take_older(command), which sets a checkpoint aside and returns
+        an older one. clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source
+        of `decide`'s plans; missing plans are computed here. troubles: receives what blocks decisions about single
+        jobs. wrote_late(job) is called when the write of a manifest ends after it was given up.
         """
         self._client = client
         self._cluster = cluster
@@ -105,6 +107,7 @@ class Leadership:
         self._decide = decide
         self._write_manifest = write_manifest
         self._copy_part = copy_part
+        self._take_older = take_older
         self._delete_checkpoint = delete_checkpoint
         self._clock = clock
         self._manifests = FileThreads("manifests", silence_s=manifest_timeout_s)
@@ -273,6 +276,8 @@ class Leadership:
                     await self._delete(url, self._delete_checkpoint)
                     log.info("checkpoint_deleted", url=url)
                 command = command.then
+            elif isinstance(command, SetAside):
+                command = await self._set_aside(command)
             revision = await self._write(command)
             log.info("decision_written", reason=command.reason, revision=revision)
             self._troubles.carried_out(command.job, kind=kind)
@@ -311,6 +316,13 @@ class Leadership:
             self._write_manifest(command.url, command.manifest, beat)
 
         await self._manifests.run(command.url, act, on_late=lambda: self._wrote_late(command.job))
+
+    async def _set_aside(self, command: SetAside) -> Transaction:
+        """Mark a damaged checkpoint, and return the transaction that takes an older one."""
+        older = await self._manifests.run(command.url, lambda _: self._take_older(command))
+        log = self._log.bind(job=command.job, url=command.url, reason=command.reason)
+        log.warning("checkpoint_set_aside", older=older.url if older is not None else "")
+        return command.then(older)
 
     async def _delete(self, url: str, delete: Callable[[str], None]) -> None:
         await self._deletions.run(url, lambda _: delete(url))

@@ -19,10 +19,10 @@ from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.cleanup.compiled_code import keep_small
 from headway.daemon.cleanup.data_cache import sweep_data
 from headway.daemon.cleanup.job_logs import keep_logs_small
-from headway.daemon.coordination.commands import CopyPart
+from headway.daemon.coordination.commands import CopyPart, SetAside
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
-from headway.daemon.errors import InvariantLostError, RecoveryError, StorageAwayError, shortened
+from headway.daemon.errors import DamagedCopyError, InvariantLostError, RecoveryError, StorageAwayError, shortened
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -41,14 +41,20 @@ from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching
 from headway.daemon.records.ailments import job_ailment
 from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.records.records import CheckpointRecord, NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
-from headway.daemon.storage.checkpoint import delete_checkpoint, resolve_checkpoint_dir, write_manifest
+from headway.daemon.storage.checkpoint import (
+    delete_checkpoint,
+    read_manifest,
+    resolve_checkpoint_dir,
+    set_aside,
+    write_manifest,
+)
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_store import StateStore
@@ -152,6 +158,7 @@ class Membership:
             troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),
             write_manifest=self._write_manifest,
             copy_part=self._copy_part,
+            take_older=self._take_older,
             delete_checkpoint=self._delete_checkpoint,
             wrote_late=self._checkpoint_sweep.wrote_late,
         )
@@ -450,6 +457,20 @@ class Membership:
         root = self._house.config.checkpoint_root
         source, target = (resolve_checkpoint_dir(url, root) for url in (part.source, part.target))
         copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
+
+    def _take_older(self, command: SetAside) -> CheckpointRecord | None:
+        """Set a damaged checkpoint aside, and return the newest older one whose manifest is sound; None: there is none.
+
+        Raises RecoveryError while the folder cannot be read or written.
+        """
+        root = self._house.config.checkpoint_root
+        set_aside(resolve_checkpoint_dir(command.url, root), command.reason)
+        for url in command.older:
+            try:
+                return replace(read_manifest(resolve_checkpoint_dir(url, root)), url=url)
+            except DamagedCopyError as error:
+                log.warning("older_checkpoint_passed_over", url=url, reason=str(error))
+        return None
 
     def _delete_checkpoint(self, url: str) -> None:
         delete_checkpoint(resolve_checkpoint_dir(url, self._house.config.checkpoint_root))

@@ -8,6 +8,7 @@ record.
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
@@ -109,9 +110,9 @@ class NodeMemory:
         try:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
         except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"is damaged ({error}); delete it if no other node of the cluster lives", str(path)
-            ) from error
+            aside = shlex.join(["mv", str(path), f"{path}.damaged"])
+            lost = "lost is which plans this node has seen, which counts only if etcd was restored from an older copy"
+            raise ConfigError(f"is damaged ({error}); `{aside}` sets it aside: {lost}", str(path)) from error
 
     def _write(self, name: str, text: str) -> None:
         self._reserve.run(lambda: self._write_now(name, text))

@@ -444,6 +444,8 @@ class WorkerRecord:
     """Processes that answered, one for each of `proven`. Empty: an earlier version, which does not report them."""
     shortage: MemoryShortage | None = None
     """The refused allocation, if it failed because its device had no memory left."""
+    damaged: str = ""
+    """Folder of the checkpoint in which its node found a damaged file; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

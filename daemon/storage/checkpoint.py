@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
+from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint_names import file_name, partial_name, place_of_folder
 from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as
@@ -21,6 +22,9 @@ from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
 
 MANIFEST = "manifest.json"
+SET_ASIDE: Final = "set-aside.txt"
+"""File of a damaged checkpoint that says what is wrong with it. Sweeps leave its folder alone."""
+MANIFEST_ASIDE: Final = "manifest.set-aside.json"
 CHUNK_BYTES = 1 << 20
 MAX_MANIFEST_BYTES: Final = 16 << 20
 """A manifest names every layer: ten thousand layers take 2 MB."""
@@ -75,11 +79,40 @@ def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lamb
 
 
 def read_manifest(url: str) -> CheckpointRecord:
-    """Return the manifest of a boundary's folder. Raises RecoveryError when it is missing or unreadable."""
+    """Return the manifest of a boundary's folder.
+
+    Raises DamagedCopyError when it is missing, altered or unreadable, RecoveryError when the folder cannot be read.
+    """
     try:
-        return decode(read_manifest_bytes(url), CheckpointRecord)
+        raw = read_manifest_bytes(url)
+    except StorageAwayError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and _is_there(url.rpartition("/")[0]):
+            raise DamagedCopyError(error.item, error.reason) from error
+        raise
+    try:
+        check_seal(raw)
+        return decode(raw, CheckpointRecord)
     except (ValueError, RecursionError) as error:
-        raise RecoveryError(f"{url}/{MANIFEST}", f"is not a checkpoint's manifest: {sentence(error)}") from error
+        raise DamagedCopyError(f"{url}/{MANIFEST}", f"is not a checkpoint's manifest: {sentence(error)}") from error
+
+
+def _is_there(url: str) -> bool:
+    """Return whether a file or folder exists. Raises StorageAwayError when its file system fails."""
+    file_system, path = open_url(url)
+    with told_as(url, "read", StorageAwayError):
+        file_system.invalidate_cache(path)
+        return bool(file_system.exists(path))
+
+
+def set_aside(url: str, reason: str) -> None:
+    """Take a damaged checkpoint out of use: its manifest gets another name, and a file beside it says why.
+
+    The folder stays. A second call changes nothing. Raises RecoveryError, naming the URL.
+    """
+    write_chunks(f"{url}/{SET_ASIDE}", iter([f"{reason}\n".encode()]))
+    file_system, path = open_url(url)
+    with told_as(url, "set aside"), suppress(FileNotFoundError):
+        file_system.mv(f"{path}/{MANIFEST}", f"{path}/{MANIFEST_ASIDE}")
 
 
 def read_manifest_bytes(url: str) -> bytes:
@@ -106,7 +139,7 @@ def delete_checkpoint(url: str) -> None:
 
 
 def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
-    """Return (timeline, boundary, whether its manifest exists) for every boundary's folder in a folder.
+    """Return (timeline, boundary, whether its manifest exists) for every boundary's folder that is not set aside.
 
     Returns an empty list if the folder does not exist. Raises RecoveryError, naming the URL.
     """
@@ -120,7 +153,9 @@ def list_boundaries(url: str) -> list[tuple[int, int, bool]]:
             place = place_of_folder(folder.rsplit("/", 1)[-1]) if entry["type"] == "directory" else None
             if place is not None:
                 file_system.invalidate_cache(folder)
-                found.append((*place, file_system.exists(f"{folder}/{MANIFEST}")))
+                has_manifest = file_system.exists(f"{folder}/{MANIFEST}")
+                if has_manifest or not file_system.exists(f"{folder}/{SET_ASIDE}"):
+                    found.append((*place, has_manifest))
     return sorted(found)
 
 
@@ -129,12 +164,18 @@ def fetch_from_checkpoint(
 ) -> None:
     """Fetch one layer's file, verified, to a local path.
 
-    Raises DamagedCopyError when the file is altered, StorageAwayError when the checkpoint cannot be read, and
-    RecoveryError when the target cannot be written.
+    Raises DamagedCopyError when the file is altered, or missing beside a manifest; StorageAwayError when the checkpoint
+    cannot be read; and RecoveryError when the target cannot be written.
 
     beat: is called with each chunk.
     """
-    fetch_file(f"{url}/{file_name(layer)}", expected, target, beat=beat)
+    source = f"{url}/{file_name(layer)}"
+    try:
+        fetch_file(source, expected, target, beat=beat)
+    except StorageAwayError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and _is_there(f"{url}/{MANIFEST}"):
+            raise DamagedCopyError(source, "is missing from the checkpoint") from error
+        raise
 
 
 def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callable[[], None] = lambda: None) -> None:

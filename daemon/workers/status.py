@@ -59,6 +59,7 @@ class Failure:
     was_unreached: bool = False
     was_moved: bool = False
     shortage: MemoryShortage | None = None
+    damaged: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

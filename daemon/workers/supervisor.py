@@ -187,10 +187,10 @@ class Supervisor:
             raise UnavailableError(handle.name, "is not up")
         return await self._recent.ask(handle.name, handle.stream.send)
 
-    def fail(self, device_index: int, run_key: JobGeneration, reason: str) -> None:
-        """Note that a worker cannot do its part of a generation, for an outside reason."""
+    def fail(self, device_index: int, run_key: JobGeneration, reason: str, *, damaged: str = "") -> None:
+        """Note that a worker cannot do its part of a generation, for an outside reason. damaged: as in WorkerRecord."""
         handle = self._roster.workers[device_index]
-        handle.status = handle.status.failed(Failure(reason), run_key=run_key)
+        handle.status = handle.status.failed(Failure(reason, damaged=damaged), run_key=run_key)
         self._listener.worker_changed()
 
     def forget(self, is_over: Callable[[JobGeneration], bool]) -> None:

@@ -40,6 +40,8 @@ class SimulatedAgents(ABC):
     store: Store
     nodes: dict[str, Node]
     checkpoint_files: dict[FileKey, Lineage]
+    damaged: set[str]
+    """Checkpoints of which a reader finds a file damaged."""
     """(job, timeline, boundary, part): what was trained into a file in durable storage."""
 
     blocked: set[tuple[str, str]]
@@ -290,6 +292,10 @@ class SimulatedAgents(ABC):
             return
         if plan.source == "checkpoint" and not self._reads(node, "checkpoint", checkpoint_ailment(job.name)):
             return
+        if plan.source == "checkpoint" and job.checkpoint is not None and job.checkpoint.url in self.damaged:
+            worker.failure, worker.fault = (plan.generation, f"node {node.name}: a file has another checksum"), ""
+            worker.damaged, worker.failed_job = job.checkpoint.url, worker.job
+            return
         is_change = plan.source == "nodes" and plan.source_timeline == plan.timeline
         was_here = worker.started > 0 and worker.is_stopped and worker.applied == plan.boundary
         origin = plan.lineage if is_change else Lineage(timeline=plan.source_timeline, ancestry=plan.ancestry[:-1])
@@ -385,6 +391,7 @@ class SimulatedAgents(ABC):
             fault=fault,
             lost_peer=lost_peer,
             shortage=worker.shortage if state is WorkerState.FAILED else None,
+            damaged=worker.damaged if state is WorkerState.FAILED else "",
             proven=proven,
             proven_workers=tuple(told[other].incarnation for other in proven or ()),
         )

@@ -11,7 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from headway.daemon.coordination.commands import Command, Decision, DeleteCheckpoints, Transaction, WriteManifest
+from headway.daemon.coordination.commands import (
+    Command,
+    Decision,
+    DeleteCheckpoints,
+    SetAside,
+    Transaction,
+    WriteManifest,
+)
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
@@ -76,6 +83,7 @@ class SimulatedCluster(SimulatedInvariants):
         self.blocked = set()
         self.checkpoint_files = {}
         self.manifests: dict[str, bytes] = {}
+        self.damaged = set()
         self.copied_parts: list[str] = []
         """Journal parts in durable storage, in order of their copies."""
         self.num_incarnations = 0
@@ -381,9 +389,11 @@ class SimulatedCluster(SimulatedInvariants):
             assert job.checkpoint is None or job.checkpoint.url not in command.urls
             for url in command.urls:
                 self.manifests.pop(url, None)
-        if not isinstance(command, Transaction):
-            if is_interrupted:
-                return False
+        if is_interrupted and not isinstance(command, Transaction):
+            return False
+        if isinstance(command, SetAside):
+            command = command.then(self._older(command))
+        elif not isinstance(command, Transaction):
             command = command.then
         before = self.facts().jobs.get(command.job) if command.job else None
         had = (before.plan, before.phase) if before is not None else (None, None)
@@ -400,6 +410,12 @@ class SimulatedCluster(SimulatedInvariants):
             self.check_neighbours(command)
             self.check(command, had[0])
         return done
+
+    def _older(self, command: SetAside) -> CheckpointRecord | None:
+        """Set a damaged checkpoint aside; the newest older one that has a manifest."""
+        self.manifests.pop(command.url, None)
+        found = next((url for url in command.older if url in self.manifests), None)
+        return replace(decode(self.manifests[found], CheckpointRecord), url=found) if found is not None else None
 
     # --- Training -----------------------------------------------------------------------------------------------------
 

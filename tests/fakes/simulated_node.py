@@ -43,6 +43,8 @@ class Worker:
     fault: str = ""
     shortage: MemoryShortage | None = None
     """The refused allocation, if it failed for want of memory."""
+    damaged: str = ""
+    """Checkpoint in which it found a damaged file, if it failed for that."""
     lost_peer: int = -1
     """Position of the neighbour whose link it has lost."""
     is_down: bool = False

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,51 @@ def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_ref
     plain = job("plain", epochs=4, optim='after_end = "floor"\nschedule_batches = 96\n')
     code, _, err = program.run("reference", plain, "--out", "plain")
     assert code == 0, err
-    shards = sorted((program.folder / "plain" / "model").glob("*.safetensors"))
+    assert_same_weights(program.folder)
+
+
+def test_damaged_checkpoints_are_set_aside_and_the_one_before_gives_the_reference_bits(
+    program: Any, wait_until: Callable[..., None]
+) -> None:
+    """The whole cluster is killed; a bit flips in a layer of the newest checkpoint, and in the journal before it.
+
+    The next `up` sets both aside by name, says what that costs, and ends with the weights of the reference.
+    """
+    kept = program.folder / "kept"
+    fault = f'[fault]\nsnapshot_every = 10\ncheckpoint_every = 10\ncheckpoints_kept = 9\ncheckpoint_dir = "{kept}"\n'
+    job = program.job(batches=500, more=fault)
+    up = program.up("--nodes", "2")
+    assert program.run("submit", str(job))[0] == 0
+    wait_until(lambda: len(list(kept.glob("tiny/*/*/manifest.json"))) >= 4, "four checkpoints")
+    up.kill()
+    up.communicate(timeout=30)
+    before, newest = sorted(path.parent for path in kept.glob("tiny/*/*/manifest.json"))[-2:]
+    flip_a_bit(newest / "block.1.safetensors")
+    flip_a_bit(before / "journal.safetensors")
+    program.up("--nodes", "2")
+    assert program.run("watch", "tiny", "--json")[0] == 0
+    events = program.run("events", "tiny")[1]
+    for folder, file in ((newest, "block.1"), (before, "journal")):
+        assert f"{folder / file}.safetensors: is damaged" in (folder / "set-aside.txt").read_text()
+        assert not (folder / "manifest.json").exists()
+        assert f"The checkpoint before batch {int(folder.name[-10:])} is damaged" in events
+    assert "is set aside; the one before batch" in events
+    assert "batches again" in events
+    assert program.run("export", "tiny", "--out", "piped")[0] == 0
+    assert program.run("reference", str(job), "--out", "plain")[0] == 0
+    assert_same_weights(program.folder)
+
+
+def flip_a_bit(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def assert_same_weights(folder: Path) -> None:
+    """The exported model has the files of the plain loop, byte by byte."""
+    shards = sorted((folder / "plain" / "model").glob("*.safetensors"))
     assert shards
     for shard in shards:
-        assert shard.read_bytes() == (program.folder / "piped" / shard.name).read_bytes(), shard.name
+        assert shard.read_bytes() == (folder / "piped" / shard.name).read_bytes(), shard.name

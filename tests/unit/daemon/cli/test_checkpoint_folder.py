@@ -16,16 +16,21 @@ from headway.daemon.client.checkpoint_folder import (
     list_checkpoints,
     read_checkpoint,
 )
-from headway.daemon.errors import ConfigError
+from headway.daemon.errors import ConfigError, DamagedCopyError
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rate_schedule import continued_schedule, with_schedule
 from headway.daemon.records.format import encode, to_builtins
+from headway.daemon.records.manifest import sealed
 from headway.daemon.records.records import CheckpointRecord
+from headway.daemon.storage.checkpoint import read_manifest as read_stored
 from headway.optim.lr_schedule import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 
 SPEC = JobSpec(job=JobSection(name="demo"))
+RECORD = CheckpointRecord(
+    timeline=1, boundary=40, url="checkpoints/old", files={"embed": FileDigest(size_bytes=10, checksum="y")}
+)
 
 
 def write(folder: Path, boundary: int, *, timeline: int = 1, job: str = "demo", at: float = 0.0, **more: Any) -> Path:
@@ -72,6 +77,27 @@ def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is not a checkpoint's manifest") as refused:
             read_checkpoint(str(tmp_path))
         assert "\n" not in str(refused.value)
+
+
+def test_a_manifest_with_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
+    """Any bit of any byte: neither `submit --from` nor a daemon takes it. One of an earlier release has no digest."""
+    place = write(tmp_path / "demo", 40)
+    assert not read_checkpoint(str(place)).is_sealed
+    path = place / "manifest.json"
+    told = {"job": "demo", "generation": 7, "spec": to_builtins(SPEC), **to_builtins(RECORD)}
+    raw = sealed(told)
+    path.write_bytes(raw)
+    assert read_checkpoint(str(place)).is_sealed
+    assert read_stored(str(place)).boundary == 40
+    rate = raw.index(b'"lr":0.003') + len('"lr":0.00')
+    for position in {*range(0, len(raw), 97), rate, len(raw) - 1, *range(len(raw) - 80, len(raw), 7), 3, 20}:
+        altered = bytearray(raw)
+        altered[position] ^= 1 << position % 8
+        path.write_bytes(altered)
+        with pytest.raises(ConfigError, match=r"manifest\.json: is not a checkpoint's manifest"):
+            read_checkpoint(str(place))
+        with pytest.raises(DamagedCopyError, match=r"manifest\.json: is not a checkpoint's manifest"):
+            read_stored(str(place))
 
 
 def test_a_folder_of_several_jobs_is_ambiguous(tmp_path: Path) -> None:

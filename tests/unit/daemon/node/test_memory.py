@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -124,3 +125,20 @@ def test_a_recreated_state_folder_is_locked_again(memory: NodeMemory, tmp_path: 
     with pytest.raises(InvariantLostError, match="another daemon runs on this state_dir"):
         memory.check_lock()
     other.close()
+
+
+def test_a_damaged_memory_names_the_command_that_sets_it_aside(memory: NodeMemory, tmp_path: Path) -> None:
+    """One line with the file, the command and what is lost; after the command the node starts."""
+    memory.saw_generations({"job": 3})
+    memory.close()
+    (path,) = tmp_path.rglob("generations.json")
+    path.write_bytes(path.read_bytes().replace(b"3", b"s"))
+    again = NodeMemory(path.parent)
+    with pytest.raises(ConfigError, match=r"generations\.json: is damaged .*sets it aside: lost is") as refused:
+        again.open()
+    again.close()
+    command = str(refused.value).split("`")[1]
+    assert subprocess.run(shlex.split(command), check=True).returncode == 0
+    again.open()
+    assert again.generations == {}
+    again.close()
