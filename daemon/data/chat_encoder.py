@@ -5,7 +5,7 @@ tokenizer: there all names are words, and each special token that the template w
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headway.daemon.data.chat_mask import ChatText, ChatTexts, Way, chat_texts, spoken_tokens
 from headway.daemon.data.chat_template import ChatTemplates
 from headway.daemon.data.documents import Conversation, library
-from headway.daemon.data.special_words import SpecialWords
+from headway.daemon.data.special_words import GUARD, SpecialWords
 from headway.daemon.errors import ConfigError
 
 Tokens = npt.NDArray[np.integer]
@@ -48,6 +48,7 @@ class ChatEncoder:
     ) -> None:
         """tokenizer: a parsed tokenizer.json. ids: of special tokens, by name. words: the names that are guarded."""
         self._ids = ids
+        self._names = {token: name for name, token in ids.items()}
         self._templates = templates
         self._words = words
         self._tokenizer = tokenizer
@@ -96,15 +97,35 @@ class ChatEncoder:
         second = self._second
         parts: list[str] = []
         end = 0
-        for start, stop in self._words.places(text.text, text.words):
+        for start, stop in sorted(self._matched(text)):
             parts += [text.text[end:start], second.stand_ins[text.text[start:stop]]]
             end = stop
         whole = _encode(second.loaded, "".join([*parts, text.text[end:]]))
-        forged = {self._ids[name] for name in self._words.names}.intersection(whole.ids)
-        if forged:
-            name = next(name for name in self._words.names if self._ids[name] in forged)
+        for name, _ in self._names_in(whole, text.text):
             raise ConfigError(f"the tokenizer has no other token for {name!r} in a message; drop the record", "")
         return whole
+
+    def _matched(self, text: ChatText) -> set[tuple[int, int]]:
+        """Return the spans of names that the tokenizer reads as special tokens, and that the template wrote.
+
+        Some names are tokens in some places alone: where no letter follows, or before the text is normalised.
+        """
+        guarded = text.text
+        for word in sorted(text.words, reverse=True):
+            guarded = guarded[: word + 1] + GUARD + guarded[word + 1 :]
+        spans = set()
+        for name, at in self._names_in(_encode(self._loaded, guarded), guarded):
+            start = at - guarded.count(GUARD, 0, at)
+            spans.add((start, start + len(name)))
+        return spans
+
+    def _names_in(self, whole: Any, text: str) -> Iterator[tuple[str, int]]:
+        """Yield each special token that stands in a text by its name, and where. That of unknown text does not."""
+        for token, (start, end) in zip(whole.ids, whole.offsets, strict=True):
+            name = self._names.get(token)
+            at = text.find(name, start, end) if name else -1  # offsets may have spaces around a name
+            if name and at >= 0:
+                yield name, at
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +145,8 @@ def _second(tokenizer: Mapping[str, Any], ids: Mapping[str, int], words: Special
     flags = {each["content"]: each for each in tokenizer["added_tokens"]}
     for number, name in enumerate(words.names):
         stand_in = found.stand_ins[name] = _STAND_IN + chr(_NUMBERS + number) * (len(name) - 1)
-        same = {key: flags[name][key] for key in ("lstrip", "rstrip", "single_word")}
-        found.loaded.add_tokens([library("tokenizers").AddedToken(stand_in, normalized=False, special=False, **same)])
+        same = {key: flags[name][key] for key in ("lstrip", "rstrip", "single_word", "normalized")}
+        found.loaded.add_tokens([library("tokenizers").AddedToken(stand_in, special=False, **same)])
         found.meant[found.loaded.token_to_id(stand_in)] = ids[name]
     return found
 
