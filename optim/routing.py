@@ -23,7 +23,7 @@ class Group(StrEnum):
     REST = "rest"
 
 
-ROUTER = "mlp.gate.weight"
+ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
 
 
@@ -32,7 +32,7 @@ def route(layer_name: str, name: str, parameter: Tensor) -> Group:
 
     All else is embedding, head, norms, biases, routers, and the convolutions and decays of linear attention.
     """
-    if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2 and name != ROUTER:
+    if layer_name.startswith(BLOCK_PREFIX) and parameter.ndim == 2 and name not in ROUTERS:
         return Group.MATRICES
     return Group.REST
 
@@ -49,7 +49,7 @@ def route_layer(layer_name: str, parameters: Mapping[str, Tensor]) -> dict[Group
 
 def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed | None:
     """Return what a parameter of `rest` is; None: a router's or a convolution's."""
-    if parameter_name in (ROUTER, ROUTER_BIAS) or parameter.ndim == 3:
+    if parameter_name in (*ROUTERS, ROUTER_BIAS) or parameter.ndim == 3:
         return None
     if parameter.ndim == 2:
         return "embeddings"

@@ -45,10 +45,10 @@ class RopeSpec:
     The names are those of Hugging Face's `rope_scaling`. A setting that the type does not use is 0.
     """
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 0.0
     original_max_position_embeddings: int = 0
-    """Tokens of a sequence in the first training. Used by dynamic, llama3, yarn."""
+    """Tokens of a sequence in the first training. Used by dynamic, llama3, yarn, longrope."""
     low_freq_factor: float = 0.0
     """Used by llama3."""
     high_freq_factor: float = 0.0
@@ -58,9 +58,13 @@ class RopeSpec:
     beta_slow: float = 0.0
     """Used by yarn."""
     attention_factor: float = 0.0
-    """Used by yarn: the factor of cosines and sines."""
+    """Used by yarn and longrope: the factor of cosines and sines."""
     truncate: bool = False
     """Used by yarn: the range of interpolated pairs is rounded to whole pairs."""
+    short_factor: tuple[float, ...] = ()
+    """Used by longrope: the divisor of each pair's angle in sequences that are no longer than the first training's."""
+    long_factor: tuple[float, ...] = ()
+    """The same in longer ones."""
     llama_4_scaling_beta: float = 0.0
     """May be used with yarn: queries grow with the logarithm of their positions beyond the first training."""
 
@@ -152,6 +156,8 @@ class ModelSpec:
     """Whether a bias that balances the load takes part in the choice, and in nothing else."""
     num_shared_experts: int = 0
     """Experts that every token goes to, as one of their width together."""
+    shared_expert_gate: bool = False
+    """Whether each token weighs what they return."""
     routed_scaling_factor: float = 1.0
     """Factor of the weights of a token's experts."""
     embedding_multiplier: float = 1.0

@@ -49,10 +49,11 @@ def _inner_width(model: ModelSpec) -> int:
 
 def _of_routing(model: ModelSpec) -> int:
     """Return the widths of rows that have come back from their experts, and of the router's scores. Experts that are
-    trained keep the rows on their way to them too.
+    trained keep the rows on their way to them too, and a gate keeps what it weighs.
     """
     num_ways = 1 if model.has_adapter else 2
-    return model.num_experts_per_tok * num_ways * model.hidden_size + 4 * model.num_experts
+    weighed = model.hidden_size if model.shared_expert_gate else 0
+    return weighed + model.num_experts_per_tok * num_ways * model.hidden_size + 4 * model.num_experts
 
 
 def _of_mixing(model: ModelSpec, block: int, *, keeps_output: bool = True) -> int:

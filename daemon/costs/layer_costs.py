@@ -264,6 +264,8 @@ def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
         sizes.append(model.num_experts * model.hidden_size)
     if model.router_bias:
         sizes.append(model.num_experts)
+    if model.shared_expert_gate:
+        sizes.append(model.hidden_size)
     if model.qkv_bias:
         sizes += [rows for rows, _ in _mixing_shapes(model, block)[:-1]]
     if model.output_bias:

@@ -171,6 +171,10 @@ def _check_options(model: ModelSpec, source: str) -> None:
         _refuse(source, "model.qk_norm_over", "is not used without qk_norm; leave it out")
     if model.window_rope_theta and not model.sliding_window:
         _refuse(source, "model.window_rope_theta", "is not used without sliding_window; leave it out")
+    for name in ("short_factor", "long_factor"):
+        if (factors := getattr(rope, name)) and (2 * len(factors) != model.rotary_width or min(factors) <= 0):
+            what = f"must be {model.rotary_width // 2} numbers above 0, one for each pair that turns"
+            _refuse(source, f"model.rope_scaling.{name}", what)
     if rope.rope_type == "dynamic" and model.head_width < 4:
         _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
     if model.first_window_layer and not model.sliding_window:
@@ -215,13 +219,15 @@ def _check_experts(model: ModelSpec, source: str) -> None:
     plain = ModelSpec()
     others = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_scoring", "router_bias")
     if not model.has_experts:
-        for name in (*others, "num_shared_experts", "routed_scaling_factor"):
+        for name in (*others, "num_shared_experts", "shared_expert_gate", "routed_scaling_factor"):
             if getattr(model, name) != getattr(plain, name):
                 _refuse(source, f"model.{name}", "is not used without num_experts; leave it out")
         return
     if not 1 <= model.num_experts_per_tok <= model.num_experts:
         what = f"{model.num_experts_per_tok} experts a token of {model.num_experts}; choose 1 to {model.num_experts}"
         _refuse(source, "model.num_experts_per_tok", what)
+    if model.shared_expert_gate and not model.num_shared_experts:
+        _refuse(source, "model.shared_expert_gate", "is not used without num_shared_experts; leave it out")
     if not model.moe_intermediate_size:
         _refuse(source, "model.moe_intermediate_size", "must be above 0 with num_experts")
 

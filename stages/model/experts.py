@@ -92,6 +92,8 @@ class Mixture(nn.Module):
         )
         if spec.num_shared_experts:
             self.shared_experts = Expert(spec.hidden_size, spec.num_shared_experts * spec.moe_intermediate_size)
+        if spec.shared_expert_gate:
+            self.shared_expert_gate = ExpertLinear(spec.hidden_size, 1)
         self.losses = RouterLosses()
         """Set by whoever trains the block."""
 
@@ -100,7 +102,10 @@ class Mixture(nn.Module):
         logits, scores, chosen, weights = self.gate(rows)
         mixed = (self._computed(rows, chosen) * weights.unsqueeze(-1)).sum(1)
         if hasattr(self, "shared_experts"):
-            mixed = mixed + self.shared_experts(rows)
+            shared = self.shared_experts(rows)
+            if hasattr(self, "shared_expert_gate"):
+                shared = shared * self.shared_expert_gate(rows).sigmoid()
+            mixed = mixed + shared
         if torch.is_grad_enabled():
             mixed = self._with_losses(mixed, logits, scores, chosen)
         output: Tensor = mixed.view_as(hidden)

@@ -15,12 +15,12 @@ from typing import Any, Final, Literal, get_args
 
 from headway.stages.model.mixture_config import (
     MIXTURES,
-    mixtral_name,
     mixture_config,
     mixture_family,
     mixture_keys,
     mixture_of,
-    name_from_mixtral,
+    name_from_mixture,
+    name_in_mixture,
 )
 from headway.stages.model.rope_config import rope_config, rope_of
 from headway.stages.spec import LINEAR_SIZES, TIED, LayerType, ModelSpec
@@ -37,8 +37,8 @@ def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
     if model.tie_word_embeddings and TIED.get(layer) == parameter:
         layer, parameter = "embed", TIED["embed"]
     kind, _, index = layer.partition(".")
-    if kind == "block" and model.has_experts and mixture_family(model) == "mixtral":
-        parameter = mixtral_name(parameter)
+    if kind == "block" and model.has_experts:
+        parameter = name_in_mixture(parameter, model)
     elif kind == "block":
         norm, dot, rest = parameter.partition(".")
         parameter = _renamed(model).get(norm, norm) + dot + rest
@@ -67,7 +67,7 @@ def layer_parameter(name: str, model: ModelSpec) -> tuple[str, str] | None:
         return None
     norm, dot, rest = parameter.partition(".")
     back = {theirs: ours for ours, theirs in _renamed(model).items()}
-    return f"block.{index}", name_from_mixtral(back.get(norm, norm) + dot + rest)
+    return f"block.{index}", name_from_mixture(back.get(norm, norm) + dot + rest)
 
 
 @lru_cache(maxsize=8)
@@ -87,10 +87,10 @@ class _Family:
     """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
     has_own_head_dim: bool = True
     """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
-    window: Literal["none", "all", "chosen", "layers", "types", "linear"] = "none"
-    """Which blocks may have a window: none, all of them, those that `use_sliding_window` and `layer_types` say, those
-    from `max_window_layers` on, or those that `layer_types` says. linear: none, and `layer_types` says which ones
-    have linear attention.
+    window: Literal["none", "off", "all", "chosen", "layers", "types", "linear"] = "none"
+    """Which blocks may have a window. none: no block; off: none, because `use_sliding_window` is refused; all: all of
+    them; chosen: those that `use_sliding_window` and `layer_types` say; layers: those from `max_window_layers` on;
+    types: those that `layer_types` says; linear: none, and `layer_types` says which ones have linear attention.
     """
     window_period: int = 0
     """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
@@ -135,9 +135,16 @@ _FAMILIES: Final[dict[str, _Family]] = {
     "qwen2": _Family("Qwen2ForCausalLM", {"qkv_bias": True}, has_own_head_dim=False, window="chosen"),
     "qwen3": _Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
     "phi3": _Family(
-        "Phi3ForCausalLM", {"fused_projections": True}, has_own_head_dim=False, window="all", rope_types=("default",)
+        "Phi3ForCausalLM",
+        {"fused_projections": True},
+        absent={"original_max_position_embeddings": 4096},
+        has_own_head_dim=False,
+        window="all",
+        turns_parts=True,
+        rope_types=("default", "longrope"),
     ),
     "mixtral": _Family("MixtralForCausalLM", absent={"rms_norm_eps": 1e-5}, window="all"),
+    "qwen2_moe": _Family("Qwen2MoeForCausalLM", absent={"qkv_bias": True}, window="off", keys={"qkv_bias": "qkv_bias"}),
     "qwen3_moe": _Family("Qwen3MoeForCausalLM", {"qk_norm": True}),
     "dots1": _Family(
         "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
@@ -152,6 +159,7 @@ _FAMILIES: Final[dict[str, _Family]] = {
         "SmolLM3ForCausalLM",
         absent={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
         has_own_head_dim=False,
+        window="off",
         keys=_BIASES,
         has_blocks_without_rope=True,
     ),
@@ -260,6 +268,7 @@ _ABSENT: Final[dict[str, Any]] = {
     "no_rope_layers": None,
     "num_key_value_heads": None,
     "partial_rotary_factor": 1.0,
+    "qkv_bias": False,
     "residual_multiplier": 1.0,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
@@ -274,6 +283,8 @@ _ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "final_logit_softcapping": (None,),
     "hidden_act": ("silu",),
     "hidden_activation": (None, "silu"),
+    "full_attn_mod": (None, 1),
+    "interpolate_factor": (None, 1),
     "is_causal": (None, True),
     "is_encoder_decoder": (None, False),
     "quantization_config": (None,),
@@ -396,7 +407,7 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
         found.append("no_rope_layer_interval")
     if spec.rope_scaling.rope_type not in family.rope_types:
         found.append("rope_scaling")
-    if family.window in ("none", "linear") and spec.sliding_window:
+    if family.window in ("none", "off", "linear") and spec.sliding_window:
         found.append("sliding_window")
     if family.window == "all" and spec.first_window_layer:
         found.append("first_window_layer")
@@ -494,6 +505,9 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     )
     if spec.num_key_value_heads < 1 or heads % spec.num_key_value_heads:
         raise ValueError(f"num_key_value_heads = {spec.num_key_value_heads!r} does not divide {heads} heads")
+    for factors in (spec.rope_scaling.short_factor, spec.rope_scaling.long_factor):
+        if factors and 2 * len(factors) != spec.rotary_width:
+            raise ValueError(f"{len(factors)} factors of longrope are not one for each pair of {spec.rotary_width}")
     if spec.rotary_width < 2 or spec.rotary_width % 2 or spec.partial_rotary_factor > 1:
         raise ValueError(f"partial_rotary_factor = {spec.partial_rotary_factor!r} of {spec.head_width} gives no pairs")
     return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
@@ -540,6 +554,10 @@ def _head_dim(config: dict[str, Any], family: _Family) -> int:
 def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     """Return the fields of ModelSpec that say which block has a sliding window."""
     window, num_blocks = config["sliding_window"], config["num_hidden_layers"]
+    if family.window == "off":
+        if config["use_sliding_window"]:
+            raise ValueError(f"use_sliding_window = True is not supported in a {config['model_type']}")
+        window = None
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"sliding_window = {window!r} is no number of tokens")
     kinds = config["layer_types"]
@@ -547,7 +565,7 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
         return _windows_by_type(window, kinds, num_blocks, family.window_period)
     if family.window == "linear":
         return {"layer_types": _hybrid_types(config)}
-    if family.window == "none":
+    if family.window in ("none", "off"):
         if window is not None:
             raise ValueError(f"sliding_window = {window!r} is not supported in a {config['model_type']}")
         first = num_blocks

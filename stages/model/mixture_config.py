@@ -1,7 +1,8 @@
 """Maps mixtures of experts to and from a config.json, and to the names of their tensors.
 
-Three families have them. Mixtral's experts have the width of its MLP and names of their own. Qwen3-MoE and dots.llm1
-have Qwen's names; dots.llm1 scores with a sigmoid, and has a bias for the choice and experts for all tokens.
+Four families have them. Mixtral's experts have the width of its MLP and names of their own. The others have Qwen's
+names. Qwen2-MoE and dots.llm1 have experts for all tokens. dots.llm1 scores with a sigmoid, and has a bias for the
+choice.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from headway.stages.spec import ModelSpec
 
-MIXTURES: Final = ("mixtral", "qwen3_moe", "dots1")
+MIXTURES: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "dots1")
 """The families, by `model_type`."""
 
 MOST_EXPERTS: Final = 512
@@ -18,6 +19,7 @@ MOST_EXPERTS: Final = 512
 
 _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "mixtral": {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    "qwen2_moe": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
     "dots1": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
 }
@@ -25,6 +27,7 @@ _KEYS: Final[dict[str, Mapping[str, str]]] = {
 _COUNTS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "mixtral": {"router_jitter_noise": (0, 0.0)},
+    "qwen2_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     "qwen3_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     "dots1": {"first_k_dense_replace": (0,), "moe_layer_freq": (1,), "n_group": (1,), "topk_group": (1,)},
 }
@@ -38,7 +41,7 @@ def mixture_keys(model_type: str) -> frozenset[str]:
         return frozenset()
     names = _KEYS[model_type]
     read = {names.get(field, field) for field in (*_COUNTS, "num_shared_experts")}
-    more = {"num_experts", "norm_topk_prob", "routed_scaling_factor"}
+    more = {"num_experts", "norm_topk_prob", "routed_scaling_factor", "shared_expert_intermediate_size"}
     return frozenset({*read, *more, *_ONLY[model_type]})
 
 
@@ -61,6 +64,14 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(is_normed, bool):
         raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
     fields["norm_topk_prob"] = is_normed
+    if model_type == "qwen2_moe":
+        width = _count(config, "shared_expert_intermediate_size")
+        if width % fields["moe_intermediate_size"]:
+            of = fields["moe_intermediate_size"]
+            raise ValueError(
+                f"shared_expert_intermediate_size = {width!r} is no multiple of moe_intermediate_size {of}"
+            )
+        fields |= {"num_shared_experts": width // fields["moe_intermediate_size"], "shared_expert_gate": True}
     if model_type == "dots1":
         factor = config.get("routed_scaling_factor", 1.0)
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
@@ -79,7 +90,9 @@ def mixture_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
     if model_type == "mixtral":
         return config | {"output_router_logits": False, "router_jitter_noise": 0.0}
     config["norm_topk_prob"] = spec.norm_topk_prob
-    if model_type == "qwen3_moe":
+    if model_type == "qwen2_moe":
+        config["shared_expert_intermediate_size"] = spec.num_shared_experts * spec.moe_intermediate_size
+    if model_type in ("qwen2_moe", "qwen3_moe"):
         return config | {"num_experts": spec.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
     config |= {"n_shared_experts": spec.num_shared_experts, "routed_scaling_factor": spec.routed_scaling_factor}
     return config | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}
@@ -88,6 +101,10 @@ def mixture_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
 def mixture_family(spec: ModelSpec) -> str | None:
     """Return the family that says all options of a mixture; None when none does."""
     is_plain = spec.router_scoring == "softmax" and not spec.router_bias
+    if is_plain and spec.routed_scaling_factor == 1.0 and spec.num_shared_experts and spec.shared_expert_gate:
+        return "qwen2_moe"
+    if spec.shared_expert_gate:
+        return None
     is_simple = not spec.num_shared_experts and spec.routed_scaling_factor == 1.0
     if is_plain and is_simple:
         if spec.qk_norm:
@@ -98,20 +115,26 @@ def mixture_family(spec: ModelSpec) -> str | None:
     return "dots1" if is_dots and spec.qk_norm else None
 
 
-def mixtral_name(parameter: str) -> str:
-    """Return a block's parameter under Mixtral's name: `block_sparse_moe.experts.3.w1.weight`."""
+def name_in_mixture(parameter: str, model: ModelSpec) -> str:
+    """Return a block's parameter under its family's name, such as Mixtral's `block_sparse_moe.experts.3.w1.weight`."""
+    if model.shared_expert_gate:
+        return parameter.replace("mlp.shared_experts.", "mlp.shared_expert.")
+    if mixture_family(model) != "mixtral":
+        return parameter
     found = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", parameter)
     if found is not None:
         return f"block_sparse_moe.experts.{found[1]}.{_OF_MIXTRAL[found[2]]}.weight"
     return parameter.replace("mlp.gate.", "block_sparse_moe.gate.")
 
 
-def name_from_mixtral(name: str) -> str:
-    """Return the inverse of `mixtral_name`; any other name as it is."""
+def name_from_mixture(name: str) -> str:
+    """Return the inverse of `name_in_mixture`; any other name as it is."""
     found = re.fullmatch(r"block_sparse_moe\.experts\.(\d{1,6})\.(w[123])\.weight", name, re.ASCII)
     if found is not None:
         back = {theirs: ours for ours, theirs in _OF_MIXTRAL.items()}
         return f"mlp.experts.{found[1]}.{back[found[2]]}.weight"
+    if name.startswith("mlp.shared_expert."):
+        return name.replace("mlp.shared_expert.", "mlp.shared_experts.")
     return "mlp.gate.weight" if name == "block_sparse_moe.gate.weight" else name
 
 

@@ -36,6 +36,7 @@ ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
         "truncate",
         "llama_4_scaling_beta",
     ),
+    "longrope": ("original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
 }
 """Keys of each type in a config.json; those that RopeSpec has are its settings."""
 ROPE_MAY_BE_ZERO: Final = ("truncate", "mscale", "mscale_all_dim", "llama_4_scaling_beta")
@@ -50,13 +51,16 @@ def rope_config(spec: ModelSpec, *, is_by_type: bool) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": scaling.rope_type}
     for key in ROPE_SETTINGS[scaling.rope_type]:
         if hasattr(scaling, key) and (key != "llama_4_scaling_beta" or scaling.llama_4_scaling_beta):
-            rope[key] = getattr(scaling, key)
+            value = getattr(scaling, key)
+            rope[key] = list(value) if isinstance(value, tuple) else value
     if is_by_type:
         own = {"rope_theta": spec.window_rope_theta, "rope_type": "default"}
         return {"rope_parameters": dict(zip(_BY_TYPE, (rope, own if spec.window_rope_theta else rope), strict=True))}
     config: dict[str, Any] = {"rope_parameters": rope, "rope_theta": spec.rope_theta}
     if spec.partial_rotary_factor != 1.0:
         rope["partial_rotary_factor"] = config["partial_rotary_factor"] = spec.partial_rotary_factor
+    if scaling.rope_type == "longrope":
+        config["original_max_position_embeddings"] = scaling.original_max_position_embeddings
     if scaling.rope_type == "dynamic":
         config["max_position_embeddings"] = scaling.original_max_position_embeddings
     return config
@@ -111,13 +115,15 @@ def _read(config: dict[str, Any], table: object, key: str) -> tuple[float, RopeS
     if not isinstance(kind, str) or kind not in ROPE_SETTINGS:
         raise ValueError(f"{key}.rope_type = {kind!r} is not supported; known are {', '.join(ROPE_SETTINGS)}")
     for name, value in rope.items():
-        if name not in (*_SHARED, *ROPE_SETTINGS[kind]):
+        if name not in (*_SHARED, *ROPE_SETTINGS[kind]) and (kind, name) != ("longrope", "factor"):
             raise ValueError(f"{key}.{name} = {value!r} is not supported with rope_type {kind!r}")
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     _check_number(part, "partial_rotary_factor")
     theta = rope.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))
     _check_number(theta, "rope_theta")
     settings = {name: rope[name] for name in ROPE_SETTINGS[kind] if rope.get(name) is not None}
+    if kind == "longrope":
+        return theta, _longrope(config, settings, rope.get("factor")), float(part)
     return theta, _scaling(kind, config, settings), float(part)
 
 
@@ -158,6 +164,38 @@ def _whole_yarn(rope: dict[str, Any]) -> dict[str, Any]:
     usual = magnitude(factor, first) / magnitude(factor, whole) if first and whole else magnitude(factor)
     filled = {"attention_factor": usual, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     return filled | {name: value for name, value in rope.items() if value or name == "truncate"}
+
+
+def _longrope(config: dict[str, Any], rope: dict[str, Any], factor: Any) -> RopeSpec:
+    """Return the scaling, with what a config may leave out filled in as transformers does."""
+    longest: Any = config.get("max_position_embeddings")
+    first: Any = config.get("original_max_position_embeddings")
+    first = first or rope.get("original_max_position_embeddings")  # transformers takes them in this order
+    if isinstance(first, bool) or not isinstance(first, int) or first < 2:
+        raise ValueError(f"original_max_position_embeddings = {first!r} is no number of tokens")
+    if factor is None and "attention_factor" not in rope:
+        _check_number(longest, "max_position_embeddings")
+        factor = longest / first
+    if factor is not None:
+        _check_number(factor, "factor")
+        usual = math.sqrt(1 + math.log(factor) / math.log(first)) if factor > 1 else 1.0
+        rope.setdefault("attention_factor", usual)
+    _check_number(rope["attention_factor"], "attention_factor")
+    divisors = {}
+    for name in ("short_factor", "long_factor"):
+        numbers = rope.get(name)
+        if not isinstance(numbers, list):
+            raise ValueError(f"{name} = {numbers!r} is no list of numbers")
+        for number in numbers:
+            _check_number(number, name)
+        divisors[name] = tuple(float(number) for number in numbers)
+    return RopeSpec(
+        rope_type="longrope",
+        original_max_position_embeddings=first,
+        attention_factor=rope["attention_factor"],
+        short_factor=divisors["short_factor"],
+        long_factor=divisors["long_factor"],
+    )
 
 
 def _check_number(value: object, name: str) -> None:

@@ -1,8 +1,8 @@
 """Rotary positions: the angle by which each pair of a head turns per token, and the tables of their cosines and sines.
 
 RoFormer, Su et al. 2021. The scaled types are Hugging Face's (`modeling_rope_utils.py`): `linear` of kaiokendev,
-`dynamic` of bloc97 and emozilla, `llama3` of Llama 3.1, `yarn` of Peng et al. 2023, arXiv 2309.00071. All numbers are
-in docs/numerics.md, section 9.
+`dynamic` of bloc97 and emozilla, `llama3` of Llama 3.1, `yarn` of Peng et al. 2023, arXiv 2309.00071, `longrope` of
+Ding et al. 2024, arXiv 2402.13753. All numbers are in docs/numerics.md, section 9.
 """
 
 import math
@@ -37,7 +37,7 @@ def rotary_table(
         angles = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * turns  # [length, head_dim/2]
         cosine = _by_pairs(angles.cos(), angles.cos(), is_interleaved=is_interleaved)
         sine = _by_pairs(-angles.sin(), angles.sin(), is_interleaved=is_interleaved)
-        if scaling.rope_type == "yarn":
+        if scaling.rope_type in ("yarn", "longrope"):
             cosine, sine = cosine * scaling.attention_factor, sine * scaling.attention_factor
         return cosine[:, None].to(device, dtype), sine[:, None].to(device, dtype)
 
@@ -72,6 +72,9 @@ def frequencies(length: int, head_dim: int, *, theta: float, scaling: RopeSpec) 
             return _llama3(1.0 / powers, scaling)
         case "yarn":
             return _yarn(powers, head_dim, theta, scaling)
+        case "longrope":
+            is_long = length > scaling.original_max_position_embeddings
+            return 1.0 / (torch.tensor(scaling.long_factor if is_long else scaling.short_factor, device="cpu") * powers)
         case _:
             return 1.0 / powers
 

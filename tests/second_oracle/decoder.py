@@ -240,7 +240,7 @@ def rotary(model: Model, length: int, *, has_window: bool, dtype: torch.dtype) -
     else:
         cosine = torch.cat([angles.cos(), angles.cos()], 1).unsqueeze(1)
         sine = torch.cat([-angles.sin(), angles.sin()], 1).unsqueeze(1)
-    if model.rope_scaling.rope_type == "yarn" and not is_own:
+    if model.rope_scaling.rope_type in ("yarn", "longrope") and not is_own:
         cosine, sine = cosine * model.rope_scaling.attention_factor, sine * model.rope_scaling.attention_factor
     return cosine.to(dtype), sine.to(dtype)
 
@@ -264,6 +264,8 @@ def turns(model: Model, length: int) -> Tensor:
         share = (first / wave - low) / (high - low)
         middle = (1 - share) * slow / rope.factor + share * slow
         return torch.where((wave < first / high) | (wave > first / low), slow, middle)
+    if rope.rope_type == "longrope":
+        return 1.0 / (torch.tensor(rope.long_factor if length > first else rope.short_factor) * powers)
     if rope.rope_type == "yarn":
         bounds = [
             width * math.log(first / (n * 2 * math.pi)) / (2 * math.log(theta))

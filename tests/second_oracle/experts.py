@@ -51,7 +51,10 @@ def mixture(model: Model, parameters: Parameters, hidden: Tensor, routed: Routed
     y = torch.cat(made).index_select(0, order.argsort()).reshape(*c.shape, -1)
     o = (y * w.unsqueeze(-1)).sum(1)
     if model.num_shared_experts:
-        o = o + expert(parameters, "mlp.shared_experts", n)
+        u = expert(parameters, "mlp.shared_experts", n)
+        if model.shared_expert_gate:
+            u = u * functional.linear(n, parameters["mlp.shared_expert_gate.weight"]).sigmoid()
+        o = o + u
     if routed.balance:
         p = s / s.sum(-1, keepdim=True) if model.router_scoring == "sigmoid" else s
         routed.losses.append((counts.float() / len(n) * p.mean(0)).sum() * model.num_experts * routed.balance)

@@ -39,6 +39,8 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
         linear("mlp.gate", model.num_experts, hidden, has_bias=False)
         if model.router_bias:
             block["mlp.gate.e_score_correction_bias"] = (model.num_experts,)
+        if model.shared_expert_gate:
+            linear("mlp.shared_expert_gate", 1, hidden, has_bias=False)
         experts = {f"mlp.experts.{e}": model.moe_intermediate_size for e in range(model.num_experts)}
         if model.num_shared_experts:
             experts["mlp.shared_experts"] = model.num_shared_experts * model.moe_intermediate_size

@@ -25,6 +25,8 @@ class Rope:
     beta_slow: float
     attention_factor: float
     truncate: bool
+    short_factor: list[float]
+    long_factor: list[float]
     llama_4_scaling_beta: float
 
 
@@ -68,6 +70,7 @@ class Model:
     router_scoring: str
     router_bias: bool
     num_shared_experts: int
+    shared_expert_gate: bool
     routed_scaling_factor: float
     embedding_multiplier: float
     attention_multiplier: float

@@ -10,12 +10,14 @@ from tests.second_oracle.job import Group, Job
 from tests.second_oracle.learning_rate import factor
 from tests.second_oracle.optimizers import OPTIMIZERS
 
+ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+
 
 def rest_of(job: Job, name: str, weight: Tensor) -> Group:
     """The settings of one parameter of `rest`: some kinds have no weight decay."""
     if name == "mlp.gate.e_score_correction_bias":
         return replace(job.rest, name="lion", lr=job.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)
-    if name == "mlp.gate.weight" or weight.dim() == 3:
+    if name in ROUTERS or weight.dim() == 3:
         return job.rest
     kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith(".bias") else "norms"
     return replace(job.rest, weight_decay=0.0) if kind in job.undecayed else job.rest
@@ -29,7 +31,7 @@ class Update:
         self.parameters = {}
         for layer, parameters in weights.items():
             for name, weight in parameters.items():
-                is_matrix = layer.startswith("block.") and weight.dim() == 2 and name != "mlp.gate.weight"
+                is_matrix = layer.startswith("block.") and weight.dim() == 2 and name not in ROUTERS
                 group = job.matrices if is_matrix else rest_of(job, name, weight)
                 optimizer = OPTIMIZERS[group.name](group, weight)
                 self.parameters[layer, name] = (

@@ -91,6 +91,14 @@ linear_key_head_dim = 8
 linear_value_head_dim = 12
 linear_conv_kernel_dim = 4
 layer_types = ["linear_attention", "full_attention"]"""
+QWEN2_MOE = (
+    "qkv_bias = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 20\nnum_shared_experts = 2"
+    "\nshared_expert_gate = true"
+)
+PHI = """fused_projections = true
+partial_rotary_factor = 0.75
+rope_scaling = { rope_type = "longrope", original_max_position_embeddings = 8, attention_factor = 1.2, \
+short_factor = [1.0, 1.5, 2.0], long_factor = [1.0, 3.0, 9.0] }"""
 
 JOBS = {
     "defaults": job_file(),
@@ -233,6 +241,10 @@ JOBS = {
     "adapters beside GLM-4": "[adapter]\nrank = 2\n" + job_file('dtype = "bfloat16"', model=GLM),
     "GLM-4 9B": job_file('recompute = "block"', model=GLM.replace("both", "before")),
     "Seed-OSS": job_file(model="qkv_bias = true\noutput_bias = false\nmlp_bias = true"),
+    "Phi-4-mini": job_file(model=PHI),
+    "Phi-4-mini, short": job_file(model=PHI.replace("_embeddings = 8", "_embeddings = 80")),
+    "Qwen2-MoE": job_file("router_balance_loss = 0.02", model=QWEN2_MOE),
+    "adapters beside a gated expert": "[adapter]\nrank = 2\n" + job_file('dtype = "bfloat16"', model=QWEN2_MOE),
     "Granite": job_file('recompute = "attention"', model=GRANITE),
     "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
     "smollm3_separate_documents": job_file(
@@ -240,6 +252,8 @@ JOBS = {
     ),
 }
 CUT = (
+    "Phi-4-mini",
+    "Qwen2-MoE",
     "olmo3_separate_documents",
     "ministral3_separate_documents",
     "adapters beside GLM-4",

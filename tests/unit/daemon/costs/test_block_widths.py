@@ -19,6 +19,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_inte
 DOTS: dict[str, Any] = EXPERTS | {
     "num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True, "norm_topk_prob": True,
 }  # fmt: skip
+QWEN2_MOE: dict[str, Any] = EXPERTS | {"num_shared_experts": 2, "shared_expert_gate": True, "qkv_bias": True}
 GLM: dict[str, Any] = {
     "norm_placement": "both", "fused_gate_up": True, "partial_rotary_factor": 0.5, "rope_interleaved": True,
 }  # fmt: skip
@@ -43,6 +44,7 @@ MOST_BESIDE = 56
         (OLMO, ()),
         (EXPERTS, ()),
         (DOTS, ("q_proj",)),
+        (QWEN2_MOE, ()),
     ],
     ids=str,
 )

@@ -60,6 +60,18 @@ HYBRID = {
     },
     "rms_norm_eps": 1e-2,  # norms of values near zero enlarge the roundings of both
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "attention_factor": 1.3,
+}
+PHI4_MINI = {
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2], "long_factor": [1.0, 2.0, 4.0]},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("llama", {}),
     "Llama 3": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
@@ -129,6 +141,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
             "max_window_layers": 2,
             "sliding_window": 8,
+        },
+    ),
+    "Phi-4-mini": ("phi3", PHI4_MINI | {"tie_word_embeddings": True}),
+    "Phi-3, longer": ("phi3", PHI4_MINI | {"partial_rotary_factor": 1.0, "rope_parameters": LONGROPE}),
+    "Qwen2-MoE": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
         },
     ),
     "Granite": (
@@ -304,6 +328,7 @@ def test_options_that_no_family_has_are_named() -> None:
 
 
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+ONE_FACTOR = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if value is not None}
 
 
@@ -311,7 +336,9 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
     ("change", "named"),
     [
         ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type = 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "original_max_position_embeddings = None"),
+        ({"model_type": "phi3", "rope_scaling": ONE_FACTOR}, "1 factors of longrope"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type = 'proportional'"),
         ({"rope_parameters": {"rope_type": "su"}}, "rope_parameters.rope_type = 'su'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "rope_scaling.beta = 1"),
         ({"rope_scaling": {"type": "linear"}}, "needs factor"),
