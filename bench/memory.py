@@ -133,6 +133,13 @@ CASES = (
     Case("LoRA, one stage", (1,), adapter=LORA),
     Case("LoRA, five stages", (1, 1, 1, 1, 1), adapter=LORA),
     Case("LoRA, bfloat16", adapter=LORA, train=BF16),
+    Case("LoRA with dropout", adapter=replace(LORA, dropout=0.1)),
+    Case(
+        "LoRA with dropout, bfloat16, attention",
+        adapter=replace(LORA, dropout=0.1),
+        train=BF16 | {"recompute": "attention"},
+    ),
+    Case("LoRA with dropout of q and v", adapter=AdapterSpec(rank=8, targets=("q_proj", "v_proj"), dropout=0.1)),
     Case("LoRA beside nf4", adapter=replace(LORA, quantize="nf4")),
     Case(
         "LoRA beside nf4, bfloat16, block", adapter=replace(LORA, quantize="nf4"), train=BF16 | {"recompute": "block"}

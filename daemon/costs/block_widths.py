@@ -26,7 +26,7 @@ class BlockWidths:
 def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> BlockWidths:
     """Return the widths of a block that computes nothing again, except for the gated delta rule."""
     if model.has_adapter:
-        return _beside_adapters(model, block)
+        return _beside_adapters(model, train, block)
     hidden, inner = model.hidden_size, _inner_width(model)
     # Both norms' inputs and outputs; four of the MLP's width. In float32 both norms also keep the normed input, as on a
     # CPU; the fused norm of a card, where bfloat16 is at home, does not.
@@ -75,7 +75,7 @@ def _of_q_and_k(model: ModelSpec) -> int:
     return (model.num_attention_heads + model.num_key_value_heads) * model.head_width
 
 
-def _beside_adapters(model: ModelSpec, block: int) -> BlockWidths:
+def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWidths:
     hidden, inner = model.hidden_size, _inner_width(model)
     adapted = [name for name in matrix_names(model, block) if model.adapter.adapts(name)]
     in_mlp = [name for name in adapted if name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")]
@@ -83,10 +83,19 @@ def _beside_adapters(model: ModelSpec, block: int) -> BlockWidths:
     has_down = "down_proj" in adapted
     # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.
     num_norms = 2 if model.norm_placement == "both" else 1
-    above = hidden * (num_norms + any(name != "down_proj" for name in in_mlp)) + inner * (3 + has_down)
-    above += model.adapter.rank * len(in_mlp) + _of_routing(model)
-    below = hidden * (num_norms + any(name not in ("o_proj", "out_proj") for name in in_attention))
-    below += model.adapter.rank * len(in_attention)
+    of_mlp = hidden * any(name != "down_proj" for name in in_mlp) + inner * has_down
+    of_attention = hidden * any(name not in ("o_proj", "out_proj") for name in in_attention)
+    if model.adapter.dropout:  # instead, each adapter keeps an input of its own, and which values that has: bytes
+        own = {
+            "o_proj": model.num_attention_heads * model.head_width,
+            "out_proj": model.linear_num_value_heads * model.linear_value_head_dim,
+            "down_proj": inner,
+        }
+        of_mlp, of_attention = (sum(own.get(n, hidden) for n in names) for names in (in_mlp, in_attention))
+        size = 2 if train.dtype == "bfloat16" else 4
+        of_mlp, of_attention = of_mlp + of_mlp // size, of_attention + of_attention // size
+    above = hidden * num_norms + inner * 3 + of_mlp + model.adapter.rank * len(in_mlp) + _of_routing(model)
+    below = hidden * num_norms + of_attention + model.adapter.rank * len(in_attention)
     mixing = _of_mixing(model, block, keeps_output=bool({"o_proj", "out_proj"} & {*adapted}))
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.
     return BlockWidths(kept=below + above + mixing, kept_above=above, passing=inner * (3 - has_down) + 2 * hidden)

@@ -131,7 +131,7 @@ AT_MOST: Final[dict[str, tuple[float, str]]] = {
     "model.initializer_range": (100, _OVERFLOW),
     "model.adapter.rank": (8192, "an adapter is smaller than its matrix"),
     "model.adapter.alpha": (1e6, _OVERFLOW),
-    "model.adapter.dropout": (0, "dropout is not supported"),
+    "model.adapter.dropout": (0.9375, "nothing would be left"),
     "train.batches": (2**31 - 1, "a boundary's number has 31 bits"),
     "train.microbatches": (2**16 - 1, "a microbatch's number has 16 bits"),
     "train.epochs": (10**6, "no data is worth more"),

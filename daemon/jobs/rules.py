@@ -282,8 +282,9 @@ def _check_train(spec: JobSpec, source: str) -> None:
     if train.compile and spec.model.has_experts:
         _refuse(source, "train.compile", "true is refused with experts: how many tokens each gets differs every time")
     _check_objective(spec, source)
-    if train.compile and spec.model.adapter.quantize != "none":
-        _refuse(source, "train.compile", "true is refused with [adapter] quantize; set one of them to its default")
+    for name in ("quantize", "dropout"):
+        if train.compile and getattr(spec.model.adapter, name) != getattr(AdapterSpec(), name):
+            _refuse(source, "train.compile", f"true is refused with [adapter] {name}; leave one of them out")
     if train.reduction_groups > train.microbatches:
         _refuse(
             source,

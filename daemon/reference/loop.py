@@ -23,6 +23,7 @@ from headway.stages.errors import NonFiniteLossError
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec, codec_between
 from headway.stages.links.compression import Feedback, decode, encode
+from headway.stages.model.adapters import set_draw
 from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
@@ -114,7 +115,7 @@ def reference(
         for i in range(m):
             rows = tokens.microbatch(train, seed=job.job.seed, batch=b, microbatch=i)
             carry = {name: partial(cut.carry, microbatch=i) for name, cut in cuts.items()}
-            loss = _loss(job, models[version], rows, device, carry=carry)
+            loss = _loss(job, models[version], rows, device, carry=carry, draw=f"{job.job.seed}/{b}/{i}")
             gradients = torch.autograd.grad(loss, parameters)
             _accumulate(group_sums[i % train.reduction_groups], gradients)
             losses.append(loss.detach())
@@ -165,14 +166,18 @@ def _loss(
     device: torch.device,
     *,
     carry: Mapping[str, Callable[[Tensor], Tensor]],
+    draw: str = "",
 ) -> Tensor:
-    """Return the loss [] of a microbatch. carry: what happens to the input of a layer on a coded link."""
+    """Return the loss [] of a microbatch. carry: what happens to the input of a layer on a coded link. draw: see
+    `set_draw`.
+    """
     hidden, positions, documents = rows.inputs.to(device), None, None
     if rows.positions is not None:
         positions = rows.positions.to(device)
         documents = document_rows(positions, job.model, getattr(torch, job.train.dtype))
     is_doubled = job.train.learns_preferences
     for name, layer in model.items():
+        set_draw(layer, draw)
         if name in carry:
             hidden = carry[name](hidden)
         if name != "head":

@@ -76,7 +76,7 @@ def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": adapter.rank,

@@ -1,10 +1,12 @@
 """Adapters: beside a frozen matrix W of a block, y = W·x + scale · B·(A·x), of which A and B alone are trained.
 
-W may be kept in 4 or 8 bits. Names and arithmetic are those of PEFT's LoRA without dropout: numerics.md, section 9.
+W may be kept in 4 or 8 bits, and x has dropout on its way to A. Names and arithmetic are those of PEFT's LoRA:
+docs/numerics.md, section 9.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Final
 
 import torch
@@ -13,6 +15,11 @@ from torch import Tensor, nn
 from headway.stages.model.quantized import DequantizedLinear, code_shapes
 from headway.stages.spec import AdapterSpec
 
+_GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
+_FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND_FACTOR: Final = 0x94D049BB133111EB - 2**64
+"""SplitMix64's numbers, as signed ones."""
+
 DOWN: Final = "lora_A"
 UP: Final = "lora_B"
 
@@ -20,7 +27,7 @@ UP: Final = "lora_B"
 class FrozenLinear(nn.Linear):
     """A frozen linear layer, quantized if the adapters want it, and with an adapter beside it if it has one."""
 
-    def __init__(self, plain: nn.Linear, adapter: AdapterSpec, *, is_adapted: bool) -> None:
+    def __init__(self, plain: nn.Linear, adapter: AdapterSpec, *, name: str, is_adapted: bool) -> None:
         inputs, outputs, rank = plain.in_features, plain.out_features, adapter.rank
         super().__init__(inputs, outputs, bias=plain.bias is not None, device="meta")
         self.quantizer = adapter.quantize
@@ -28,7 +35,11 @@ class FrozenLinear(nn.Linear):
             (codes, dtype), scales = code_shapes(outputs, inputs, self.quantizer)
             self.weight = nn.Parameter(torch.empty(codes, dtype=dtype, device="meta"), requires_grad=False)
             self.absmax = nn.Parameter(torch.empty(scales, device="meta"))
-        self.scale = adapter.scale
+        self.scale, self.dropout = adapter.scale, adapter.dropout
+        self.name = name
+        """`layer/path`, as the key of its dropout has it."""
+        self.draw = ""
+        """`seed/batch/microbatch` of the dropout; empty: there is none, as in an evaluation."""
         self.is_off = False
         """Whether it computes as the frozen layer alone."""
         if is_adapted:
@@ -37,8 +48,15 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
         made = super().forward(input) if self.quantizer == "none" else self._dequantized(input)
-        is_plain = self.is_off or not hasattr(self, "lora_A")
-        return made if is_plain else made + self.lora_B(self.lora_A(input)) * self.scale
+        if self.is_off or not hasattr(self, "lora_A"):
+            return made
+        return made + self.lora_B(self.lora_A(self._dropped(input))) * self.scale  # type: ignore[no-any-return]
+
+    def _dropped(self, inputs: Tensor) -> Tensor:
+        if not (self.dropout and self.draw):
+            return inputs
+        is_kept = kept_values(f"{self.draw}/{self.name}/dropout", inputs.shape, self.dropout, inputs.device)
+        return torch.where(is_kept, inputs * (1 / (1 - self.dropout)), 0.0)
 
     def _dequantized(self, inputs: Tensor) -> Tensor:
         shape = (self.out_features, self.in_features)
@@ -46,19 +64,41 @@ class FrozenLinear(nn.Linear):
         return made
 
 
-def adapt(layer: nn.Module, adapter: AdapterSpec) -> nn.Module:
-    """Give a layer its adapters, and freeze all its other parameters. Without adapter nothing changes."""
+def kept_values(key: str, shape: torch.Size, probability: float, device: torch.device) -> Tensor:
+    """Return which values dropout keeps: 16 bits for each, of SplitMix64 (Steele et al. 2014) seeded by a key's hash.
+
+    Whole numbers alone, so every device finds the same values, in any order of calls.
+    """
+    seed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little", signed=True)
+    number = torch.arange(1, -(-shape.numel() // 4) + 1, device=device).mul_(_GOLDEN).add_(seed)
+    for shift, factor in ((30, _FIRST_FACTOR), (27, _SECOND_FACTOR)):
+        number.bitwise_xor_((number >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
+    number.bitwise_xor_((number >> 31).bitwise_and_((1 << 33) - 1))
+    is_kept: Tensor = number.view(torch.int16)[: shape.numel()] >= round(probability * 2**16) - 2**15
+    return is_kept.view(shape)
+
+
+def set_draw(layer: nn.Module, draw: str) -> None:
+    """Say which microbatch a layer's dropout is for, also in what a backward computes again."""
+    for part in layer.modules():
+        if isinstance(part, FrozenLinear):
+            part.draw = draw
+
+
+def adapt(layer: nn.Module, adapter: AdapterSpec, name: str) -> nn.Module:
+    """Give a layer of this name its adapters, and freeze all its other parameters. Without adapter nothing changes."""
     if not adapter.rank:
         return layer
     for path, part in list(layer.named_modules()):
-        parent, _, name = path.rpartition(".")
+        parent, _, last = path.rpartition(".")
         if not isinstance(part, nn.Linear) or not parent:
             continue
-        is_adapted = type(part) is nn.Linear and adapter.adapts(name)
+        is_adapted = type(part) is nn.Linear and adapter.adapts(last)
         if is_adapted or adapter.quantize != "none":
-            setattr(layer.get_submodule(parent), name, FrozenLinear(part, adapter, is_adapted=is_adapted))
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(is_of_adapter(name))
+            frozen = FrozenLinear(part, adapter, name=f"{name}/{path}", is_adapted=is_adapted)
+            setattr(layer.get_submodule(parent), last, frozen)
+    for key, parameter in layer.named_parameters():
+        parameter.requires_grad_(is_of_adapter(key))
     return layer
 
 

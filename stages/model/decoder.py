@@ -40,12 +40,12 @@ def build_layer(name: str, spec: ModelSpec, *, attention_backend: AttentionBacke
     Raises ValueError for a name that the model does not have.
     """
     if name == "embed":
-        return adapt(Embedding(spec), spec.adapter)
+        return adapt(Embedding(spec), spec.adapter, name)
     if name == "head":
-        return adapt(Head(spec), spec.adapter)
+        return adapt(Head(spec), spec.adapter, name)
     kind, _, index = name.partition(".")
     if kind == "block" and index.isdecimal() and int(index) < spec.num_hidden_layers:
-        return adapt(Block(spec, attention_backend, index=int(index)), spec.adapter)
+        return adapt(Block(spec, attention_backend, index=int(index)), spec.adapter, name)
     raise ValueError(f"a model of {spec.num_hidden_layers} blocks has no layer {name!r}")
 
 

@@ -119,7 +119,13 @@ class Executor:
             has_updates=context.update_shares is None,
         )
         self._graph = make_graph(
-            layers, context.model, train, is_first=context.is_first, is_last=context.is_last, times=self.layer_times
+            layers,
+            context.model,
+            train,
+            is_first=context.is_first,
+            is_last=context.is_last,
+            seed=context.seed,
+            times=self.layer_times,
         )
 
     @property

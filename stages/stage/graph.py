@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.data.microbatch import Microbatch
+from headway.stages.model.adapters import set_draw
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer, trained_shapes
 from headway.stages.model.documents import DocumentRows, document_rows
@@ -44,6 +45,8 @@ class _InFlight:
     positions: Tensor | None
     divisor: Tensor | None
     documents: DocumentRows | None
+    draw: str
+    """Whose dropout it has; empty: it has none."""
     inputs: list[Tensor]
     """Input of each piece: leaves, or the tokens."""
     outputs: list[Tensor | None]
@@ -67,10 +70,13 @@ class StageGraph:
         *,
         is_first: bool,
         is_last: bool,
+        seed: int = 0,
         times: LayerTimes | None = None,
     ) -> None:
         self._layers = tuple(layers)
         self._is_last = is_last
+        self._seed = seed
+        self._drops = model.adapter.dropout > 0
         self._train = train
         self._model = model
         self._dtype: torch.dtype = getattr(torch, train.dtype)
@@ -122,7 +128,7 @@ class StageGraph:
         assert key not in self._in_flight, f"microbatch {key} is in flight already"
         self._check_live(version)
         sample = self._times.microbatch() if self._times is not None else None
-        held = self._held(rows, version, sample)
+        held = self._held(rows, version, sample, draw=f"{self._seed}/{key[0]}/{key[1]}")
         hidden = rows.inputs
         for piece in self._pieces:
             leaf = hidden.detach().requires_grad_() if piece.has_trained_below else hidden
@@ -142,7 +148,7 @@ class StageGraph:
     def evaluate(self, rows: Microbatch, *, version: int) -> Tensor:
         """Compute a held-out microbatch on W_version and keep nothing. Returns as `forward`."""
         self._check_live(version)
-        held = self._held(rows, version, None)
+        held = self._held(rows, version, None, draw="")
         hidden = rows.inputs
         for layer in range(len(self._layers)):
             hidden = self._layer_output(layer, hidden, held)
@@ -164,6 +170,9 @@ class StageGraph:
                 self._check_live(held.version)
             if output is None:
                 output = self._compute(piece, leaf, held)
+            elif self._drops and self._recomputes:
+                for module in self._modules[held.version % 2][piece.first : piece.end]:
+                    set_draw(module, held.draw)  # attention is computed again in the call below
             parameters = self._parameters[held.version % 2][index]
             by = [*parameters, leaf] if piece.has_trained_below else parameters
             # Only the embedding's piece may have nothing to differentiate by: its weights are frozen under an adapter.
@@ -200,6 +209,8 @@ class StageGraph:
     def _layer_output(self, layer: int, hidden: Tensor, held: _InFlight) -> Tensor:
         """Return the hidden states that a layer makes, or the loss if it is the model's last."""
         module = self._modules[held.version % 2][layer]
+        if self._drops:
+            set_draw(module, held.draw)
         if self._is_last and layer == len(self._layers) - 1:
             targets, positions, divisor = held.targets, held.positions, held.divisor
             return objective_loss(module, hidden, self._train, targets=targets, positions=positions, divisor=divisor)
@@ -209,9 +220,9 @@ class StageGraph:
         output: Tensor = module(hidden, held.documents) if is_block else module(hidden)
         return output
 
-    def _held(self, rows: Microbatch, version: int, sample: Sample | None) -> _InFlight:
+    def _held(self, rows: Microbatch, version: int, sample: Sample | None, *, draw: str) -> _InFlight:
         documents = self._documents(rows)
-        return _InFlight(version, rows.targets, rows.positions, rows.mean_tokens, documents, [], [], sample)
+        return _InFlight(version, rows.targets, rows.positions, rows.mean_tokens, documents, draw, [], [], sample)
 
     def _documents(self, rows: Microbatch) -> DocumentRows | None:
         """Return what the stage's blocks read of the microbatch's positions."""

@@ -127,6 +127,8 @@ def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
     plain = functional.linear(values, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
     if f"{name}.lora_A.weight" not in parameters:
         return plain
+    if f"{name}.kept" in parameters:
+        values = torch.where(parameters[f"{name}.kept"], values * (1 / (1 - parameters["dropout"].item())), 0.0)
     low = functional.linear(values, parameters[f"{name}.lora_A.weight"])
     return plain + functional.linear(low, parameters[f"{name}.lora_B.weight"]) * parameters["scale"].item()
 

@@ -102,6 +102,7 @@ class Adapter:
     alpha: float
     rslora: bool
     targets: list[str]
+    dropout: float
     quantize: str
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.second_oracle.clipping import clipped
 from tests.second_oracle.decoder import normed_output
+from tests.second_oracle.dropout import kept_inputs
 from tests.second_oracle.experts import Routed
 from tests.second_oracle.gradient_sums import mean_gradient, mean_tied_gradient
 from tests.second_oracle.initial_weights import Weights, initial_adapters, initial_weights
@@ -85,13 +86,14 @@ def gradient_of(
 ) -> tuple[float, Weights]:
     """Loss and gradient of one microbatch of a batch."""
     rows = microbatch(streams, job.train, job.weights, seed=job.seed, b=b, i=i)
-    return loss_and_gradient(job, rows, wire, weights, base, i=i)
+    draw = f"{job.seed}/{b}/{i}" if job.adapter.dropout else ""
+    return loss_and_gradient(job, rows, wire, weights, base, i=i, draw=draw)
 
 
 def loss_and_gradient(
-    job: Job, rows: Rows, wire: Wire, weights: Weights, base: Weights, *, i: int
+    job: Job, rows: Rows, wire: Wire, weights: Weights, base: Weights, *, i: int, draw: str = ""
 ) -> tuple[float, Weights]:
-    """Loss and gradient of rows, on the weights in the job's dtype."""
+    """Loss and gradient of rows, on the weights in the job's dtype. draw: of the dropout; empty: nothing is dropped."""
     dtype = getattr(torch, job.train.dtype)
     leaves = {
         layer: {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in parameters.items()}
@@ -104,6 +106,10 @@ def loss_and_gradient(
         frozen = {layer: {name: tensor.to(dtype) for name, tensor in of.items()} for layer, of in base.items()}
         below = frozen if job.train.objective == "dpo" else None
         complete = {layer: {**frozen[layer], **leaves[layer], "scale": scale} for layer in leaves}
+        if draw:
+            dropout = torch.tensor(job.adapter.dropout, dtype=torch.float64)
+            kept = kept_inputs(weights, *rows.inputs.shape, share=job.adapter.dropout, draw=draw)
+            complete = {layer: {**complete[layer], **kept[layer], "dropout": dropout} for layer in leaves}
     routed = Routed(job.train.router_balance_loss, job.train.router_z_loss)
     normed = normed_output(
         job.model,

@@ -137,6 +137,9 @@ JOBS = {
         'dtype = "bfloat16"\nloss_chunk = 5\nreduction_groups = 2\nwire = "int8"',
         f"matrices = {ADAMW}",
     ),
+    "dropout": "[adapter]\nrank = 2\ndropout = 0.3\n" + job_file('recompute = "attention"\neval_every = 2'),
+    "dropout of preferences, bfloat16": '[adapter]\nrank = 2\ndropout = 0.1\ntargets = ["q_proj", "down_proj"]\n'
+    + job_file('objective = "dpo"\nloss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"'),
     "adapters beside NF4": '[adapter]\nrank = 2\nquantize = "nf4"\n' + job_file(),
     "adapters beside int8 experts, bfloat16": '[adapter]\nrank = 2\nquantize = "int8"\n'
     + job_file('dtype = "bfloat16"', model=QWEN3_MOE),

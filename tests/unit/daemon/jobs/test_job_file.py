@@ -52,7 +52,7 @@ REFUSED = {
         "adapter.targets[0]: 'self_attn.q_proj' is no matrix of this model's blocks; did you mean `q_proj`?",
     ),
     "target named twice": (NAMED + '[adapter]\nrank = 8\ntargets = ["q_proj", "q_proj"]', "q_proj is named twice"),
-    "dropout": (NAMED + "[adapter]\nrank = 8\ndropout = 0.1", "adapter.dropout: must be at most 0, is 0.1"),
+    "dropout": (NAMED + "[adapter]\nrank = 8\ndropout = 1.0", "adapter.dropout: must be at most 0.9375, is 1"),
     "alpha of 0": (NAMED + "[adapter]\nrank = 8\nalpha = 0", "adapter.alpha: must be above 0, is 0.0"),
     "unknown schedule": (NAMED + '[train]\nschedule = "1f1"', "did you mean `1f1b`?"),
     "unknown optimizer": (NAMED + '[optim]\nrest = { name = "adamm" }', "optim.rest.name: 'adamm' is not one of muon,"),

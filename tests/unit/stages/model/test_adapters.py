@@ -13,7 +13,7 @@ from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, LayerName
-from headway.stages.model.adapters import adapt, merged
+from headway.stages.model.adapters import adapt, kept_values, merged
 from headway.stages.model.decoder import build_layer, trained_shapes
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
@@ -76,9 +76,19 @@ def test_b_begins_with_zeros_and_a_within_its_bound() -> None:
     assert 0.7 / 24**0.5 < largest <= 1 / 24**0.5
 
 
+def test_dropout_keeps_its_share_and_another_one_each_time() -> None:
+    """About p of the values are dropped, the others grow by as much; other microbatches and matrices drop others."""
+    shape = torch.Size((100, 1003))
+    found = [kept_values(key, shape, 0.1, torch.device("cpu")) for key in ("0/1/2/block.0/q", "0/1/3/block.0/q")]
+    for is_kept in found:
+        assert abs(is_kept.float().mean().item() - 0.9) < 0.005
+    both = (found[0] & found[1]).float().mean().item()
+    assert abs(both - 0.81) < 0.005, "two draws hang together"
+
+
 def test_a_layer_without_adapter_stays_as_it_is() -> None:
     """No rank → all parameters are trained."""
-    layer = adapt(torch.nn.Linear(2, 2), AdapterSpec())
+    layer = adapt(torch.nn.Linear(2, 2), AdapterSpec(), "head")
     assert all(parameter.requires_grad for parameter in layer.parameters())
 
 

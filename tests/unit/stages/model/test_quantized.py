@@ -48,7 +48,8 @@ def test_a_graph_keeps_the_codes_and_computes_with_the_matrix(quantizer: Quantiz
     """Output and gradient have the bits of a plain linear layer with that matrix, which no graph keeps."""
     plain = nn.Linear(SHAPE[1], SHAPE[0], bias=True)
     block = nn.ModuleDict({"part": nn.ModuleDict({"q_proj": plain})})
-    layer = adapt(block, AdapterSpec(rank=2, targets=("v_proj",), quantize=quantizer)).get_submodule("part.q_proj")
+    adapt(block, AdapterSpec(rank=2, targets=("v_proj",), quantize=quantizer), "block.0")
+    layer = block.get_submodule("part.q_proj")
     codes, absmax = quantize(matrix(), quantizer)
     bias = torch.linspace(-1, 1, SHAPE[0]).to(dtype)
     layer.load_state_dict({"weight": codes, "absmax": absmax, "bias": bias}, assign=True)

@@ -58,6 +58,17 @@ def test_a_quantized_base_has_the_bits_of_the_plain_loop(quantizer: Quantizer, n
     assert_exact(job, layers, journal)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_dropout_drops_the_same_at_any_cut(num_stages: int, recompute: str) -> None:
+    """Also where a backward computes attention or a block again, after the forwards of later microbatches."""
+    adapter = AdapterSpec(rank=2, dropout=0.2)
+    job = make_job(with_train(recompute=recompute), EF, model=replace(MODEL, adapter=adapter))
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=num_stages).run()
+    assert_exact(job, layers, journal)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantizer", ["none", "nf4", "int8"])
 def test_frozen_weights_take_the_memory_that_is_planned(quantizer: Quantizer, dtype: str) -> None:
