@@ -171,8 +171,10 @@ class StatusReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., etcd_reachable: _Optional[bool] = ..., etcd_away_s: _Optional[float] = ..., jobs: _Optional[bytes] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("rival",)
+    RIVAL_FIELD_NUMBER: _ClassVar[int]
+    rival: str
+    def __init__(self, rival: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
     __slots__ = ("node", "incarnation", "protocol", "etcd_reachable", "leader", "clock_s")

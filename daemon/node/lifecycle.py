@@ -289,6 +289,7 @@ class Daemon:
             recent_operations=membership.recent_operations,
             dial_peers=membership.dial_peers,
             standing_by=front.standing_by if front is not None else None,
+            met_rival=membership.met_rival,
             etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
         )
         if authority is not None:

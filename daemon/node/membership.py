@@ -35,7 +35,7 @@ from headway.daemon.node.config import NodeConfig, listen_address
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
 from headway.daemon.node.peer_liveness import PeerLiveness
-from headway.daemon.node.registration import Registration
+from headway.daemon.node.registration import COPY, Registration
 from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching
@@ -65,7 +65,7 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
-from headway.stages.errors import UnavailableError
+from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.credentials import Identity
 
 log = structlog.get_logger()
@@ -75,6 +75,9 @@ STATE_DIR_SILENCE_S: Final = 10.0
 """Time for the state folder's file system to answer: a disk that is busy with a checkpoint may take seconds."""
 LOCK_CHECK_S: Final = 10.0
 STORE_CHECK_S: Final = 10.0
+RIVAL: Final = "identity"
+RIVAL_TOLD_S: Final = 600.0
+RIVAL_ANSWER_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,7 @@ class Membership:
             cluster=house.cluster,
             ttl_s=config.lease_ttl_s,
             predecessor=house.memory.last_incarnation,
+            answers=self._answers,
         )
         self._supervisor: Supervisor | None = None
         self._dial_back: DialBack | None = None
@@ -290,6 +294,20 @@ class Membership:
         self._registration.change(address=address)
         if self._supervisor is not None:
             self._supervisor.announce(address)
+
+    def met_rival(self, address: str) -> None:
+        """Tell for RIVAL_TOLD_S that another daemon shows this node's certificate. It is refused, and asks again."""
+        trouble = f"another daemon, at {address}, has this node's certificate: {COPY}"
+        self._house.activities.trouble(RIVAL, trouble)
+        asyncio.get_running_loop().call_later(RIVAL_TOLD_S, self._house.activities.trouble, RIVAL, "")
+
+    async def _answers(self, other: NodeRecord) -> bool:
+        """Return whether a daemon with this node's name answers; it hears of this one."""
+        client, own = self._house.client, self._house.record.address
+        with suppress(PeerError):
+            reply = await client.describe(other.endpoint, rival=own, timeout_s=RIVAL_ANSWER_S)
+            return reply.incarnation == other.incarnation
+        return False
 
     def stands_by_nowhere(self, why: str) -> None:
         """Let plans leave this node out while nobody can reach it through a relay; an empty reason ends that."""

@@ -8,6 +8,7 @@ and its files stay.
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 
 NAME_POLL_S: Final = 0.2
 RETRY_PAUSE_S: Final = 0.5
+COPY: Final = "one of the two is a copy; invite it under a name of its own, and give it an empty state_dir"
 JOIN_PATIENCE_S: Final = 30.0
 """Time for a busy etcd, as when many daemons start at once: each that gave up would begin anew, and make it busier."""
 
@@ -35,14 +37,26 @@ class Registration:
     """`join` once, then `run` until cancelled, then `leave`."""
 
     def __init__(
-        self, record: NodeRecord, *, etcd: EtcdClient, cluster: ClusterWatch, ttl_s: int, predecessor: str
+        self,
+        record: NodeRecord,
+        *,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        ttl_s: int,
+        predecessor: str,
+        answers: Callable[[NodeRecord], Awaitable[bool]],
     ) -> None:
-        """predecessor: the incarnation of the previous process with this state folder; empty for none."""
+        """predecessor: the incarnation of the previous process with this state folder, or with the one that it is a
+        copy of; empty for none. answers: whether another daemon of this name answers at its address.
+        """
         self._record = record
         self._etcd = etcd
         self._cluster = cluster
         self._ttl_s = ttl_s
         self._predecessor = predecessor
+        self._answers = answers
+        self._asked: dict[str, bool] = {}
+        """Whether each incarnation that held the name answered."""
         self._key = Keys.node(record.name)
         self._lease: Lease | None = None
         self._losing: asyncio.Task[None] | None = None
@@ -139,11 +153,14 @@ class Registration:
             is_garbage = found is not None and other is None and found.lease_id in (0, self.lease_id)
             is_other = other.incarnation != self._record.incarnation if other is not None else found is not None
             if found is not None and is_other and not is_garbage:
-                if other is not None and other.incarnation == self._predecessor:
+                is_rival = other is not None and await self._is_rival(other)
+                is_ours = other is not None and other.incarnation == self._predecessor
+                if is_ours and not is_rival and other is not None and other.host == self._record.host:
                     await self._bury_predecessor(found)
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > deadline or (is_ours and is_rival):
                     await self._drop_lease()
-                    raise InvariantLostError(f"a node of this name is in the cluster, {where}", self._record.name)
+                    what = f"a node of this name is in the cluster, {where}"
+                    raise InvariantLostError(f"{what}: {COPY}" if is_rival else what, self._record.name)
                 else:
                     await asyncio.sleep(NAME_POLL_S)
                 continue
@@ -160,8 +177,16 @@ class Registration:
             self._written_lease_id = self.lease_id
             return
 
+    async def _is_rival(self, other: NodeRecord) -> bool:
+        """Return whether the holder of the name lives. At this daemon's own address nobody else can listen."""
+        if other.address == self._record.address:
+            return False
+        if other.incarnation not in self._asked:
+            self._asked[other.incarnation] = await self._answers(other)
+        return self._asked[other.incarnation]
+
     async def _bury_predecessor(self, found: KeyValue) -> None:
-        """Revoke the leases of our predecessor, which is dead: we hold the lock of its state folder."""
+        """Revoke the leases of our predecessor, which is dead: we hold its state folder's lock, and it was here."""
         for lease_id in await leases_of(self._etcd, self._record.name, self._predecessor):
             await self._etcd.revoke_lease(lease_id)
         if not found.lease_id:

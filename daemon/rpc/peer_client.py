@@ -97,9 +97,13 @@ class NodeClient:
         for line in lines:
             await line.channel.close()
 
-    async def describe(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.DescribeReply:
-        """Return the identity of the node that answers. Raises PeerError."""
-        request = control_pb2.DescribeRequest()
+    async def describe(
+        self, endpoint: NodeEndpoint, *, rival: str = "", timeout_s: float = CALL_TIMEOUT_S
+    ) -> control_pb2.DescribeReply:
+        """Return the identity of the node that answers. rival: address of this side, if it has that name. Raises
+        PeerError.
+        """
+        request = control_pb2.DescribeRequest(rival=rival)
         return await self._ask(endpoint, lambda stub: stub.Describe(request, timeout=timeout_s))
 
     async def status(self, endpoint: NodeEndpoint, *, timeout_s: float = CALL_TIMEOUT_S) -> control_pb2.StatusReply:

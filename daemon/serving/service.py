@@ -97,6 +97,8 @@ class NodeDesk:
     """Lets a node stand by at this node's shared port; None: there is none."""
     signer: Signer | None = None
     """Signs with the cluster's authority; None: this daemon does not have it."""
+    met_rival: Callable[[str], None] = lambda _: None
+    """Called with the address of another daemon that has this node's certificate."""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the daemon ends."""
 
@@ -125,8 +127,10 @@ class NodeService(control_pb2_grpc.NodeServicer):
             clock=lambda: desk.clock(),
         )
 
-    async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: ARG002, N802
-        """Return this node's identity, and whether it still reaches etcd."""
+    async def Describe(self, request: control_pb2.DescribeRequest, context: Any) -> control_pb2.DescribeReply:  # noqa: N802
+        """Return this node's identity, and whether it still reaches etcd. Another daemon that has it too is noted."""
+        if request.rival and is_borne(self._desk.node, names_of_client(context.auth_context())):
+            self._desk.met_rival(request.rival)
         leader = self._desk.view.leader
         return control_pb2.DescribeReply(
             node=self._desk.node,

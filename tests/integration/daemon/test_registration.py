@@ -13,7 +13,7 @@ from headway.daemon.errors import ConfigError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.node.peer_liveness import is_refused
-from headway.daemon.node.registration import Registration
+from headway.daemon.node.registration import COPY, Registration
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
@@ -34,11 +34,15 @@ RECORD = NodeRecord(
 
 @asynccontextmanager
 async def joined(
-    client: EtcdClient, *, predecessor: str = ""
+    client: EtcdClient, *, predecessor: str = "", lives: bool = False
 ) -> AsyncIterator[tuple[Registration, "asyncio.Task[None]"]]:
     """A node that has joined and keeps its record true, and the task that does."""
     cluster = ClusterWatch(client)
-    registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor=predecessor)
+
+    async def answers(_: NodeRecord) -> bool:
+        return lives
+
+    registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor=predecessor, answers=answers)
 
     async def wake() -> None:
         seen = -1
@@ -136,6 +140,21 @@ async def test_a_name_that_another_daemon_took_is_left_to_it(client: EtcdClient)
             await asyncio.wait_for(asyncio.shield(keeping), 20)
         assert (await until(client, lambda _: True)).incarnation == "other"
         await other.revoke()
+
+
+@pytest.mark.parametrize(("lives", "why"), [(True, f": {COPY}"), (False, "")])
+async def test_a_copy_leaves_the_name_to_the_original(client: EtcdClient, lives: bool, why: str) -> None:
+    """A cloned machine has the state folder of another one, which answers, or is not reached from here: it gives up
+    and says why, and the other keeps its lease.
+    """
+    lease = await client.grant_lease(600)
+    original = replace(RECORD, incarnation="old", address="elsewhere:1", host="elsewhere")
+    await client.put(Keys.node("a"), encode(original), lease_id=lease.id)
+    with pytest.raises(ConfigError, match=f"a: a node of this name is in the cluster, at elsewhere:1{why}$"):
+        async with asyncio.timeout(20), joined(client, predecessor="old", lives=lives):
+            pass
+    assert (await until(client, lambda _: True)) == original
+    await lease.revoke()
 
 
 async def test_only_a_refused_connection_proves_a_death() -> None:

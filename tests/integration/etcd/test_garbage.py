@@ -85,10 +85,15 @@ async def test_the_leader_of_a_newer_release_is_left_alone(etcd: Etcd, client: E
         assert found.value == b'{"format":2,"who":"x"}'
 
 
+async def nobody(_: NodeRecord) -> bool:
+    """No other daemon of the name answers."""
+    return False
+
+
 @asynccontextmanager
 async def registered(client: EtcdClient, cluster: ClusterWatch) -> AsyncIterator[Registration]:
     """Node a, while its record is kept true."""
-    registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor="")
+    registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor="", answers=nobody)
 
     async def look() -> None:
         seen = -1
@@ -122,6 +127,6 @@ async def test_a_name_that_a_newer_release_holds_is_not_taken(client: EtcdClient
     """Its lease lives: that is another daemon, whatever its record says."""
     async with await client.grant_lease(10) as lease, watching(client) as cluster:
         await client.put(Keys.node("a"), b'{"format":2}', lease_id=lease.id)
-        registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor="")
+        registration = Registration(RECORD, etcd=client, cluster=cluster, ttl_s=1, predecessor="", answers=nobody)
         with pytest.raises(InvariantLostError, match="a newer release wrote it"):
             await registration.join()
