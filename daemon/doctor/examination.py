@@ -23,8 +23,10 @@ from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etc
 from headway.daemon.etcd.releases import remark
 from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.reach.reach_dial import CONNECT_S
+from headway.daemon.records.ailments import IDENTITY
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
+from headway.daemon.view.cluster_view import ClusterView
 
 LEAST_SHARED_BYTES = 256 << 20
 DEADLINE = "deadline exceeded"
@@ -259,18 +261,24 @@ def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list
 
 
 def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report whether every record in etcd can be read; report nothing if no cluster answers."""
+    """Report records in etcd that cannot be read, and certificates that two daemons have; nothing if no cluster
+    answers.
+    """
 
-    async def ask() -> list[str]:
+    async def ask() -> ClusterView:
         async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            return set_aside_lines(await session.view())
+            return await session.view()
 
     try:
-        lines = asyncio.run(ask())
+        view = asyncio.run(ask())
     except (ConfigError, StoreError):
         return []
+    told = {name: node.ailments[IDENTITY] for name, node in sorted(view.nodes.items()) if IDENTITY in node.ailments}
+    findings = [Finding(what=f"{IDENTITY} of {name}", is_fine=False, found=text) for name, text in told.items()]
     advice = "a newer release wrote them: update this one; else delete the keys with etcdctl"
-    return [Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice)] if lines else []
+    if lines := set_aside_lines(view):
+        findings.append(Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice))
+    return findings
 
 
 def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:

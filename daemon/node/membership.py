@@ -39,7 +39,7 @@ from headway.daemon.node.registration import COPY, Registration
 from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching
-from headway.daemon.records.ailments import job_ailment
+from headway.daemon.records.ailments import IDENTITY, job_ailment
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.records import CheckpointRecord, NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
@@ -75,7 +75,6 @@ STATE_DIR_SILENCE_S: Final = 10.0
 """Time for the state folder's file system to answer: a disk that is busy with a checkpoint may take seconds."""
 LOCK_CHECK_S: Final = 10.0
 STORE_CHECK_S: Final = 10.0
-RIVAL: Final = "identity"
 RIVAL_TOLD_S: Final = 600.0
 RIVAL_ANSWER_S: Final = 3.0
 
@@ -298,8 +297,8 @@ class Membership:
     def met_rival(self, address: str) -> None:
         """Tell for RIVAL_TOLD_S that another daemon shows this node's certificate. It is refused, and asks again."""
         trouble = f"another daemon, at {address}, has this node's certificate: {COPY}"
-        self._house.activities.trouble(RIVAL, trouble)
-        asyncio.get_running_loop().call_later(RIVAL_TOLD_S, self._house.activities.trouble, RIVAL, "")
+        self._house.activities.trouble(IDENTITY, trouble)
+        asyncio.get_running_loop().call_later(RIVAL_TOLD_S, self._house.activities.trouble, IDENTITY, "")
 
     async def _answers(self, other: NodeRecord) -> bool:
         """Return whether a daemon with this node's name answers; it hears of this one."""

@@ -29,6 +29,8 @@ log = structlog.get_logger()
 NAME_POLL_S: Final = 0.2
 RETRY_PAUSE_S: Final = 0.5
 COPY: Final = "one of the two is a copy; invite it under a name of its own, and give it an empty state_dir"
+RIVAL_PATIENCE_S: Final = 5.0
+"""Time for a daemon that has the name, and answers, to leave: a machine that is set up anew may follow itself."""
 JOIN_PATIENCE_S: Final = 30.0
 """Time for a busy etcd, as when many daemons start at once: each that gave up would begin anew, and make it busier."""
 
@@ -146,7 +148,7 @@ class Registration:
             log.info("node_record_written", down_devices=self._record.down_devices, lease=f"{self.lease_id:x}")
 
     async def _write(self) -> None:
-        deadline = time.monotonic() + 2 * self._ttl_s + 1
+        began = time.monotonic()
         while True:
             found = await self._etcd.get(self._key)
             other, where = _holder(found) if found is not None else (None, "")
@@ -157,7 +159,7 @@ class Registration:
                 is_ours = other is not None and other.incarnation == self._predecessor
                 if is_ours and not is_rival and other is not None and other.host == self._record.host:
                     await self._bury_predecessor(found)
-                elif time.monotonic() > deadline or (is_ours and is_rival):
+                elif time.monotonic() - began > self._patience_s(is_rival=is_rival, is_ours=is_ours):
                     await self._drop_lease()
                     what = f"a node of this name is in the cluster, {where}"
                     raise InvariantLostError(f"{what}: {COPY}" if is_rival else what, self._record.name)
@@ -176,6 +178,12 @@ class Registration:
                 continue
             self._written_lease_id = self.lease_id
             return
+
+    def _patience_s(self, *, is_rival: bool, is_ours: bool) -> float:
+        """Return how long the name may be taken; by a process with this one's state folder, no time: that is a copy."""
+        if is_rival:
+            return 0.0 if is_ours else RIVAL_PATIENCE_S
+        return 2 * self._ttl_s + 1
 
     async def _is_rival(self, other: NodeRecord) -> bool:
         """Return whether the holder of the name lives. At this daemon's own address nobody else can listen."""

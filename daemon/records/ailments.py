@@ -1,4 +1,9 @@
-"""Names the entries of a node's `ailments` that concern one job. Pure."""
+"""Names the entries of a node's `ailments` that concern one job, or that others look for. Pure."""
+
+from typing import Final
+
+IDENTITY: Final = "identity"
+"""Name of the ailment that another daemon has this node's certificate."""
 
 
 def job_ailment(job: str) -> str:
