@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from headway.daemon.origin.safetensors_header import (
     tensors_of,
     unique_keys,
 )
+from headway.stages.model.mixture_config import MOST_EXPERTS
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -29,6 +30,7 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 
 _TEXT_PREFIX: Final = "model.language_model."
 """Before the names of the text model, in a folder with a model of pictures and text."""
+_ALL_EXPERTS: Final = re.compile(r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)", re.ASCII)
 _BESIDE_TEXT: Final = re.compile(r"(model\.visual|visual|mtp)\.")
 TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """The names under which a checkpoint may have a tied matrix."""
@@ -79,14 +81,30 @@ def _places_of(
             headers[file] = header
         if weight_map is not None:
             _compare(folder, file, found, weight_map)
-        for raw, entry in found.items():
-            name = _text_name(raw)
-            if not is_wanted(name) or _COMPUTED.fullmatch(name):
-                continue
-            if name in tensors:
-                raise RecoveryError(folder.named(file), f"has {shown(raw)}, and there is {shown(name)} already")
-            tensors[name] = (file, entry)
+        for raw, whole in found.items():
+            for name, entry in _experts_of(_text_name(raw), whole):
+                if not is_wanted(name) or _COMPUTED.fullmatch(name):
+                    continue
+                if name in tensors:
+                    raise RecoveryError(folder.named(file), f"has {shown(raw)}, and there is {shown(name)} already")
+                tensors[name] = (file, entry)
     return tensors
+
+
+def _experts_of(name: str, whole: TensorEntry) -> Iterator[tuple[str, TensorEntry]]:
+    """Yield each expert's matrices of a tensor that has those of all experts one after another; else the tensor."""
+    found = _ALL_EXPERTS.fullmatch(name)
+    if found is None or len(whole.shape) != 3 or 0 in whole.shape or whole.shape[0] > MOST_EXPERTS:
+        yield name, whole
+        return
+    parts = ("gate_proj", "up_proj") if found[2] == "gate_up_proj" else ("down_proj",)
+    num_experts, rows, columns = whole.shape
+    rows, size = rows // len(parts), (whole.end - whole.begin) // (num_experts * len(parts))
+    for number in range(num_experts * len(parts)):
+        expert, part = divmod(number, len(parts))
+        begin = whole.begin + number * size
+        entry = TensorEntry(dtype=whole.dtype, shape=(rows, columns), begin=begin, end=begin + size)
+        yield f"{found[1]}.{expert}.{parts[part]}.weight", entry
 
 
 def _text_name(name: str) -> str:
