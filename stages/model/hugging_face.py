@@ -129,6 +129,25 @@ _ABSENT_IN_GLM: Final = {
 }
 _MULTIPLIERS: Final = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
+_ABSENT_IN_QWEN35: Final = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.25,
+}
+_QWEN35: Final[dict[str, Any]] = {
+    "options": {"qk_norm": True, "zero_centered_norms": True, "attn_output_gate": True},
+    "absent": _ABSENT_IN_QWEN35,
+    "window": "linear",
+    "keys": {name: name for name in LINEAR_SIZES},
+    "turns_parts": True,
+    "only": {"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
+}
+
 _FAMILIES: Final[dict[str, _Family]] = {
     "llama": _Family("LlamaForCausalLM", keys=_BIASES),
     "mistral": _Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
@@ -211,23 +230,10 @@ _FAMILIES: Final[dict[str, _Family]] = {
         absent={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
         keys={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
     ),
-    "qwen3_5_text": _Family(
-        "Qwen3_5ForCausalLM",
-        {"qk_norm": True, "zero_centered_norms": True, "attn_output_gate": True},
-        absent={
-            "head_dim": 256,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_value_head_dim": 128,
-            "num_key_value_heads": 4,
-            "partial_rotary_factor": 0.25,
-        },
-        window="linear",
-        keys={name: name for name in LINEAR_SIZES},
-        turns_parts=True,
-        only={"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
+    "qwen3_5_text": _Family("Qwen3_5ForCausalLM", **_QWEN35),
+    "qwen3_5_moe_text": _Family(
+        "Qwen3_5MoeForCausalLM",
+        **_QWEN35 | {"absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2}},
     ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
@@ -422,7 +428,7 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
     return found
 
 
-_TEXT_OF: Final = {"qwen3_5": "qwen3_5_text"}
+_TEXT_OF: Final = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """By the `model_type` of a model of pictures and text, that of its text model."""
 _OF_PICTURES: Final = frozenset(
     {
@@ -475,7 +481,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     _check_keys(config, family, ignored)
     told = _ABSENT | dict(family.absent) | config
     sizes = {
-        key: _number(config, key)
+        key: _number(told, key)
         for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
     }
     for key, value in sizes.items():

@@ -1,8 +1,8 @@
 """Maps mixtures of experts to and from a config.json, and to the names of their tensors.
 
-Four families have them. Mixtral's experts have the width of its MLP and names of their own. The others have Qwen's
-names. Qwen2-MoE and dots.llm1 have experts for all tokens. dots.llm1 scores with a sigmoid, and has a bias for the
-choice.
+Five families have them. Mixtral's experts have the width of its MLP and names of their own. The others have Qwen's
+names. Qwen2-MoE, Qwen3.5-MoE and dots.llm1 have experts for all tokens. dots.llm1 scores with a sigmoid, and has a
+bias for the choice.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from headway.stages.spec import ModelSpec
 
-MIXTURES: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "dots1")
+MIXTURES: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text", "dots1")
 """The families, by `model_type`."""
 
 MOST_EXPERTS: Final = 512
@@ -21,6 +21,7 @@ _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "mixtral": {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
     "qwen2_moe": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
+    "qwen3_5_moe_text": {},
     "dots1": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
 }
 """Names in a config.json of the fields of ModelSpec that have another one there."""
@@ -29,9 +30,12 @@ _ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "mixtral": {"router_jitter_noise": (0, 0.0)},
     "qwen2_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     "qwen3_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    "qwen3_5_moe_text": {"norm_topk_prob": (True,)},
     "dots1": {"first_k_dense_replace": (0,), "moe_layer_freq": (1,), "n_group": (1,), "topk_group": (1,)},
 }
 """Keys that change the computation, with the values that are computed here."""
+_WITH_GATE: Final = ("qwen2_moe", "qwen3_5_moe_text")
+"""Families whose expert for all tokens has a gate."""
 _OF_MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -60,11 +64,11 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{fields['num_experts']} experts are more than the {MOST_EXPERTS} that are read")
     if fields["num_experts_per_tok"] > fields["num_experts"]:
         raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {fields['num_experts']} experts")
-    is_normed = config.get("norm_topk_prob", model_type == "mixtral")
+    is_normed = config.get("norm_topk_prob", model_type in ("mixtral", "qwen3_5_moe_text"))
     if not isinstance(is_normed, bool):
         raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
     fields["norm_topk_prob"] = is_normed
-    if model_type == "qwen2_moe":
+    if model_type in _WITH_GATE:
         width = _count(config, "shared_expert_intermediate_size")
         if width % fields["moe_intermediate_size"]:
             of = fields["moe_intermediate_size"]
@@ -87,11 +91,13 @@ def mixture_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
         return {}
     names = _KEYS[model_type]
     config: dict[str, Any] = {names.get(field, field): getattr(spec, field) for field in _COUNTS}
+    if model_type in _WITH_GATE:
+        config["shared_expert_intermediate_size"] = spec.num_shared_experts * spec.moe_intermediate_size
+    if model_type == "qwen3_5_moe_text":
+        return config
     if model_type == "mixtral":
         return config | {"output_router_logits": False, "router_jitter_noise": 0.0}
     config["norm_topk_prob"] = spec.norm_topk_prob
-    if model_type == "qwen2_moe":
-        config["shared_expert_intermediate_size"] = spec.num_shared_experts * spec.moe_intermediate_size
     if model_type in ("qwen2_moe", "qwen3_moe"):
         return config | {"num_experts": spec.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
     config |= {"n_shared_experts": spec.num_shared_experts, "routed_scaling_factor": spec.routed_scaling_factor}
@@ -102,7 +108,9 @@ def mixture_family(spec: ModelSpec) -> str | None:
     """Return the family that says all options of a mixture; None when none does."""
     is_plain = spec.router_scoring == "softmax" and not spec.router_bias
     if is_plain and spec.routed_scaling_factor == 1.0 and spec.num_shared_experts and spec.shared_expert_gate:
-        return "qwen2_moe"
+        if not spec.has_linear_attention:
+            return "qwen2_moe"
+        return "qwen3_5_moe_text" if spec.norm_topk_prob else None
     if spec.shared_expert_gate:
         return None
     is_simple = not spec.num_shared_experts and spec.routed_scaling_factor == 1.0

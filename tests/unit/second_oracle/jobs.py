@@ -126,6 +126,11 @@ JOBS = {
         f'rest = {ADAMW}\nundecayed = ["norms", "biases"]',
         model=QWEN35,
     ),
+    "Qwen3.5-MoE": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\nrouter_balance_loss = 0.02',
+        model=QWEN35 + "\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 20\nnorm_topk_prob = true"
+        "\nnum_shared_experts = 1\nshared_expert_gate = true",
+    ),
     "Qwen3.5 under adapters, computed again": "[adapter]\nrank = 2\n"
     + job_file('loss_mask = "data"\ndocuments = "separate"\nrecompute = "attention"', model=QWEN35),
     "adapters beside experts": "[adapter]\nrank = 2\n" + job_file(model=QWEN3_MOE),

@@ -62,10 +62,16 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
 
 
 def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> None:
-    """Vision and multi-token tensors are left out, and the person is told; the export opens with the same logits."""
+    """Tensors for pictures and for several tokens at once are left out, and the person is told. Experts that lie in one
+    tensor, as in published folders, become as many. The export opens with the same logits.
+    """
     text = write_tiny_model(
         tmp_path / "text",
-        model_type="qwen3_5_text",
+        model_type="qwen3_5_moe_text",
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=20,
         num_hidden_layers=4,
         head_dim=16,
         linear_num_key_heads=2,
@@ -74,18 +80,22 @@ def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> No
         linear_value_head_dim=8,
     )
     config = json.loads((text / "config.json").read_text())
-    both = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
+    both = {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": config}
     folder = tmp_path / "both"
     folder.mkdir()
     tie = {"tie_word_embeddings": False, "image_token_id": 5, "vision_config": {"depth": 1}}
     (folder / "config.json").write_text(json.dumps(both | tie))
-    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors_in(text).items()}
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): each
+        for name, each in AutoModelForCausalLM.from_pretrained(text).state_dict().items()
+    }
+    assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in tensors
     beside = {"model.visual.patch_embed.weight": torch.rand(2), "mtp.norm.weight": torch.rand(2)}
     save_file(tensors | beside, folder / "model.safetensors")
     told: list[str] = []
     out = exported(with_parts(job_from(folder), warn=told.append), tmp_path / "out")
     assert "1 tensors of mtp and 1 tensors of visual are left out" in "".join(told)
-    assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3_5_moe_text"
     theirs, ours = (AutoModelForCausalLM.from_pretrained(path) for path in (text, out))
     tokens = torch.arange(9)[None]
     assert torch.equal(ours(tokens).logits, theirs(tokens).logits)

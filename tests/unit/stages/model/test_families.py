@@ -117,6 +117,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_conv_kernel_dim": 3,
         },
     ),
+    "Qwen3.5-MoE": (
+        "qwen3_5_moe_text",
+        HYBRID
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 40,
+            "rms_norm_eps": 0.1,
+        },
+    ),
     "Mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Mixtral, tied, with a window": (
         "mixtral",

@@ -119,6 +119,19 @@ JOBS = {
     "adapters in one kind of block": make_job(
         with_train(), EF, model=replace(HYBRID, adapter=AdapterSpec(rank=2, targets=("in_proj_z",)))
     ),
+    "mixture": make_job(
+        with_train(loss_mask="data", documents="separate", router_balance_loss=0.05, recompute="block"),
+        EF,
+        model=replace(
+            HYBRID,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=12,
+            norm_topk_prob=True,
+            num_shared_experts=1,
+            shared_expert_gate=True,
+        ),
+    ),
     "adapters": make_job(with_train(), EF, model=replace(HYBRID, adapter=AdapterSpec(rank=2))),
 }
 
