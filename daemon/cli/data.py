@@ -133,9 +133,9 @@ def prepare(
         say_json({"out": str(out), **table_of(prepared)})
     else:
         say("\n".join(lines_of(out, prepared)))
-        if chat:
+        if options.chat:
             _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)
-            say(f"`headway data show {out} --row 2` shows more of it")
+            say("`headway data show` shows any other row")
 
 
 def show(

@@ -72,13 +72,17 @@ class _Answer:
 
 
 def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
-    """Return a conversation's texts with the spans of its answers. Raises ConfigError: an answer has no exact place."""
+    """Return a conversation's texts with the spans of its answers; the last text has the last answer.
+
+    Raises ConfigError if an answer has no exact place.
+    """
     whole = template.render(chat, chat.messages)
     if whole.marked:
         marked = ChatText(text=whole.text, spans=whole.marked, words=whole.words)
         return ChatTexts(texts=[marked], way=Way.MARKED)
     followed = _followed(template, chat, chat.messages, whole)
     text, spans, texts, num_left_out = whole.text, list[Span](), list[ChatText](), 0
+    is_apart = False
     for number, message in enumerate(chat.messages):
         if message["role"] != "assistant":
             continue
@@ -89,6 +93,7 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
             with_thought = _with_thought(template, chat, number, so_far, answer)
             if with_thought is not None:
                 texts.append(with_thought)
+                is_apart = is_last
                 continue
             num_left_out += 1
         if not is_last and text.startswith(so_far.text[: answer.end]):
@@ -106,7 +111,7 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
             texts.append(ChatText(text=ended, spans=[span], words=so_far.words))
     way = Way.PER_ANSWER if texts else Way.WHOLE
     if spans or not texts:
-        texts.append(ChatText(text=text, spans=spans, words=whole.words))
+        texts.insert(len(texts) - is_apart, ChatText(text=text, spans=spans, words=whole.words))
     return ChatTexts(texts=texts, way=way, num_thoughts_left_out=num_left_out)
 
 
@@ -214,9 +219,10 @@ def _with_thought(
     opened = f"{prompt.text}{thought}\n{_END}\n\n"
     spoken = so_far.text[answer.start : answer.last].lstrip()
     moved = len(opened) + len(spoken) - answer.last
+    stop = "" if answer.is_ended else _stop(template, chat, number)
     words = {*prompt.words, *(start + word for word in in_thought)}
     words |= {word + moved for word in so_far.words if word >= answer.start}
-    text = opened + spoken
+    text = opened + spoken + stop
     return ChatText(text=text, spans=[(start, len(text))], words=frozenset(words))
 
 

@@ -112,6 +112,8 @@ class Prepared:
     """What each text begins with; empty: nothing."""
     num_bad: int = 0
     """Records that were left out."""
+    bad_kinds: Counter[str] = field(default_factory=Counter)
+    """Why, without the numbers in it."""
     noted: Counter[str] = field(default_factory=Counter)
     """What else the summary counts, by kind."""
     validation: SplitCounts = field(default_factory=lambda: SplitCounts(documents=0, tokens=0))

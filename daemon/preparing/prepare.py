@@ -81,6 +81,7 @@ def prepare(
         validation=validation,
         begin_of_text="" if options.chat else encoder.begin_name,
         num_bad=run.bad.count,
+        bad_kinds=run.bad.kinds,
         noted=run.noted,
     )
 

@@ -67,7 +67,13 @@ class RestartableRun:
         if not self._place.can_go_on or began_s < self._due_s:
             return
         fields, waiting = self.destination.state()
-        said = {"position": asdict(position), "num_bad": self.bad.count, "noted": self.noted, "destination": fields}
+        said = {
+            "position": asdict(position),
+            "num_bad": self.bad.count,
+            "bad_kinds": self.bad.kinds,
+            "noted": self.noted,
+            "destination": fields,
+        }
         self._place.save(said, waiting)
         ended_s = time.monotonic()
         self._due_s = ended_s + max(SAVE_EVERY_S, (ended_s - began_s) / SAVING_SHARE)
@@ -77,6 +83,7 @@ class RestartableRun:
         self._place.keep_only(set(_names(fields)))
         self.destination.resume(fields, left.waiting)
         self.bad.count = left.fields["num_bad"]
+        self.bad.kinds = Counter(left.fields["bad_kinds"])
         self.noted = Counter(left.fields["noted"])
         self.start = Position(**left.fields["position"])
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.data.chat_mask import Way
+from headway.daemon.preparing.bad_records import MAX_NAMED
 from headway.daemon.preparing.batch_encoding import SPECIAL_WORDS, THOUGHTS_LEFT_OUT
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.preparation import Prepared
@@ -26,6 +27,8 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
+    if prepared.num_bad > MAX_NAMED:
+        yield from (f"  {count:,}: {kind}" for kind, count in prepared.bad_kinds.most_common(MAX_NAMED))
     for way, said in _WAYS.items():
         if count := prepared.noted[way]:
             yield f"{count:,} conversations: {said}"
@@ -47,6 +50,7 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
         "row_tokens": index.row_tokens,
         "begin_of_text": prepared.begin_of_text,
         "bad_records": prepared.num_bad,
+        "bad_kinds": dict(prepared.bad_kinds),
         **prepared.noted,
         "training": _table(prepared.train),
         "validation": _table(prepared.validation),

@@ -201,3 +201,13 @@ def test_a_call_that_the_template_leaves_out_is_no_answer(tmp_path: Path) -> Non
     folder = folder_of(tmp_path, HEADERS)
     with pytest.raises(ConfigError, match="line 7: the chat template leaves out that message 2 calls sum; name a"):
         text_of(read_encoder(str(folder)), folder, asked(None, tool_calls=[CALL]))
+
+
+def test_thoughts_that_a_template_never_renders_follow_its_prompt(tmp_path: Path) -> None:
+    """DeepSeek-R1's template asks for a thought and drops it: each answer is trained after the prompt for it, last."""
+    template = LONG_TURNS.replace("{% if loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}", "")
+    messages = two_turns()
+    messages[3]["reasoning_content"] = "Hm <|end|>"
+    rows = rows_of(folder_of(tmp_path, template), messages)
+    assert [trained for _, trained in rows] == ["One<|start|>", "Hm <|end|>\n</think>\n\nTwo<|start|>"]
+    assert rows[1][0].startswith("<|start|>you\nHi<|start|>bot\nOne<|start|>you\nBye<|start|>bot\n<think>Hm <|end|>\n")
