@@ -41,13 +41,13 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE…", help="Text, .jsonl, .parquet or .arrow files, folders, or hf:NAME.", show_default=False
+            metavar="SOURCE…", help="Files of text or records, folders, 'data/*.jsonl', or hf:NAME.", show_default=False
         ),
     ],
     out: OutDir,
     tokenizer: Annotated[str, typer.Option(help="`bytes`, a `tokenizers` JSON file, or its folder.")] = "bytes",
     field: Annotated[
-        str, typer.Option(help="Column of the text, or of the messages; empty: `text` or `messages`.")
+        str, typer.Option(help="Column of the text, or of the messages; empty: `text`, or a known form.")
     ] = "",
     chat: Annotated[
         bool, typer.Option("--chat", help="Records are conversations; train on what the assistant says.")

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from headway.daemon.data.chat_encoder import EncodedChat, Spoken, Tokens
 from headway.daemon.data.documents import BadRecord, Conversation, Document, Pair
 from headway.daemon.data.encoder import Encoder
-from headway.daemon.data.text_sources import Source
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import EncodedPiece
 from headway.daemon.preparing.held_out import HeldOut
+from headway.daemon.sources.text_sources import Source
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 
 BATCH_BYTES: Final = 1 << 20
@@ -24,6 +24,8 @@ SPECIAL_WORDS: Final = "special_words"
 """Noted: names of special tokens in what people wrote."""
 THOUGHTS_LEFT_OUT: Final = "thoughts_left_out"
 """Noted: answers of which the template does not render what the assistant thinks."""
+FORMS: Final = "conversations of "
+"""Noted, before a name: conversations in another form than a list of roles and contents."""
 CONVERSATION_BYTES: Final = 4096
 """What a conversation counts before it is rendered."""
 
@@ -200,6 +202,8 @@ def _chats(contents: list[Conversation | Pair], encoder: Encoder, noted: Counter
             noted[SPECIAL_WORDS] += one.num_words
             noted[one.way] += 1
             noted[THOUGHTS_LEFT_OUT] += one.num_thoughts_left_out
+        if each[0].form:
+            noted[FORMS + each[0].form] += 1
         if len(good) > 1:
             yield _of_pair(*(one.rows[-1] for one in good), where=each[0].where)
         else:

@@ -6,11 +6,11 @@ from datetime import date
 from typing import Final
 
 from headway.daemon.data.data_tokenizer import BYTES
-from headway.daemon.data.documents import Field
 from headway.daemon.data.encoder import TODAY, Reading
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.held_out import HeldOut
+from headway.daemon.sources.records import Field
 from headway.stages.data.shard_index import ShardIndex
 
 MAX_PACKED: Final = 1 << 24
@@ -24,7 +24,7 @@ class Preparation:
     tokenizer: str = BYTES
     """`bytes`, or a `tokenizers` JSON file, optionally with a tokenizer_config.json in its folder, or that folder."""
     field: str = ""
-    """Column of the text, or of the messages; empty: `text` or `messages`."""
+    """Column of the text, or of the messages; empty: `text`, or those of a known form of conversations."""
     chat: bool = False
     """Records are conversations; only what the assistant says is trained on."""
     pairs: bool = False
@@ -84,7 +84,7 @@ class Preparation:
     @property
     def record_field(self) -> Field:
         """Return the part of a record that is trained on."""
-        return Field(self.field or ("messages" if self.chat else "text"), is_chat=self.chat, is_pair=self.pairs)
+        return Field(self.field, is_chat=self.chat, is_pair=self.pairs)
 
     @property
     def has_flags(self) -> bool:

@@ -17,7 +17,6 @@ from rich.progress import (
 from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from headway.daemon.data.documents import BadRecord, FileSource
 from headway.daemon.data.encoder import Encoder, read_encoder
-from headway.daemon.data.text_sources import Source, open_sources
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.batch_encoding import Noted, Position, Read, encoded_pieces
 from headway.daemon.preparing.held_out import HeldOut
@@ -25,6 +24,7 @@ from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.restartable_run import RestartableRun, RunOptions
 from headway.daemon.preparing.unfinished import unfinished
 from headway.daemon.preparing.work import name_of_work
+from headway.daemon.sources.text_sources import Source, open_sources
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import ShardWriter, data_form, publish
 from headway.stages.errors import DataError
@@ -43,8 +43,8 @@ def prepare(
     A run that is stopped leaves a folder beside `out`, and a run of the same work goes on from there, to the same
     bytes.
 
-    A source is a text file, a `.jsonl`, `.parquet` or `.arrow` file, a folder (all its files, by name; of a saved
-    `DatasetDict` the split) or `hf:NAME`, a Hugging Face data set. warn receives doubts about the input. console
+    A source is a file of text or of records, a folder (all its files, by name; of a saved `DatasetDict` the split), a
+    pattern of names, or `hf:NAME`, a Hugging Face data set. warn receives doubts about the input. console
     shows a progress bar. Raises ConfigError: a file or library is missing or no text, a record has no such field,
     `out` exists.
     """
@@ -88,7 +88,12 @@ def prepare(
 
 def _opened(name: str, options: Preparation, warn: Callable[[str], None]) -> list[Source]:
     found = open_sources(
-        name, field=options.record_field, config=options.config, split=options.split, is_binary=options.binary
+        name,
+        field=options.record_field,
+        config=options.config,
+        split=options.split,
+        is_binary=options.binary,
+        tell=warn,
     )
     for source in found:
         if isinstance(source, FileSource) and not source.path.stat().st_size:

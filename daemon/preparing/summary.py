@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from headway.daemon.data.chat_mask import Way
 from headway.daemon.preparing.bad_records import MAX_NAMED
-from headway.daemon.preparing.batch_encoding import SPECIAL_WORDS, THOUGHTS_LEFT_OUT
+from headway.daemon.preparing.batch_encoding import FORMS, SPECIAL_WORDS, THOUGHTS_LEFT_OUT
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.preparation import Prepared
 
@@ -25,6 +25,9 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     yield f"training: {_line(prepared.train, index.row_tokens)}"
     if prepared.begin_of_text:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
+    for kind, count in sorted(prepared.noted.items()):
+        if kind.startswith(FORMS):
+            yield f"{count:,} conversations are read from {kind.removeprefix(FORMS)}"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
     if prepared.num_bad > MAX_NAMED:

@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Final
 
 from headway.daemon.data.encoder import Encoder
-from headway.daemon.data.text_sources import Source
 from headway.daemon.preparing.preparation import Preparation
+from headway.daemon.sources.text_sources import Source
 
 _LIBRARIES: Final = ("headway", "tokenizers", "jinja2", "pyarrow")
 """Another release of these may read or encode in another way."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.data import pieces
-from headway.daemon.data.pieces import pieces_from, pieces_of
+from headway.daemon.sources import pieces
+from headway.daemon.sources.pieces import pieces_from, pieces_of
 
 
 @given(st.text(st.sampled_from("aé€😀 \n")), st.integers(8, 20))

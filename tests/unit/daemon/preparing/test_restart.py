@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.data import pieces
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing import batch_encoding, restartable_run
 from headway.daemon.preparing import prepare as preparing
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.unfinished import Unfinished
+from headway.daemon.sources import pieces
 from headway.stages.data.shard_writer import ShardWriter, SplitWriter, data_form
 
 KINDS: dict[str, dict[str, Any]] = {

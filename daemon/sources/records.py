@@ -1,0 +1,235 @@
+"""Finds the text or the conversation of a record, in the forms in which people write them. Pure."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headway.daemon.data.documents import BadRecord, Conversation, Document, Pair
+from headway.daemon.errors import ConfigError
+from headway.daemon.sources.pieces import pieces_of
+
+Messages = list[dict[str, Any]]
+SHAREGPT: Final = "from + value"
+_ROLES: Final = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+"""Roles by the `from` of ShareGPT, and of LLaMA-Factory's variant of it."""
+_MAX_NAMED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of conversations."""
+
+    needs: tuple[str, ...]
+    """Names of columns."""
+    messages: Callable[[Mapping[str, Any]], Any]
+    may_have: tuple[str, ...] = ("tools", "system")
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.needs)
+
+
+def _listed(column: str) -> _Form:
+    return _Form((column,), lambda record: record.get(column))
+
+
+def _completed(record: Mapping[str, Any]) -> Any:
+    """Return the messages of a prompt and its completion: texts, or lists of messages."""
+    prompt, completion = _messages_of(record["prompt"], "user"), _messages_of(record["completion"], "assistant")
+    if any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in prompt):
+        what = "has answers in its prompt, which are not to be trained on"
+        raise ConfigError(f"{what}: write all as `messages` to train on them too, or make them part of a question", "")
+    return [*prompt, *completion]
+
+
+def _instructed(asked: str, given: str, answered: str) -> _Form:
+    """Return the form of an instruction with an optional text that it is about."""
+
+    def messages(record: Mapping[str, Any]) -> Messages:
+        about = record.get(given)
+        turns = [*(record.get("history") or ()), (record[asked], record[answered])]
+        if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+            raise ConfigError("has a history that is no list of pairs", "")
+        found: Messages = []
+        for question, answer in turns:
+            found += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        if isinstance(about, str) and about.strip():
+            found[-2]["content"] = f"{record[asked]}\n\n{about}"
+        return found
+
+    return _Form((asked, answered), messages, (given, "history", "system", "tools"))
+
+
+_FORMS: Final = (
+    _listed("messages"),
+    _listed("conversations"),
+    _Form(("prompt", "completion"), _completed),
+    _instructed("instruction", "input", "output"),
+    _instructed("instruction", "context", "response"),
+)
+
+_PAIR: Final = _Form(("chosen", "rejected"), dict, ("prompt", "tools"))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The part of a record that is trained on."""
+
+    name: str = ""
+    """Its column; empty: `text`, or the columns of a known form of conversations."""
+    is_chat: bool = False
+    is_pair: bool = False
+
+    def columns(self, names: Collection[str]) -> list[str]:
+        """Return the columns of a table in which it is. Raises ConfigError, without a place, if they are missing."""
+        there = f"there are {', '.join(list(names)[:_MAX_NAMED])}"
+        if not self.is_chat and not self.is_pair:
+            text = self.name or "text"
+            if text not in names:
+                raise ConfigError(f"has no column {text!r}; {there}{_hint(names)}", "")
+            return [text]
+        form = self._form(names)
+        if form is None or not set(form.needs) <= set(names):
+            wanted = repr(self.name) if self.name else _PAIR.name if self.is_pair else f"of conversations ({_known()})"
+            raise ConfigError(f"has no column {wanted}; {there}: name one with --field", "")
+        return [*form.needs, *(name for name in form.may_have if name in names)]
+
+    def document(self, record: Any, where: str) -> Document | BadRecord:
+        """Return a record's document, or why it has none."""
+        try:
+            if self.is_pair:
+                return iter((_pair_of(record, where),))
+            if self.is_chat:
+                return iter((self._conversation(record, where),))
+            return pieces_of(text_of(record, self.name or "text", where))
+        except ConfigError as error:
+            return BadRecord(error.what, where)
+
+    def _form(self, names: Collection[str]) -> _Form | None:
+        return _PAIR if self.is_pair else _listed(self.name) if self.name else _form_of(names)
+
+    def _conversation(self, record: Any, where: str) -> Conversation:
+        """Return a record's conversation. Raises ConfigError if the messages are missing or malformed."""
+        if not isinstance(record, dict):
+            raise ConfigError("is no table", where)
+        form = self._form([name for name, value in record.items() if value is not None])
+        told = _parsed(form.messages(record)) if form else None
+        if not isinstance(told, list) or not told:
+            wanted = f"the field {self.name!r}" if self.name else _known()
+            lists = [name for name, value in record.items() if isinstance(value, list) and value != told]
+            hint = f"; --field {lists[0]} takes them from there" if lists else ""
+            raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
+        messages = [_message(message, number) for number, message in enumerate(told, 1)]
+        system = record.get("system")
+        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        is_sharegpt = any("from" in message for message in told)
+        known = SHAREGPT if is_sharegpt else form.name if form and len(form.needs) > 1 else ""
+        return Conversation(messages=messages, tools=_parsed(record.get("tools")) or None, where=where, form=known)
+
+
+def _pair_of(record: Any, where: str) -> Pair:
+    """Return a record's pair: `chosen` and `rejected`, perhaps after a `prompt`, as texts or lists of messages.
+
+    Raises ConfigError if an answer is missing or malformed.
+    """
+    fields = record if isinstance(record, dict) else {}
+    prompt = _messages_of(fields.get("prompt") or [], "user")
+    tools = _parsed(fields.get("tools")) or None
+
+    def conversation(answer: str) -> Conversation:
+        found = fields.get(answer)
+        if not found:
+            what = f"has no answer in the field {answer!r}; a pair is `prompt`, `chosen` and `rejected`"
+            raise ConfigError(f"{what}, each a text or a list of messages", where)
+        told = [*prompt, *_messages_of(found, "assistant")]
+        messages = [_message(message, number) for number, message in enumerate(told, 1)]
+        return Conversation(messages=messages, tools=tools, where=where)
+
+    return Pair(preferred=conversation("chosen"), other=conversation("rejected"))
+
+
+def _messages_of(said: Any, role: str) -> list[Any]:
+    """Return messages, of which a text is one."""
+    return [{"role": role, "content": said}] if isinstance(said, str) else said if isinstance(said, list) else [said]
+
+
+def text_of(record: Any, field: str, where: str) -> bytes:
+    """Return a record's text as UTF-8. Raises ConfigError if the text is missing or not representable in UTF-8."""
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        hint = ""
+        if isinstance(record, dict):
+            texts = [name for name, value in record.items() if isinstance(value, str)]
+            hint = _hint(record) or (f"; it has {_names(texts)}: name one with --field" if texts else "")
+        raise ConfigError(f"has no text in the field {field!r}{hint}", where)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ConfigError(f"has half a character, {half}, in the field {field!r}; repair or drop it", where) from error
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of Arrow without the fields that it has because another record has them; a content stays."""
+    if isinstance(value, dict):
+        is_message = "role" in value
+        kept = ((name, each) for name, each in value.items() if each is not None or (is_message and name == "content"))
+        return {name: without_nulls(each) for name, each in kept}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _form_of(names: Collection[str]) -> _Form | None:
+    return next((form for form in _FORMS if set(form.needs) <= set(names)), None)
+
+
+def _hint(names: Collection[str]) -> str:
+    """Return what to do with names of columns that say that a record is a conversation."""
+    if set(_PAIR.needs) <= set(names):
+        return "; pairs need --pairs --tokenizer FOLDER"
+    form = _form_of(names)
+    return f"; conversations need --chat --tokenizer FOLDER (it has {' and '.join(form.needs)})" if form else ""
+
+
+def _known() -> str:
+    return ", ".join(form.name for form in _FORMS)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(list(names)[:_MAX_NAMED]) or "nothing"
+
+
+def _parsed(value: Any) -> Any:
+    """Return a list that may be written as JSON in a text, which is the only way in a table with few types."""
+    if not isinstance(value, str) or not value.strip():
+        return value or None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ConfigError("has messages or tools that are a text, and not JSON", "") from None
+
+
+def _message(message: Any, number: int) -> dict[str, Any]:
+    """Return a message with its role. Raises ConfigError, without a place."""
+    if isinstance(message, dict) and isinstance(message.get("role"), str):
+        return message
+    if not isinstance(message, dict) or not isinstance(message.get("from"), str):
+        raise ConfigError(f"message {number} is no table with a role", "")
+    role = _ROLES.get(message["from"])
+    if role is None:
+        raise ConfigError(f"message {number} is from {message['from']!r}, and not from {', '.join(_ROLES)}", "")
+    if message["from"] != "function_call":
+        return {"role": role, "content": message.get("value")}
+    calls = _parsed(message.get("value"))
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": role, "tool_calls": [{"type": "function", "function": call} for call in calls]}

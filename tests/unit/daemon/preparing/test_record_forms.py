@@ -1,0 +1,267 @@
+"""Files and records as people have them: recognised, and said, or refused with what to do."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.daemon.data.documents import BadRecord, Conversation
+from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.preparation import Preparation
+from headway.daemon.preparing.prepare import prepare
+from headway.daemon.sources import record_files
+from headway.daemon.sources.records import Field
+from headway.daemon.sources.text_sources import open_sources
+
+USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+SYSTEM = {"role": "system", "content": "Be brief"}
+CALL = {"name": "add", "arguments": {"a": 2}}
+RECORDS = [{"text": "Grüße,\nWelt", "id": 1}, {"text": "second", "id": 2}, {"text": "", "id": 3}]
+
+
+def chats(source: Path | str, field: str = "") -> list[Conversation | BadRecord]:
+    """The conversations of a source."""
+    found: list[Any] = []
+    for each in open_sources(str(source), field=Field(field, is_chat=True)):
+        for document, _ in each.documents():
+            found += [document] if isinstance(document, BadRecord) else document
+    return found
+
+
+def texts(source: Path | str) -> list[str]:
+    """The texts of a source."""
+    found = []
+    for each in open_sources(str(source), field=Field()):
+        for document, _ in each.documents():
+            assert not isinstance(document, BadRecord), document
+            found.append(b"".join(piece for piece in document if isinstance(piece, bytes)).decode())
+    return found
+
+
+def written(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("record", "messages", "form"),
+    [
+        ({"messages": [USER, ANSWER]}, [USER, ANSWER], ""),
+        ({"conversations": [USER, ANSWER]}, [USER, ANSWER], ""),
+        (
+            {
+                "conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],
+                "system": "Be brief",
+            },
+            [SYSTEM, USER, ANSWER],
+            "from + value",
+        ),
+        (
+            {"messages": [{"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "4"}]},
+            [
+                {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+                {"role": "tool", "content": "4"},
+            ],
+            "from + value",
+        ),
+        ({"prompt": "2+2?", "completion": "4"}, [USER, ANSWER], "prompt + completion"),
+        ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, [SYSTEM, USER, ANSWER], "prompt + completion"),
+        (
+            {"instruction": "Add", "input": "2, 2", "output": "4"},
+            [{"role": "user", "content": "Add\n\n2, 2"}, ANSWER],
+            "instruction + output",
+        ),
+        (
+            {"instruction": "2+2?", "input": "", "output": "4", "history": [["1+1?", "2"]], "system": "Be brief"},
+            [SYSTEM, {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}, USER, ANSWER],
+            "instruction + output",
+        ),
+        (
+            {"instruction": "2+2?", "context": "", "response": "4", "category": "qa"},
+            [USER, ANSWER],
+            "instruction + response",
+        ),
+    ],
+)
+def test_a_conversation_is_known_by_its_columns(tmp_path: Path, record: Any, messages: Any, form: str) -> None:
+    """From JSON lines and from parquet, where other rows have more columns that this one has as nulls."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    where = str(tmp_path / "in.jsonl") + ", line 1"
+    found = chats(written(tmp_path / "in.jsonl", [record]))
+    assert found == [Conversation(messages=messages, tools=None, where=where, form=form)]
+    parquet.write_table(arrow.Table.from_pylist([record]), tmp_path / "in.parquet")
+    (of_table,) = chats(tmp_path / "in.parquet")
+    assert isinstance(of_table, Conversation)
+    assert (of_table.messages, of_table.form) == (messages, form)
+
+
+def test_a_row_without_tools_has_none_beside_one_that_has(tmp_path: Path) -> None:
+    """Arrow fills tools, tool_calls and their arguments with nulls: no message of another row shows them."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+    other = [{"type": "function", "function": {"name": "say", "arguments": {"b": "x"}}}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "int"}}}}}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    records: list[dict[str, Any]] = [
+        {"messages": [USER, ANSWER], "tools": None},
+        {"messages": [USER, called, {"role": "assistant", "content": "x", "tool_calls": other}], "tools": tools},
+    ]
+    parquet.write_table(arrow.Table.from_pylist(records), tmp_path / "in.parquet")
+    (plain, with_tools) = chats(tmp_path / "in.parquet")
+    assert isinstance(plain, Conversation)
+    assert isinstance(with_tools, Conversation)
+    assert (plain.messages, plain.tools) == ([USER, ANSWER], None)
+    assert (with_tools.messages, with_tools.tools) == (records[1]["messages"], tools)
+
+
+def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
+    """The only way in a table of texts."""
+    (tmp_path / "in.csv").write_text('messages,tools\n"' + json.dumps([USER, ANSWER]).replace('"', '""') + '",[]\n')
+    (found,) = chats(tmp_path / "in.csv")
+    assert isinstance(found, Conversation)
+    assert (found.messages, found.tools) == ([USER, ANSWER], None)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"turns": [USER], "id": 1}, r"it has turns, id; --field turns takes them from there"),
+        ({"question": "2+2?", "answer": "4"}, r"no list of messages in messages, conversations, prompt \+ completion"),
+        ({"conversations": [{"from": "narrator", "value": "x"}]}, "message 1 is from 'narrator', and not from human"),
+        ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
+        ({"messages": "no json"}, "are a text, and not JSON"),
+        ({"instruction": "a", "output": "b", "history": ["a"]}, "has a history that is no list of pairs"),
+        ("text", "is no table"),
+    ],
+)
+def test_another_form_is_refused_with_what_to_do(tmp_path: Path, record: Any, reason: str) -> None:
+    """The field that takes it, or what it may be written as."""
+    (found,) = chats(written(tmp_path / "in.jsonl", [record]))
+    assert isinstance(found, BadRecord)
+    assert __import__("re").search(reason, found.what), found.what
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"prompt": "a", "completion": "b"}, r"conversations need --chat --tokenizer FOLDER \(it has prompt and comp"),
+        ({"body": "a", "id": 1}, "it has body: name one with --field"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
+def test_a_record_without_text_says_which_option_reads_it(
+    tmp_path: Path, record: dict[str, Any], reason: str, kind: str
+) -> None:
+    """Of a table, the first row says it, so that no line is left out first."""
+    source = written(tmp_path / f"in.{kind}", [record])
+    if kind == "csv":
+        source.write_text(",".join(record) + "\n" + ",".join(map(str, record.values())) + "\n")
+        reason = reason if "chat" in reason else "has no column 'text'; there are body, id"
+    with pytest.raises(ConfigError, match=reason):
+        prepare([str(source)], tmp_path / "out")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("is_array", [True, False])
+def test_a_json_file_gives_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, is_array: bool
+) -> None:
+    """One array, or one value after the other, on one line or on several; read in blocks of any size."""
+    monkeypatch.setattr(record_files, "_BLOCK_BYTES", 3)
+    parts = [json.dumps(record, indent=indent, ensure_ascii=False) for record in RECORDS]
+    text = f"[{','.join(parts)}]\n" if is_array else "\n".join(parts)
+    (tmp_path / "in.json.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))
+    assert texts(tmp_path / "in.json.gz") == [record["text"] for record in RECORDS]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('[{"text": "a"},\n{"text": "b"}', "line 2: ends inside its array"),
+        ('[{"text": "a"},\n{"text": "b', "line 2: ends inside a value"),
+        (
+            '{"text": "a"}\n{"text" "b"}' + " " * 100,
+            r"line 2: is not JSON: Expecting ':' delimiter; lines in a \.jsonl",
+        ),
+        ("[" * 100_000 + " " * 100, "line 1: is not JSON that can be read: it is too deep"),
+        ('[{"text": "a"}] {"text": "b"} x' + " " * 100, "line 1: is not JSON"),
+    ],
+)
+def test_a_damaged_json_file_is_one_line(tmp_path: Path, content: str, reason: str) -> None:
+    """The rest of it cannot be found, so it is not left out in silence."""
+    (tmp_path / "in.json").write_text(content)
+    with pytest.raises(ConfigError, match=reason):
+        prepare([str(tmp_path / "in.json")], tmp_path / "out", Preparation(max_bad=100))
+
+
+@pytest.mark.parametrize(("kind", "separator"), [("csv", ","), ("csv", ";"), ("tsv", "\t")])
+def test_a_table_gives_its_column(tmp_path: Path, kind: str, separator: str) -> None:
+    """Quoted line ends are text, the first row says what separates, and a byte-order mark is no part of a name."""
+    with (tmp_path / f"in.{kind}").open("w", encoding="utf-8-sig", newline="") as file:
+        table = csv.DictWriter(file, ["text", "id"], delimiter=separator)
+        table.writeheader()
+        table.writerows(RECORDS)
+    assert texts(tmp_path / f"in.{kind}") == [record["text"] for record in RECORDS]
+
+
+def test_a_row_of_another_length_is_left_out(tmp_path: Path) -> None:
+    """With the line at which it begins."""
+    (tmp_path / "in.csv").write_text('text,id\n"a\nb",1\nc\nd,2\n')
+    warnings: list[str] = []
+    prepare([str(tmp_path / "in.csv")], tmp_path / "out", Preparation(max_bad=1), warn=warnings.append)
+    assert (tmp_path / "out" / "shard-00000.bin").read_bytes() == b"a\nb\0d\0"
+    assert "line 4: has 1 fields, and the first row has 2" in warnings[0]
+
+
+def test_a_quotation_without_an_end_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of the rest of the file."""
+    monkeypatch.setattr(record_files, "MAX_RECORD_BYTES", 100)
+    (tmp_path / "in.csv").write_text('text\n"a\n' + "b\n" * 100)
+    with pytest.raises(ConfigError, match=r"line 5[01]: is longer than .*: is a quotation mark missing above\?"):
+        prepare([str(tmp_path / "in.csv")], tmp_path / "out")
+
+
+def test_a_folder_is_read_but_for_what_is_about_it(tmp_path: Path) -> None:
+    """Nested folders and several kinds in the order of their paths; hidden files and a README are passed over."""
+    folder = tmp_path / "in"
+    for name in ("b/c.txt", "b/README.md", "a.txt", ".git/config", ".DS_Store", "LICENSE"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    written(folder / "c.jsonl", [{"text": "c.jsonl"}])
+    said: list[str] = []
+    prepare([str(folder)], tmp_path / "out", warn=said.append)
+    assert (tmp_path / "out" / "shard-00000.bin").read_bytes() == b"a.txt\0b/c.txt\0c.jsonl\0"
+    assert said == [
+        f"{folder}: passes over .DS_Store, .git/config, LICENSE, b/README.md: hidden, or about the folder; name a file"
+        " to read it",
+        f"{folder}: has files of several kinds: 1 .jsonl, 2 text",
+    ]
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "README.md").write_text("text")
+    assert texts(tmp_path / "only") == ["text"]
+
+
+def test_a_pattern_names_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in nested folders; each file once, by path; one that matches nothing is refused; names may have marks."""
+    for name in ("in/b.txt", "in/a.txt", "in/deep/c.txt", "in/d.md", "in/[1].txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    assert texts("in/?.txt") == ["in/a.txt", "in/b.txt"]
+    assert texts("in/**/*.txt") == ["in/[1].txt", "in/a.txt", "in/b.txt", "in/deep/c.txt"]
+    assert texts("in/[1].txt") == ["in/[1].txt"]
+    assert sorted(texts(str(tmp_path / "in" / "**"))) == sorted(
+        ["in/[1].txt", "in/a.txt", "in/b.txt", "in/d.md", "in/deep/c.txt"]
+    )
+    with pytest.raises(ConfigError, match=r"in/\*\.csv: no file has such a name"):
+        texts("in/*.csv")
+
+
+def test_a_text_among_conversations_is_refused(tmp_path: Path) -> None:
+    """It would be trained as a whole."""
+    (tmp_path / "in.txt").write_text("text")
+    with pytest.raises(ConfigError, match=r"in\.txt: is a text, and conversations are in \.jsonl, .*\.parquet"):
+        chats(tmp_path / "in.txt")
