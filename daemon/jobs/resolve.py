@@ -4,7 +4,9 @@ Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits 
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,10 +39,23 @@ def no_urls(url: str) -> "ShardIndex":
 
 
 def default_cache_dir() -> Path:
-    """Return this user's folder of built-in data: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder."""
+    """Return this user's folder of built-in data: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder.
+
+    A user of a container may have no home, or none to write to: then it is a folder for temporary files. Raises
+    ConfigError when that is another user's.
+    """
     if told := os.environ.get("HEADWAY_CACHE_DIR"):
         return Path(told)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
+    with suppress(RuntimeError):  # a user without a name and without HOME
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "headway"
+        there = next(folder for folder in (usual, *usual.parents) if os.access(folder, os.F_OK))
+        if os.access(there, os.W_OK | os.X_OK):
+            return usual
+    own = Path(tempfile.gettempdir()) / f"headway-cache-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.lstat().st_uid != os.getuid():
+        raise ConfigError("belongs to another user; set HEADWAY_CACHE_DIR to a folder of yours", str(own))
+    return own
 
 
 def resolve_job(

@@ -320,7 +320,10 @@ def _checked(config: NodeConfig, settings: Mapping[str, tuple[str, object]]) -> 
 
 def _decode_path(_: type, value: object) -> Path:
     if isinstance(value, str):
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError as error:
+            raise msgspec.ValidationError(f"Expected a path, got `{value}`: {error} Set HOME") from error
     if isinstance(value, Path):
         return value
     raise msgspec.ValidationError(f"Expected a path, got `{type(value).__name__}`")

@@ -1,0 +1,38 @@
+"""Where built-in data lies for users of all kinds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.resolve import default_cache_dir
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says where; files for the moment lie in a folder of their own."""
+    for name in ("HEADWAY_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def test_a_home_has_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_cache_dir() == tmp_path / "home/.cache/headway"
+
+
+def test_a_user_without_a_home_has_a_folder_for_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No HOME, and a number without a name: a private folder, or one line if somebody else took its name."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    own = default_cache_dir()
+    assert own.parent == tmp_path
+    assert own.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    (tmp_path / "headway-cache-4242").mkdir()
+    with pytest.raises(ConfigError, match="belongs to another user; set HEADWAY_CACHE_DIR"):
+        default_cache_dir()
