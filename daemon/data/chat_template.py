@@ -96,7 +96,10 @@ class ChatTemplate:
         """Render as `render` does, and say what each round of the template's loops has written."""
         self._notes.clear()
         raw = self._raw(self._followed, chat, messages, is_prompt=is_prompt)
-        noted, rounds = self._notes.rounds(raw)
+        try:
+            noted, rounds = self._notes.rounds(raw)
+        except ValueError as error:
+            raise ConfigError(f"the chat template cannot be followed: {error}", chat.where) from error
         text, words = unguarded(noted)
         missing = _missing(words)
         moved = (replace(each, start=_moved(each.start, missing), end=_moved(each.end, missing)) for each in rounds)

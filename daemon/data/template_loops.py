@@ -43,13 +43,19 @@ class LoopNotes:
         return "\ufdd2" + str(len(self._noted) - 1).translate(_DIGITS) + "\ufdd3"
 
     def rounds(self, raw: str) -> tuple[str, list[Round]]:
-        """Return a text without its notes, and the rounds in it, in the order of their ends."""
+        """Return a text without its notes, and the rounds in it, in the order of their ends.
+
+        Raises ValueError for a note that the template has made up.
+        """
         parts = _NOTE.split(raw)
         found: list[Round] = []
         open_: list[tuple[int, Any, int]] = []
         length = len(parts[0])
         for number, part in zip(parts[1::2], parts[2::2], strict=True):
-            loop, item = self._noted[int(number.translate({0xFDD6 + digit: str(digit) for digit in range(10)}))]
+            place = int(number.translate({0xFDD6 + digit: str(digit) for digit in range(10)}))
+            if place >= len(self._noted):
+                raise ValueError("it has a note that no loop wrote")
+            loop, item = self._noted[place]
             if loop in (each for each, _, _ in open_):
                 while _close(open_, found, length) != loop:
                     pass

@@ -211,3 +211,10 @@ def test_thoughts_that_a_template_never_renders_follow_its_prompt(tmp_path: Path
     rows = rows_of(folder_of(tmp_path, template), messages)
     assert [trained for _, trained in rows] == ["One<|start|>", "Hm <|end|>\n</think>\n\nTwo<|start|>"]
     assert rows[1][0].startswith("<|start|>you\nHi<|start|>bot\nOne<|start|>you\nBye<|start|>bot\n<think>Hm <|end|>\n")
+
+
+def test_a_note_that_a_template_makes_up_is_one_line(tmp_path: Path) -> None:
+    """A template may write the code points with which its loops are followed."""
+    folder = folder_of(tmp_path, HEADERS + '{{ "\\ufdd2\\ufdd9\\ufdd9\\ufdd3" }}')
+    with pytest.raises(ConfigError, match="line 7: the chat template cannot be followed: it has a note that no loop"):
+        text_of(read_encoder(str(folder)), folder, asked("x"))

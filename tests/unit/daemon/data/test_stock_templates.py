@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from datetime import date
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -177,3 +177,29 @@ def test_published_templates_train_what_trl_trains_or_a_reason_holds() -> None:
     if os.environ.get("HEADWAY_WRITE"):
         PAGE.write_text(made, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == made
+
+
+def test_published_templates_render_as_transformers_does() -> None:
+    """Where one text has all answers, it is the text of transformers, to the letter, for each kind of conversation."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    num_equal = 0
+    for name, kind in product(STOCK, KINDS):
+        chat = conversation(kind, 2)
+        source = template(name).source
+        try:
+            messages = template(name).conversation(chat).messages
+            found = chat_texts(template(name), template(name).conversation(chat))
+        except ConfigError:
+            continue
+        if found.way is Way.PER_ANSWER or "strftime_now" in source:
+            continue
+        rendered: Any = render_jinja_template(
+            [messages], tools=chat.tools, chat_template=source, bos_token="<bos>", eos_token="<eos>"
+        )
+        theirs = rendered[0][0]
+        last = found.texts[-1].text
+        # GLM's template leaves the last turn open: ours ends it by the token that would follow.
+        assert last == theirs or (last.startswith(theirs) and last.removeprefix(theirs) == "<|user|>"), name
+        num_equal += 1
+    assert num_equal > 100
