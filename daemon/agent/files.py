@@ -126,8 +126,7 @@ class StateKeeper:
         """Stop holding a file that a worker found damaged."""
         for key, file in list(self._store.contents.items()):
             if file.path == path:
-                log.error("damaged_file_dropped", key=str(key))
-                self._store.delete(key)
+                self._store.drop_damaged(key)
 
     async def _discard(self, paths: Iterable[Path]) -> None:
         """Delete files that a worker wrote and no job needs, except those that the store holds."""

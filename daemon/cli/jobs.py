@@ -54,6 +54,7 @@ def jobs(
     from headway.daemon.reports.job_report import reports_in
     from headway.daemon.reports.moments import date_and_time
     from headway.daemon.reports.retired_jobs import retired_line
+    from headway.daemon.reports.set_aside import vanished_jobs
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -77,6 +78,8 @@ def jobs(
                 for report in reports
             ]
             say_table(("job", "user", "priority", "phase", "batches", "loss", "submitted", "why"), rows)
+        for name, text in vanished_jobs(view).items():
+            sys.stderr.write(f"headway: job {name}: {text}\n")
         if view.retired and not as_json:
             say(retired_line(len(view.retired)))
 

@@ -140,7 +140,9 @@ def submit(
         access = await folder_access(session, view, resolved.fault.checkpoint_dir)
         access.check(f"{source}:fault.checkpoint_dir")
         name, sent, warnings = spec.job.name, list[Sent](), list(access.warnings)
-        if manifest is None:
+        if manifest is not None:
+            await asyncio.to_thread(checkpoint_folder.check_files, manifest)
+        else:
             await asyncio.to_thread(check_tokenizer, resolved, source)
             resolved = await asyncio.to_thread(read_parts, resolved)
         if name not in view.jobs:  # otherwise the job is refused, and nothing need move

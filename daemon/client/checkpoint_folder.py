@@ -129,6 +129,21 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
     return found
 
 
+def check_files(manifest: Manifest) -> None:
+    """Read every file of a checkpoint. Raises ConfigError for a damaged one; it names the checkpoint before."""
+    from headway.daemon.storage.checkpoint import verify_files
+
+    checkpoint = manifest.checkpoint
+    try:
+        verify_files(checkpoint.url, checkpoint.files)
+    except RecoveryError as error:
+        beside = list_checkpoints(checkpoint.url.rpartition("/")[0])
+        older = [found for found in beside if found.is_complete and found.boundary < checkpoint.boundary]
+        before = max(older, key=lambda found: (found.boundary, found.timeline), default=None)
+        hint = f"; the one before is {before.url}" if before is not None else "; there is no older one beside it"
+        raise ConfigError(f"{error.reason}{hint}", error.item) from error
+
+
 def begin_with(manifest: Manifest) -> CheckpointRecord:
     """Return the first `checkpoint` record of a new job. The job never deletes this checkpoint or older ones."""
     parts = tuple(replace(part, is_inherited=True) for part in manifest.checkpoint.journal_parts)

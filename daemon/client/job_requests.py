@@ -26,6 +26,7 @@ from headway.daemon.records.records import (
     SpecRecord,
 )
 from headway.daemon.reports.retired_jobs import sentence_on
+from headway.daemon.reports.set_aside import vanished_jobs
 from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -107,6 +108,8 @@ def job_of(view: ClusterView, name: str) -> JobView:
     if job is None or job.submission is None:
         if why := view.why_set_aside(name):
             raise ConfigError(f"{why}; delete its keys, or write them again", f"job {name}")
+        if name in (vanished := vanished_jobs(view)):
+            raise ConfigError(vanished[name], f"job {name}")
         if name in view.retired:
             raise ConfigError(sentence_on(view.retired[name]), f"job {name}")
         known = [other.name for other in view.jobs_in_order()]

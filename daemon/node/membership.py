@@ -22,7 +22,14 @@ from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.coordination.commands import CopyPart, SetAside
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
-from headway.daemon.errors import DamagedCopyError, InvariantLostError, RecoveryError, StorageAwayError, shortened
+from headway.daemon.errors import (
+    ConfigError,
+    DamagedCopyError,
+    InvariantLostError,
+    RecoveryError,
+    StorageAwayError,
+    shortened,
+)
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
@@ -39,7 +46,7 @@ from headway.daemon.node.registration import COPY, Registration
 from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching
-from headway.daemon.records.ailments import IDENTITY, job_ailment
+from headway.daemon.records.ailments import IDENTITY, VANISHED, job_ailment
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.records import CheckpointRecord, NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
@@ -48,6 +55,7 @@ from headway.daemon.runtime.activities import Activities
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.situation.vanished_jobs import VanishedJobs, vanished_text
 from headway.daemon.storage.checkpoint import (
     delete_checkpoint,
     read_manifest,
@@ -77,6 +85,7 @@ LOCK_CHECK_S: Final = 10.0
 STORE_CHECK_S: Final = 10.0
 RIVAL_TOLD_S: Final = 600.0
 RIVAL_ANSWER_S: Final = 3.0
+VANISHED_CHECK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +267,7 @@ class Membership:
                     "generations": lambda: self._follow_generations(agent),
                     "state folder lock": self._keep_state_dir,
                     "layer store": self._keep_store,
+                    "vanished jobs": self._watch_jobs,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
                     PEER_LIVENESS: peer_liveness.run,
@@ -438,6 +448,22 @@ class Membership:
                 trouble = f"store_dir {store.directory} cannot be written: {error.reason}"
             self._house.activities.trouble("layer store", trouble)
             self._stay_out("layer store", trouble)
+            self._house.activities.trouble("state files", store.damage)
+
+    async def _watch_jobs(self) -> None:
+        """Say of each job of this node that etcd has lost, though nobody removed it, how it comes back."""
+        jobs, view, said = VanishedJobs(self._house.config.name), self._house.cluster.view, set[str]()
+        while True:
+            await asyncio.sleep(VANISHED_CHECK_S)
+            found = jobs.look(view)
+            for name, job in found.items():
+                url = job.checkpoint.url if job.checkpoint is not None else ""
+                with suppress(ConfigError):
+                    url = resolve_checkpoint_dir(url, self._house.config.checkpoint_root)
+                self._house.activities.trouble(f"{VANISHED}{name}", vanished_text(job, url))
+            for name in said - found.keys():
+                self._house.activities.trouble(f"{VANISHED}{name}", "")
+            said = set(found)
 
     async def _use_state_folder(self, act: Callable[[], object]) -> str:
         """Read or write in the state folder; return why that is not possible. Raises InvariantLostError.

@@ -24,3 +24,7 @@ def data_ailment(job: str) -> str:
 def checkpoint_ailment(job: str) -> str:
     """Name the ailment: a node cannot read the checkpoint that a job starts from."""
     return f"checkpoint of {job}"
+
+
+VANISHED = "lost job "
+"""Begins the name of the ailment: etcd has lost a job, and nobody removed it."""

@@ -8,7 +8,7 @@ from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
 from headway.daemon.jobs.epochs import epoch_of
 from headway.daemon.jobs.source_shares import shares_text
-from headway.daemon.records.ailments import job_ailment, refusal_ailment
+from headway.daemon.records.ailments import VANISHED, job_ailment, refusal_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
 from headway.daemon.reports.arithmetic_settings import arithmetic_settings
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
@@ -231,7 +231,7 @@ def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
         for name in names
         if name in nodes
         for what, sentence in nodes[name].ailments.items()
-        if not what.startswith((job_ailment(""), refusal_ailment("")))
+        if not what.startswith((job_ailment(""), refusal_ailment(""), VANISHED))
     ]
     return (*of_job, *of_nodes)
 

@@ -1,10 +1,17 @@
-"""Lists records in etcd that cannot be read. Pure."""
+"""Lists records in etcd that cannot be read, and jobs that it has lost. Pure."""
 
+from headway.daemon.records.ailments import VANISHED
 from headway.daemon.records.keys import Keys
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import ClusterView
 
 MAX_LINES = 20
+
+
+def vanished_jobs(view: ClusterView) -> dict[str, str]:
+    """Return the jobs that etcd has lost, with what their nodes say of them."""
+    told = [item for node in view.nodes.values() for item in node.ailments.items()]
+    return {what.removeprefix(VANISHED): text for what, text in sorted(told) if what.startswith(VANISHED)}
 
 
 def set_aside_lines(view: ClusterView, *, job: str = "") -> list[str]:

@@ -319,8 +319,7 @@ class NodeService(control_pb2_grpc.NodeServicer):
                 return False
 
         if not await self._desk.store.in_thread(is_good):
-            log.error("damaged_file_dropped", key=str(key))
-            self._desk.store.delete(key)
+            self._desk.store.drop_damaged(key)
             raise RecoveryError(str(key), f"is damaged on node {self._desk.node}, which has deleted it")
 
     async def _checkpointed(self, job: JobView, key: StateKey, offset: int) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ RecoveryError; it is a NoAccessError if this node lacks credentials or a package
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -204,6 +204,25 @@ def keep_chunks(source: str, chunks: Iterator[bytes], expected: FileDigest, targ
         raise RecoveryError(source, f"cannot be kept at {target}: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def verify_files(url: str, files: Mapping[str, FileDigest]) -> None:
+    """Read every file of a checkpoint. Raises DamagedCopyError for one that is not what the manifest names, and
+    StorageAwayError for one that cannot be read.
+    """
+    from headway.stages.state.state_file import ContentCheck
+
+    for layer, expected in files.items():
+        source = f"{url}/{file_name(layer)}"
+        content = ContentCheck(Path(source), expected.size_bytes)
+        try:
+            for chunk in read_chunks_of(source):
+                content.update(chunk)
+            found = content.checksum()
+        except DamagedFileError as error:
+            raise DamagedCopyError(source, f"is damaged: {error.reason}") from error
+        if found != expected.checksum:
+            raise DamagedCopyError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
 
 
 def read_from_checkpoint(url: str, layer: str, *, offset: int = 0) -> Iterator[bytes]:

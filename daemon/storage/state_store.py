@@ -52,6 +52,7 @@ class StateStore:
         self._files: dict[StateKey, StoredFile] = {}
         self._incoming: dict[StateKey, int] = {}
         """Arriving files, with their final size."""
+        self._damaged: list[StateKey] = []
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever the set of held files changes."""
 
@@ -252,6 +253,21 @@ class StateStore:
         """
         if paths := self._forget(keys):
             self._remove_soon(paths)
+
+    def drop_damaged(self, key: StateKey) -> None:
+        """Stop holding a file whose content is not what was written: whoever needs it fetches another copy."""
+        log.error("damaged_file_dropped", key=str(key))
+        self._damaged.append(key)
+        self.delete(key)
+
+    @property
+    def damage(self) -> str:
+        """Return what was found damaged since the daemon started; empty: nothing."""
+        if not self._damaged:
+            return ""
+        number = len(self._damaged)
+        what = f"{number} file{'s were' if number > 1 else ' was'} found damaged and dropped, the last one"
+        return f"{what} {self._damaged[-1]}; other copies serve instead. Check this machine's memory and disk"
 
     async def discard(self, paths: Iterable[Path]) -> None:
         """Delete files that are not held. Raises RecoveryError."""

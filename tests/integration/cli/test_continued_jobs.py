@@ -1,10 +1,16 @@
 """Jobs that begin with checkpoints of others: real clusters, driven by the command line alone."""
 
+import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+from headway.daemon.etcd.transaction import Delete
+from headway.daemon.records.keys import Keys
 
 HEAD = """\
 [model]
@@ -107,6 +113,43 @@ def test_damaged_checkpoints_are_set_aside_and_the_one_before_gives_the_referenc
     assert program.run("export", "tiny", "--out", "piped")[0] == 0
     assert program.run("reference", str(job), "--out", "plain")[0] == 0
     assert_same_weights(program.folder)
+
+
+def test_a_job_that_etcd_has_lost_is_told_with_the_command_that_brings_it_back(
+    program: Any, wait_until: Callable[..., None]
+) -> None:
+    """All keys of jobs are deleted while one trains: `jobs`, `nodes` and `events` say what is lost, and the command.
+
+    The command continues it. A job that a person removed is not told of, and `up` ends with 0.
+    """
+    kept = program.folder / "kept"
+    fault = f'[fault]\nsnapshot_every = 10\ncheckpoint_every = 10\ncheckpoint_dir = "{kept}"\n'
+    up = program.up("--nodes", "2")
+    assert program.run("submit", str(program.job(name="over", batches=3)))[0] == 0
+    assert program.run("watch", "over", "--json")[0] == 0
+    assert program.run("jobs", "rm", "over")[0] == 0
+    assert program.run("submit", str(program.job(batches=100_000, more=fault)))[0] == 0
+    wait_until(lambda: any(int(path.name[-10:]) >= 200 for path in kept.glob("tiny/*/*")), "a later checkpoint")
+    asyncio.run(delete_jobs(program.folder / ".headway"))
+    wait_until(lambda: "job tiny: etcd has lost it" in program.run("jobs")[2], "the node that misses it")
+    assert "lost job tiny: etcd has lost it" in program.run("nodes")[1]
+    code, out, err = program.run("events", "tiny")
+    assert (code, out) == (2, "")
+    assert "over" not in program.run("jobs")[2]
+    command = err.split("`")[1]
+    assert command.startswith(f"headway submit --from {kept}/tiny/")
+    code, out, err = program.run(*command.split()[1:])
+    assert code == 0, err
+    assert "tiny: submitted from batch" in out
+    wait_until(lambda: "etcd has lost it" not in program.run("jobs")[2], "its return")
+    up.send_signal(signal.SIGINT)
+    assert program.ended(up)[0] == 0
+
+
+async def delete_jobs(cluster: Path) -> None:
+    """Delete all keys below `jobs/`, as a slip of etcdctl does."""
+    async with ClusterSession(find_cluster(etcd=None, certs=None, cluster=cluster)) as session:
+        await session.client.transaction([], [Delete(Keys.JOBS, is_prefix=True)])
 
 
 def flip_a_bit(path: Path) -> None:

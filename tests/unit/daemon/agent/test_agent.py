@@ -139,6 +139,7 @@ async def test_a_damaged_file_leaves_store_disk_and_record(scene: Scene, tmp_pat
         scene.agent.worker_refused_file(str(path))
         await scene.until(lambda: not path.exists())
         await scene.until(lambda: "head" not in (record.files if (record := scene.registered(20)) else {"head": 0}))
+    assert "1 file was found damaged and dropped, the last one head at boundary 20" in scene.store.damage
 
 
 async def test_a_late_snapshot_of_an_abandoned_timeline_is_deleted(scene: Scene) -> None:

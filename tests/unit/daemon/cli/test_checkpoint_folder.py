@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway.daemon.client.checkpoint_folder import (
     begin_with,
     changes_of,
+    check_files,
     check_fits,
     list_checkpoints,
     read_checkpoint,
@@ -26,6 +28,7 @@ from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint import read_manifest as read_stored
 from headway.optim.lr_schedule import AfterEnd
 from headway.stages.state.file_digest import FileDigest
+from headway.stages.state.state_file import StateHeader, write_state
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 RECORD = CheckpointRecord(
@@ -98,6 +101,29 @@ def test_a_manifest_with_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> N
             read_checkpoint(str(place))
         with pytest.raises(DamagedCopyError, match=r"manifest\.json: is not a checkpoint's manifest"):
             read_stored(str(place))
+
+
+def test_every_file_is_read_before_a_job_begins_with_it(tmp_path: Path) -> None:
+    """One flipped bit, a cut, a missing file: one line with the file, and the checkpoint before."""
+    older = write(tmp_path / "demo", 20)
+    place = write(tmp_path / "demo", 40)
+    layer = place / "embed.safetensors"
+    header = StateHeader(job="demo", layer="embed", timeline=1, boundary=40, dtype="float32")
+    layer.unlink()
+    digest = write_state(layer, {"weight": torch.arange(500, dtype=torch.float32)}, header).digest
+    sound = layer.read_bytes()
+    manifest = read_checkpoint(str(place))
+    manifest = replace(manifest, checkpoint=replace(manifest.checkpoint, files={"embed": digest}))
+    check_files(manifest)
+    flipped = bytearray(sound)
+    flipped[-100] ^= 4
+    for content in (bytes(flipped), sound[:-8], None):
+        layer.unlink()
+        if content is not None:
+            layer.write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"embed\.safetensors: .*; the one before is {older}$"):
+            check_files(manifest)
+        layer.touch()
 
 
 def test_a_folder_of_several_jobs_is_ambiguous(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""A job whose records leave etcd though nobody removed it is noticed by the nodes that worked for it."""
+
+from headway.daemon.records.records import Phase
+from headway.daemon.records.retired_record import RetiredRecord
+from headway.daemon.situation.vanished_jobs import NUM_LOOKS, VanishedJobs, vanished_text
+from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+
+
+def test_a_deleted_job_is_missed_and_a_removed_or_returned_one_is_not() -> None:
+    """Its nodes say so after some looks, with its newest checkpoint, until it is back. Other nodes say nothing."""
+    cluster = SimulatedCluster()
+    for name in ("a", "b"):
+        cluster.add_node(name)
+    for name in ("deleted", "removed"):
+        cluster.submit(small_spec(name, batches=400))
+    cluster.calm(until=lambda: cluster.phase("deleted").phase is Phase.RUNNING)
+    view = cluster.facts()
+    plan = view.jobs["deleted"].plan
+    assert plan is not None
+    worker, stranger = VanishedJobs(plan.stages[0].node), VanishedJobs("c")
+    for jobs in (worker, stranger):
+        assert jobs.look(view) == {}
+    deleted = view.jobs.pop("deleted")
+    view.jobs.pop("removed")
+    view.retired["removed"] = RetiredRecord(phase=Phase.PAUSED, generation=1, since=0.0, retired_at=0.0)
+    for _ in range(NUM_LOOKS - 1):
+        assert worker.look(view) == {}, "a listing may be under way"
+        assert stranger.look(view) == {}
+    assert worker.look(view).keys() == {"deleted"}
+    assert stranger.look(view) == {}
+    assert "submit it again" in vanished_text(worker.look(view)["deleted"], "")
+    view.jobs["deleted"] = deleted
+    assert worker.look(view) == {}
