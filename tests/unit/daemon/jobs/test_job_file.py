@@ -16,6 +16,11 @@ from headway.stages.spec import AdapterSpec
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
 NAMED = '[job]\nname = "tiny"\n'
+QWEN35 = (
+    "[model]\nqk_norm = true\nzero_centered_norms = true\nattn_output_gate = true\n"
+    'layer_types = ["linear_attention", "full_attention"]\n'
+    "linear_num_key_heads = 2\nlinear_num_value_heads = 2\nlinear_key_head_dim = 8\nlinear_value_head_dim = 8\n"
+)
 
 REFUSED = {
     "unknown section": ('[jb]\nname = "x"', "job.toml:jb: unknown section; did you mean `job`?"),
@@ -126,6 +131,18 @@ REFUSED = {
         + "[model]\nqk_norm = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n"
         + "[train]\ncompile = true",
         "train.compile: true is refused with experts",
+    ),
+    "compiled linear attention": (
+        NAMED + QWEN35 + "linear_conv_kernel_dim = 4\n[train]\ncompile = true",
+        "train.compile: true is refused with linear_attention",
+    ),
+    "linear attention without convolution": (
+        NAMED + QWEN35,
+        "model.linear_conv_kernel_dim: must be above 0 with linear_attention in layer_types",
+    ),
+    "heads of linear attention that no block has": (
+        NAMED + "[model]\nlinear_num_key_heads = 2",
+        "model.linear_num_key_heads: is not used without linear_attention in layer_types; leave it out",
     ),
     "small vocabulary": (
         NAMED + "[model]\nvocab_size = 100",
