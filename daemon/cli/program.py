@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -108,11 +109,39 @@ def _run(arguments: list[str]) -> int:
         return 1
     except Exception as error:
         code = _exit_code(error)
+        if code is None and (package := _unfit_package()):
+            sys.stderr.write(f"headway: {package}\n")
+            return EXIT_CONFIG
         if code is None or os.environ.get("HEADWAY_DEBUG"):
             raise
         is_help = type(error).__name__ == "NoArgsIsHelpError"  # a group without a command: its help is the message
         sys.stderr.write(f"{error}\n" if is_help else f"headway: {_sentence(error)}\n")
         return code
+
+
+def _unfit_package() -> str:
+    """Return which package that headway needs was replaced by another release; empty: none. Generated code of gRPC and
+    protobuf, for one, refuses an older release.
+    """
+    for needed in importlib.metadata.requires("headway") or ():
+        wanted, _, condition = needed.partition(";")
+        bounds = {sign: _release(text) for sign, text in re.findall(r"(>=|<)([0-9.]+)", wanted)}
+        name = re.split(r"[<>=]", wanted)[0].strip()
+        if condition or not bounds:
+            continue
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{name} is not installed: pip install '{wanted.strip()}'"
+        is_old = _release(found) < bounds.get(">=", ())
+        if is_old or ("<" in bounds and _release(found) >= bounds["<"]):
+            return f"{name} {found} is installed, and headway needs another release: pip install '{wanted.strip()}'"
+    return ""
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return `7.35.1+cpu` as (7, 35, 1)."""
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
 def _exit_code(error: Exception) -> int | None:

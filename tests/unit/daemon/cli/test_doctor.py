@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 
 import pytest
@@ -95,3 +95,22 @@ def test_a_remark_about_one_release_is_made_once(
     other = Finding(what="_etcd_binary", is_fine=True, found="3.5.2", advice=remark("3.5.2"))
     monkeypatch.setattr(doctor, "_etcd_binary", lambda *_, **__: other)
     assert headway("doctor")[1].count("may lose") == 2
+
+
+@pytest.mark.parametrize("found", ["5.29.6", "8.0.1"])
+def test_a_package_that_another_one_replaced_is_named(
+    monkeypatch: pytest.MonkeyPatch, headway: Headway, found: str
+) -> None:
+    """Generated code refuses an older protobuf with a traceback, in any command: one line says what to install."""
+    version = metadata.version
+
+    def refuse(**_: object) -> list[Finding]:
+        raise RuntimeError("Detected incompatible Protobuf Gencode/Runtime versions")
+
+    monkeypatch.setattr(metadata, "version", lambda name: found if name == "protobuf" else version(name))
+    monkeypatch.setattr(doctor, "examine", refuse)
+    code, _, err = headway("doctor")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(
+        f"headway: protobuf {found} is installed, and headway needs another release: pip install 'pro"
+    )
