@@ -41,6 +41,8 @@ def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: 
     """
     if kernel == "math":
         return ""
+    if model.attn_logit_softcapping:
+        return "it has no attn_logit_softcapping"
     if device_kind != "cuda":
         return "" if kernel == "flash" else "a CPU has no memory-efficient kernel"
     compute = _numbers(capability)

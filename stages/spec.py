@@ -168,6 +168,12 @@ class ModelSpec:
     """Factor of what attention and MLP add to the hidden states."""
     logits_scaling: float = 1.0
     """Divisor of the logits."""
+    hidden_act: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    """Activation of an MLP's gate."""
+    attn_logit_softcapping: float = 0.0
+    """Largest score of attention, by a tanh; 0: there is none."""
+    final_logit_softcapping: float = 0.0
+    """Largest logit, in the same way."""
     window_rope_theta: float = 0.0
     """Base of the positions in blocks with a sliding window, which are not scaled then; 0: that of the other blocks."""
     partial_rotary_factor: float = 1.0

@@ -364,11 +364,12 @@ def _head_cost(spec: JobSpec) -> LayerCost:
     logits = _tokens(train) * model.vocab_size
     is_frozen = model.has_adapter
     own_gradient = 0 if is_frozen else element_bytes(train) * (num_matrix + model.hidden_size)
-    kept, passing = FP32_BYTES * logits, max(2 * FP32_BYTES * logits - own_gradient, 0)
+    of_tanh = element_bytes(train) if model.final_logit_softcapping else 0
+    kept, passing = (FP32_BYTES + of_tanh) * logits, max(2 * FP32_BYTES * logits - own_gradient, 0)
     if train.loss_chunk:
         rows = min(train.loss_chunk, _tokens(train))
         of_weight = 0 if is_frozen else (FP32_BYTES + element_bytes(train)) * num_matrix
-        kept, passing = 0, 3 * FP32_BYTES * rows * model.vocab_size + of_weight - own_gradient
+        kept, passing = 0, (3 * FP32_BYTES + of_tanh) * rows * model.vocab_size + of_weight - own_gradient
     return _cost(
         spec,
         "head",
@@ -414,6 +415,10 @@ def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
     tokens = _tokens(train)
     has_copies = train.attention_backend == "math" or (train.attention_backend, train.dtype) == ("efficient", "float32")
     num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_width if has_copies else 0
+    if model.attn_logit_softcapping:
+        num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_width
+        # The tanh and the shares, which in bfloat16 are there twice.
+        return element_bytes(train) * tokens * num_copied + 2 * _score_bytes(model, train)
     if train.attention_backend == "math":
         return FP32_BYTES * tokens * num_copied + _score_bytes(model, train)
     return FP32_BYTES * tokens * (num_copied + model.num_attention_heads)
@@ -421,7 +426,7 @@ def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
 
 def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
     """Return the bytes of a microbatch's fp32 scores in one block; 0: the kernel keeps none."""
-    if train.attention_backend != "math":
+    if train.attention_backend != "math" and not model.attn_logit_softcapping:
         return 0
     return FP32_BYTES * model.num_attention_heads * _tokens(train) * train.sequence_length
 

@@ -167,6 +167,8 @@ def _check_options(model: ModelSpec, source: str) -> None:
     if model.rotary_width < 2 or model.rotary_width % 2:
         what = f"turns {model.rotary_width} of the {model.head_width} values of a head; they turn in pairs"
         _refuse(source, "model.partial_rotary_factor", what)
+    if model.hidden_act != "silu" and model.has_experts:
+        _refuse(source, "model.hidden_act", "is silu in experts; leave it out")
     if model.qk_norm_over != "head" and not model.qk_norm:
         _refuse(source, "model.qk_norm_over", "is not used without qk_norm; leave it out")
     if model.window_rope_theta and not model.sliding_window:

@@ -175,13 +175,15 @@ class Head(nn.Module):
         self.norm = _rms_norm(spec, spec.hidden_size)
         self.lm_head = _linear(spec.hidden_size, spec.vocab_size)
         self.logits_scaling = spec.logits_scaling
+        self.cap = spec.final_logit_softcapping
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.scaled(self.lm_head(self.norm(hidden)))
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return what the model says, from products with the vocabulary [..., vocabulary]."""
-        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+        scaled = logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+        return _capped(scaled, self.cap) if self.cap else scaled
 
 
 class ZeroCenteredNorm(nn.RMSNorm):
@@ -207,6 +209,7 @@ class Attention(nn.Module):
         self.backend = backend
         self.window = spec.window_of(block)
         self.scale = spec.attention_multiplier or None
+        self.cap = spec.attn_logit_softcapping
         self.sizes = (spec.num_attention_heads * self.head_dim, *[spec.num_key_value_heads * self.head_dim] * 2)
         if spec.fused_projections:
             self.qkv_proj = _linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
@@ -229,14 +232,28 @@ class Attention(nn.Module):
             key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
             is_grouped = False
         mask = self._mask(hidden, documents)
-        with _chosen(self.backend):
-            mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=is_grouped
-            )
+        if self.cap:
+            mixed = self._capped_attention(query, key, value, mask)
+        else:
+            with _chosen(self.backend):
+                mixed = functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=is_grouped
+                )
         mixed = mixed.transpose(1, 2)
         if gate is not None:
             mixed = mixed * gate.sigmoid()
         return self.o_proj(mixed.flatten(2))  # type: ignore[no-any-return]
+
+    def _capped_attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what attention mixes from capped scores, which no kernel of torch has."""
+        groups, length = query.shape[1] // key.shape[1], query.shape[2]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = _capped(query @ key.transpose(2, 3) * (self.scale or self.head_dim**-0.5), self.cap)
+        if mask is None:
+            mask = kept_window_mask(length, length, query.device)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        shares = functional.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+        return shares @ value
 
     def _mask(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor | None:
         """Return who attends to whom; None: each token to all before it."""
@@ -307,7 +324,7 @@ class Attention(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """down(silu(gate(x)) · up(x)) (Shazeer 2020)."""
+    """down(act(gate(x)) · up(x)), with silu (Shazeer 2020) or another activation."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -317,12 +334,16 @@ class SwiGlu(nn.Module):
             self.gate_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
             self.up_proj = _linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias)
         self.down_proj = _linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.activation = spec.hidden_act
 
     def forward(self, hidden: Tensor) -> Tensor:
         if hasattr(self, "gate_up_proj"):
             gate, up = self.gate_up_proj(hidden).chunk(2, -1)
-            return self.down_proj(functional.silu(gate) * up)  # type: ignore[no-any-return]
-        return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+            return self.down_proj(self._activated(gate) * up)  # type: ignore[no-any-return]
+        return self.down_proj(self._activated(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+
+    def _activated(self, gate: Tensor) -> Tensor:
+        return functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
 
 
 def kept_rotary_table(
@@ -368,6 +389,10 @@ def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor, *, is_interleaved: bool
         heads.reshape(*heads.shape[:-1], -1, 2).flip(-1).flatten(-2) if is_interleaved else heads.roll(width // 2, -1)
     )
     return torch.addcmul(heads * cosine, partners, sine)
+
+
+def _capped(values: Tensor, cap: float) -> Tensor:
+    return torch.tanh(values / cap) * cap
 
 
 def _chosen(backend: AttentionBackend) -> AbstractContextManager[None]:

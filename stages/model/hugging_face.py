@@ -21,6 +21,7 @@ from headway.stages.model.mixture_config import (
     mixture_of,
     name_from_mixture,
     name_in_mixture,
+    whole_above_zero,
 )
 from headway.stages.model.rope_config import rope_config, rope_of
 from headway.stages.spec import LINEAR_SIZES, TIED, LayerType, ModelSpec
@@ -102,6 +103,8 @@ class _Family:
     """Norms of a block that have another name in its files."""
     turns_parts: bool = False
     """Whether it may turn a part of each head alone."""
+    scales_by_width: bool = False
+    """Whether its embeddings are multiplied by √hidden_size, and its scores by query_pre_attn_scalar^(−½)."""
     scales_queries: bool = False
     """Whether it scales queries by their positions."""
     has_blocks_without_rope: bool = False
@@ -120,6 +123,19 @@ _SANDWICH_OF_GLM: Final = {
 }
 _OLMO: Final = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
 _GLM: Final = {"fused_gate_up": True, "rope_interleaved": True}
+_GEMMA: Final = {"norm_placement": "both", "zero_centered_norms": True, "hidden_act": "gelu_pytorch_tanh"}
+_ABSENT_IN_GEMMA: Final = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_ONLY_IN_GEMMA: Final = {
+    "hidden_act": (None, "gelu", "gelu_pytorch_tanh"),  # transformers does not read it
+    "hidden_activation": ("gelu_pytorch_tanh",),
+}
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
 _ABSENT_IN_GLM: Final = {
     "attention_bias": True,
     "head_dim": 128,
@@ -235,6 +251,28 @@ _FAMILIES: Final[dict[str, _Family]] = {
         "Qwen3_5MoeForCausalLM",
         **_QWEN35 | {"absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2}},
     ),
+    "gemma2": _Family(
+        "Gemma2ForCausalLM",
+        _GEMMA,
+        absent={**_ABSENT_IN_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        window="types",
+        window_period=2,
+        keys={**_BIASES_OF_ATTENTION, **{name: name for name in _CAPS}},
+        scales_by_width=True,
+        only=_ONLY_IN_GEMMA,
+    ),
+    "gemma3_text": _Family(
+        "Gemma3ForCausalLM",
+        _GEMMA | {"qk_norm": True},
+        absent={**_ABSENT_IN_GEMMA, "rope_theta": 1e6},
+        window="types",
+        window_period=6,
+        window_theta=1e4,
+        keys={**_BIASES_OF_ATTENTION, "final_logit_softcapping": "final_logit_softcapping"},
+        scales_by_width=True,
+        rope_types=("default", "linear", "llama3", "yarn"),
+        only=_ONLY_IN_GEMMA,
+    ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
 
@@ -251,14 +289,20 @@ _OPTIONS: Final = (
     "fused_projections",
     "fused_gate_up",
     "rope_interleaved",
+    "hidden_act",
+    *_CAPS,
     *LINEAR_SIZES,
     *_MULTIPLIERS,
 )
 """Fields of ModelSpec that a family has with one value, unless its config.json says them."""
 
+_PERIOD: Final = ("sliding_window_pattern",)
+"""Key of Gemma 3 for the period of its blocks without a window."""
+
 _ABSENT: Final[dict[str, Any]] = {
     "attention_bias": False,
     "attention_multiplier": None,
+    **dict.fromkeys(_CAPS),
     "attention_out_bias": False,
     "embedding_multiplier": 1.0,
     "full_attention_interval": 4,
@@ -285,8 +329,6 @@ _ABSENT: Final[dict[str, Any]] = {
 
 _ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "add_cross_attention": (None, False),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
     "hidden_act": ("silu",),
     "hidden_activation": (None, "silu"),
     "full_attn_mod": (None, 1),
@@ -319,7 +361,7 @@ _READ_ELSEWHERE: Final = frozenset(
 
 _WITHOUT_EFFECT: Final = re.compile(
     r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
-    r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|is_decoder|is_llama_config|"
+    r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|cache_implementation|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
     r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
     r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+"
@@ -345,7 +387,7 @@ def hugging_face_config(
         "bos_token_id": None,
         "dtype": dtype,
         "eos_token_id": None,
-        "hidden_act": "silu",
+        "hidden_act": spec.hidden_act,
         "hidden_size": spec.hidden_size,
         "initializer_range": spec.initializer_range,
         "intermediate_size": spec.intermediate_size,
@@ -380,6 +422,9 @@ def hugging_face_config(
     elif family.window == "types":
         config["sliding_window"] = spec.sliding_window or None
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
+    if family.scales_by_width:
+        config |= {"hidden_activation": spec.hidden_act, "query_pre_attn_scalar": _scalar_of(spec)}
+        config |= {name: getattr(spec, name) or None for name in _CAPS}
     if family.turns_parts:
         config["rope_parameters"]["partial_rotary_factor"] = spec.partial_rotary_factor
     return config
@@ -400,6 +445,8 @@ def family_of(spec: ModelSpec) -> str:
 def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
     """Return the fields whose values a family's config.json cannot say."""
     fixed = {name: getattr(_PLAIN, name) for name in _OPTIONS} | dict(family.options)
+    if family.scales_by_width:
+        fixed |= {"embedding_multiplier": spec.hidden_size**0.5, "attention_multiplier": _scalar_of(spec) ** -0.5}
     found = [name for name, value in fixed.items() if name not in family.keys and getattr(spec, name) != value]
     of_key: dict[str, object] = {}
     for name, key in family.keys.items():
@@ -426,6 +473,11 @@ def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
     if family.scales_queries != bool(spec.rope_scaling.llama_4_scaling_beta) and "rope_scaling" not in found:
         found.append("rope_scaling")
     return found
+
+
+def _scalar_of(spec: ModelSpec) -> int:
+    """Return the whole number whose inverse root is the factor of the scores, or the nearest one to it."""
+    return round(spec.attention_multiplier**-2) if 0 < spec.attention_multiplier <= 1 else spec.head_width
 
 
 _TEXT_OF: Final = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -489,7 +541,13 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
             raise ValueError(f"{key} = {value!r} is not above 0")
     heads = sizes["num_attention_heads"]
     is_shared = told["num_key_value_heads"] is not None
-    rope = rope_of(dict(family.absent) | config, window_theta=family.window_theta)
+    by_width = {}
+    window_theta = family.window_theta
+    if family.scales_by_width:
+        by_width["embedding_multiplier"] = sizes["hidden_size"] ** 0.5
+        by_width["attention_multiplier"] = whole_above_zero(told, "query_pre_attn_scalar") ** -0.5
+        window_theta = window_theta and config.get("rope_local_base_freq", window_theta)
+    rope = rope_of(dict(family.absent) | config, window_theta=window_theta)
     if (scaling := rope["rope_scaling"]).rope_type not in family.rope_types:
         raise ValueError(f"rope_type = {scaling.rope_type!r} is not supported in a {name}")
     if family.scales_queries != bool(scaling.llama_4_scaling_beta):
@@ -504,6 +562,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         initializer_range=_number(told, "initializer_range"),
         tie_word_embeddings=_truth(told, "tie_word_embeddings"),
         **rope,
+        **by_width,
         head_dim=_head_dim(told, family),
         **_windows(told, family),
         **_said(told, family),
@@ -521,7 +580,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
 
 def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str]) -> None:
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
-    for key, values in (*_ONLY.items(), *family.only.items()):
+    for key, values in (_ONLY | dict(family.only)).items():
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
     said = {key for each in _FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
@@ -531,6 +590,8 @@ def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str])
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
     known = _READ_ELSEWHERE | _ABSENT.keys() | _ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
+    if family.scales_by_width:
+        known |= {"query_pre_attn_scalar"} | ({"rope_local_base_freq", *_PERIOD} if family.window_theta else set())
     for key in ignored:
         if key in known:
             raise ValueError(f"{key} says what the model computes, so it cannot be ignored")
@@ -568,7 +629,10 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
         raise ValueError(f"sliding_window = {window!r} is no number of tokens")
     kinds = config["layer_types"]
     if family.window == "types":
-        return _windows_by_type(window, kinds, num_blocks, family.window_period)
+        period = family.window_period
+        if family.scales_by_width and family.window_theta and _PERIOD[0] in config:
+            period = whole_above_zero(config, _PERIOD[0])
+        return _windows_by_type(window, kinds, num_blocks, period)
     if family.window == "linear":
         return {"layer_types": _hybrid_types(config)}
     if family.window in ("none", "off"):
@@ -614,6 +678,8 @@ def _said(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     for name, key in family.keys.items():
         if isinstance(getattr(_PLAIN, name), bool):
             fields[name] = _truth(config, key)
+        elif name in _CAPS and config[key] is None:
+            fields[name] = 0.0
         elif isinstance(getattr(_PLAIN, name), int):
             fields[name] = _whole(config, key)
         elif not 0 < _number(config, key) < 1e6:

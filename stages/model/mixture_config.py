@@ -58,7 +58,7 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {model_type}")
     names = _KEYS[model_type]
     fields: dict[str, Any] = {
-        field: _count(config, _present(config, field, names.get(field, field))) for field in _COUNTS
+        field: whole_above_zero(config, _present(config, field, names.get(field, field))) for field in _COUNTS
     }
     if fields["num_experts"] > MOST_EXPERTS:
         raise ValueError(f"{fields['num_experts']} experts are more than the {MOST_EXPERTS} that are read")
@@ -69,7 +69,7 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
     fields["norm_topk_prob"] = is_normed
     if model_type in _WITH_GATE:
-        width = _count(config, "shared_expert_intermediate_size")
+        width = whole_above_zero(config, "shared_expert_intermediate_size")
         if width % fields["moe_intermediate_size"]:
             of = fields["moe_intermediate_size"]
             raise ValueError(
@@ -80,7 +80,7 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         factor = config.get("routed_scaling_factor", 1.0)
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
             raise ValueError(f"routed_scaling_factor = {factor!r} is no number above 0")
-        fields["num_shared_experts"] = _count(config, "n_shared_experts")
+        fields["num_shared_experts"] = whole_above_zero(config, "n_shared_experts")
         fields |= {"routed_scaling_factor": float(factor), "router_scoring": "sigmoid", "router_bias": True}
     return fields
 
@@ -153,7 +153,8 @@ def _present(config: Mapping[str, Any], field: str, name: str) -> str:
     return field if name not in config and field in config else name
 
 
-def _count(config: Mapping[str, Any], key: str) -> int:
+def whole_above_zero(config: Mapping[str, Any], key: str) -> int:
+    """Return a count of a config.json. Raises ValueError, naming key and value."""
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key} = {value!r} is no number above 0")

@@ -111,7 +111,7 @@ def block(
     n = hidden
     if is_before:
         n = normed(hidden, "pre_feedforward" if is_after else "post_attention")
-    made = mixture(model, parameters, n, routed) if model.num_experts else feed_forward(parameters, n)
+    made = mixture(model, parameters, n, routed) if model.num_experts else feed_forward(model, parameters, n)
     if is_after:
         made = normed(made, "post_feedforward")
     return hidden + multiplied(model, made)
@@ -196,6 +196,9 @@ def attention(
         mask = (behind >= 0) & (behind < window)
     if positions is not None:
         mask = same_document(positions) if mask is None else same_document(positions) & mask
+    if model.attn_logit_softcapping:
+        mixed = capped_attention(model, query, key, value, mask, are_documents=positions is not None)
+        return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
     with chosen(backend):
         mixed = functional.scaled_dot_product_attention(
             query,
@@ -210,6 +213,23 @@ def attention(
     if gate is not None:
         mixed = mixed * torch.sigmoid(gate)
     return linear(parameters, "self_attn.o_proj", mixed.reshape(num_rows, length, -1))
+
+
+def capped_attention(
+    model: Model, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, are_documents: bool
+) -> Tensor:
+    """Attention step by step."""
+    times, length = model.num_attention_heads // model.num_key_value_heads, query.shape[2]
+    keys, values = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = torch.matmul(query, keys.mT) * (model.attention_multiplier or model.width_of_head**-0.5)
+    scores = torch.tanh(scores / model.attn_logit_softcapping) * model.attn_logit_softcapping
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+    if are_documents:
+        scores = scores + torch.zeros(mask.shape, dtype=scores.dtype).masked_fill(~mask, -math.inf)
+    else:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype), values)
 
 
 def same_document(positions: Tensor) -> Tensor:
@@ -294,14 +314,15 @@ def rotated(heads: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -
     return torch.addcmul(heads * cosine, swapped, sine)
 
 
-def feed_forward(parameters: Parameters, hidden: Tensor) -> Tensor:
-    """down(silu(gate(x)) · up(x))."""
+def feed_forward(model: Model, parameters: Parameters, hidden: Tensor) -> Tensor:
+    """down(act(gate(x)) · up(x))."""
     if "mlp.gate_up_proj.weight" in parameters:
         gate, up = linear(parameters, "mlp.gate_up_proj", hidden).chunk(2, -1)
     else:
         gate = linear(parameters, "mlp.gate_proj", hidden)
         up = linear(parameters, "mlp.up_proj", hidden)
-    return linear(parameters, "mlp.down_proj", functional.silu(gate) * up)
+    act = functional.silu(gate) if model.hidden_act == "silu" else functional.gelu(gate, approximate="tanh")
+    return linear(parameters, "mlp.down_proj", act * up)
 
 
 def chosen(backend: str) -> AbstractContextManager[None]:

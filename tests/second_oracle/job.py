@@ -76,6 +76,9 @@ class Model:
     attention_multiplier: float
     residual_multiplier: float
     logits_scaling: float
+    hidden_act: str
+    attn_logit_softcapping: float
+    final_logit_softcapping: float
     window_rope_theta: float
     partial_rotary_factor: float
     rope_interleaved: bool

@@ -122,7 +122,8 @@ def loss_and_gradient(
         frozen=below,
     )
     vocabulary = complete["head"]["lm_head.weight"]
-    chunk, scaling = job.train.loss_chunk, job.model.logits_scaling
+    chunk = job.train.loss_chunk
+    scaling = (job.model.logits_scaling, job.model.final_logit_softcapping)
     if below is None:
         value = differentiated_loss(
             normed,

@@ -14,7 +14,7 @@ def differentiated_loss(
     weight: Tensor,
     targets: Tensor,
     *,
-    scaling: float,
+    scaling: tuple[float, float],
     chunk: int,
     divisor: Tensor | None,
     more: Sequence[Tensor] = (),
@@ -36,10 +36,13 @@ def differentiated_loss(
     return value.item()
 
 
-def logits_of(rows: Tensor, weight: Tensor, scaling: float) -> Tensor:
+def logits_of(rows: Tensor, weight: Tensor, scaling: tuple[float, float]) -> Tensor:
     """In float32, from products in the job's dtype."""
     products = functional.linear(rows, weight)
-    return (products if scaling == 1 else products / scaling).float()
+    divisor, cap = scaling
+    if divisor != 1:
+        products = products / divisor
+    return (torch.tanh(products / cap) * cap if cap else products).float()
 
 
 def differentiated_preference(
@@ -48,7 +51,7 @@ def differentiated_preference(
     targets: Tensor,
     positions: Tensor,
     *,
-    scaling: float,
+    scaling: tuple[float, float],
     chunk: int,
     beta: float,
     divisor: Tensor,
@@ -87,7 +90,13 @@ def differentiated_preference(
 
 
 def in_chunks(
-    rows: Tensor, weight: Tensor, targets: Tensor, scaling: float, chunk: int, divisor: Tensor, more: Sequence[Tensor]
+    rows: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scaling: tuple[float, float],
+    chunk: int,
+    divisor: Tensor,
+    more: Sequence[Tensor],
 ) -> float:
     """Each chunk by itself, from the first to the last."""
     num_rows = len(targets)

@@ -100,6 +100,17 @@ partial_rotary_factor = 0.75
 rope_scaling = { rope_type = "longrope", original_max_position_embeddings = 8, attention_factor = 1.2, \
 short_factor = [1.0, 1.5, 2.0], long_factor = [1.0, 3.0, 9.0] }"""
 
+GEMMA = """tie_word_embeddings = true
+norm_placement = "both"
+zero_centered_norms = true
+hidden_act = "gelu_pytorch_tanh"
+embedding_multiplier = 5.656854249492381
+attention_multiplier = 0.25
+sliding_window = 4
+layer_types = ["sliding_attention", "full_attention"]"""
+GEMMA2 = GEMMA + "\nattn_logit_softcapping = 0.5\nfinal_logit_softcapping = 3.0"
+GEMMA3 = GEMMA + "\nqk_norm = true\nwindow_rope_theta = 100.0"
+
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
@@ -253,6 +264,14 @@ JOBS = {
     "Phi-4-mini, short": job_file(model=PHI.replace("_embeddings = 8", "_embeddings = 80")),
     "Qwen2-MoE": job_file("router_balance_loss = 0.02", model=QWEN2_MOE),
     "adapters beside a gated expert": "[adapter]\nrank = 2\n" + job_file('dtype = "bfloat16"', model=QWEN2_MOE),
+    "Gemma 2": job_file(model=GEMMA2, layers=3),
+    "gemma2_separate_documents": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"\nloss_chunk = 5\nrecompute = "attention"',
+        f"rest = {ADAMW}",
+        model=GEMMA2,
+    ),
+    "Gemma 3": job_file('dtype = "bfloat16"', model=GEMMA3, layers=3),
+    "adapters beside Gemma 3": "[adapter]\nrank = 2\n" + job_file(model=GEMMA3),
     "Granite": job_file('recompute = "attention"', model=GRANITE),
     "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
     "smollm3_separate_documents": job_file(
@@ -260,6 +279,9 @@ JOBS = {
     ),
 }
 CUT = (
+    "Gemma 2",
+    "gemma2_separate_documents",
+    "Gemma 3",
     "Phi-4-mini",
     "Qwen2-MoE",
     "olmo3_separate_documents",

@@ -20,6 +20,9 @@ DOTS: dict[str, Any] = EXPERTS | {
     "num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True, "norm_topk_prob": True,
 }  # fmt: skip
 QWEN2_MOE: dict[str, Any] = EXPERTS | {"num_shared_experts": 2, "shared_expert_gate": True, "qkv_bias": True}
+GEMMA: dict[str, Any] = {
+    "norm_placement": "both", "zero_centered_norms": True, "hidden_act": "gelu_pytorch_tanh", "qk_norm": True,
+}  # fmt: skip
 GLM: dict[str, Any] = {
     "norm_placement": "both", "fused_gate_up": True, "partial_rotary_factor": 0.5, "rope_interleaved": True,
 }  # fmt: skip
@@ -39,6 +42,7 @@ MOST_BESIDE = 56
         ({"head_dim": 24}, ()),
         ({"qk_norm": True}, ()),
         ({"qkv_bias": True, "output_bias": True}, ("q_proj",)),
+        (GEMMA, ()),
         (GLM, ()),
         (GLM, ("q_proj", "down_proj")),
         (OLMO, ()),
@@ -56,7 +60,7 @@ def test_a_block_beside_adapters_keeps_what_is_counted(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"fused_projections": True}, {"qk_norm": True}, GLM, OLMO, EXPERTS, DOTS], ids=str
+    "options", [{}, {"fused_projections": True}, {"qk_norm": True}, GEMMA, GLM, OLMO, EXPERTS, DOTS], ids=str
 )
 def test_a_trained_block_keeps_what_is_counted(options: dict[str, Any]) -> None:
     """Without adapters each matrix keeps its input, an expert's the rows sent to it, and each norm its normed input."""

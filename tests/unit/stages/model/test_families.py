@@ -72,6 +72,13 @@ PHI4_MINI = {
     "partial_rotary_factor": 0.75,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2], "long_factor": [1.0, 2.0, 4.0]},
 }
+GEMMA = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 10,
+    "sliding_window": 8,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-2,  # norms of values near zero enlarge the roundings of both
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("llama", {}),
     "Llama 3": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
@@ -165,6 +172,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 40,
             "norm_topk_prob": False,
         },
+    ),
+    "Gemma 2": (
+        "gemma2",
+        GEMMA | {"num_hidden_layers": 4, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "Gemma 3": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "Gemma 3, positions as its files have them": (
+        "gemma3_text",
+        GEMMA | {"num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_local_base_freq": 2e4, "rope_theta": 5e5},
     ),
     "Granite": (
         "granite",
@@ -346,7 +372,7 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
+        ({"model_type": "lfm2"}, "model_type is 'lfm2'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "original_max_position_embeddings = None"),
         ({"model_type": "phi3", "rope_scaling": ONE_FACTOR}, "1 factors of longrope"),
         ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type = 'proportional'"),
