@@ -26,7 +26,7 @@ from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKe
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.model.adapters import merged
+from headway.stages.model.adapters import is_of_adapter, merged
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.model.quantized import dequantized, quantized
@@ -161,6 +161,7 @@ async def _base(client: NodeClient, view: ClusterView, job: str, layer: str, pat
     else:
         await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, checksum=expected.checksum)
         weights = {name.removeprefix(f"{INITIAL}/"): tensor for name, tensor in read_state(path)[1].items()}
+        weights = {name: tensor for name, tensor in weights.items() if not is_of_adapter(name)}
     return dequantized(weights, parameter_shapes(layer, spec.model), spec.model.adapter.quantize)
 
 

@@ -30,6 +30,8 @@ class OriginSpec:
 
     url: str = ""
     """Path or URL; empty: the weights are random."""
+    adapter: str = ""
+    """Path or URL of the folder with the adapters that the job begins with; empty: the seed says them."""
     job: str = ""
     """Job for which the parts were read: its name stands in their files. Another job, if this one continues it."""
     ignored: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ fixes the machine's part at submit time.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, OriginSpec
@@ -17,14 +17,16 @@ from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_t
 from headway.optim.spec import USED_SETTINGS, GroupSpec
 from headway.stages.spec import AdapterSpec, ModelSpec
 
-OpenModel = Callable[[str, Sequence[str]], tuple[str, ModelSpec]]
-"""Returns the whole path or URL of a model's folder, and its model, without the keys of its config.json that a job
-ignores. Raises ConfigError.
+OpenModel = Callable[[str, Sequence[str]], tuple[OriginSpec, ModelSpec]]
+"""Returns the places of a model's folder, and its model, without the keys of its config.json that a job ignores. Of a
+folder of adapters the model is the one beside them, with its adapter. Raises ConfigError.
 """
 FROM = "from"
 """The key of `[model]` that names the folder with the initial weights. No field: it becomes the job's origin."""
 IGNORE = "ignore"
 """The key of `[model]` that names keys of its config.json. It becomes a part of the origin too."""
+_OF_FOLDER: Final = frozenset({"rank", "alpha", "rslora", "targets"})
+"""Keys of `[adapter]` that a folder of adapters says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +88,11 @@ def parse_job(
     ignored = _taken_keys(raw, source, has_folder=bool(folder))
     told: _JobFile = read_table(raw, _JobFile, source, check=check_keys)
     told = replace(told, data=_sole_or_several(told.data, raw.get("data", {}), source))
-    if "adapter" in raw and "rank" not in raw["adapter"]:
-        raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
     spec = told.spec()
     if folder:
-        table = raw.get("model", {})
-        spec = _begun_with(spec, folder, table, ignored=ignored, source=source, open_model=open_model)
+        spec = _begun_with(spec, folder, raw, ignored=ignored, source=source, open_model=open_model)
+    if "adapter" in raw and "rank" not in raw["adapter"] and not spec.origin.adapter:
+        raise ConfigError("is missing: without it all weights are trained; 16 is usual", f"{source}:adapter.rank")
     check_job(spec, source)
     return spec
 
@@ -142,20 +143,30 @@ def _taken_keys(raw: dict[str, Any], source: str, *, has_folder: bool) -> tuple[
 def _begun_with(
     spec: JobSpec,
     folder: str,
-    table: dict[str, Any],
+    raw: dict[str, Any],
     *,
     ignored: tuple[str, ...],
     source: str,
     open_model: OpenModel | None,
 ) -> JobSpec:
-    """Return the job with a folder's model. Raises ConfigError for a key of `[model]` that says something else."""
+    """Return the job with a folder's model. Raises ConfigError for a key that says something else."""
     if open_model is None:
         raise ConfigError("names a folder, which this command does not read", f"{source}:model.{FROM}")
-    url, model = open_model(folder, ignored)
-    for key in table:
+    origin, model = open_model(folder, ignored)
+    for key in raw.get("model", {}):
         ours, theirs = getattr(spec.model, key), getattr(model, key)
         if ours != theirs:
-            what = f"is {ours}, but config.json of {url} gives {theirs}; leave it out"
+            what = f"is {ours}, but config.json of {origin.url} gives {theirs}; leave it out"
             raise ConfigError(what, f"{source}:model.{key}")
-    model = replace(model, adapter=spec.model.adapter)
-    return replace(spec, model=model, origin=OriginSpec(url=url, job=spec.job.name, ignored=ignored))
+    adapter = spec.model.adapter
+    if origin.adapter:
+        named = raw.get("adapter", {}).keys()
+        for key in sorted(_OF_FOLDER & named):
+            ours, theirs = getattr(adapter, key), getattr(model.adapter, key)
+            if ours != theirs:
+                what = f"is {ours}, but the adapters of {origin.adapter} have {theirs}; leave it out"
+                raise ConfigError(what, f"{source}:adapter.{key}")
+        taken = _OF_FOLDER | ({"dropout"} - named)
+        adapter = replace(adapter, **{key: getattr(model.adapter, key) for key in taken})
+    origin = replace(origin, job=spec.job.name, ignored=ignored)
+    return replace(spec, model=replace(model, adapter=adapter), origin=origin)

@@ -102,6 +102,7 @@ def _check_text(source: str, key: str, text: str) -> None:
 def _check_texts(spec: JobSpec, source: str) -> None:
     """Check texts, which become paths and lines on terminals: they have a maximum and no control characters."""
     texts = {"fault.checkpoint_dir": spec.fault.checkpoint_dir, "model.from": spec.origin.url}
+    texts["adapter_config.json"] = spec.origin.adapter
     texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
     for key, text in texts.items():
         _check_text(source, key, text)

@@ -34,7 +34,7 @@ def carried_of(spec: JobSpec) -> Carried | None:
     with as_config_error():
         folder = OriginFolder(spec.origin.url)
         ranges = ranges_of(folder, CARRIED_PART, model=spec.model)
-        return _sorted({name: b"".join(folder.read(part.file, part.begin, part.end)) for name, part in ranges.items()})
+        return _sorted({name: b"".join(part.read()) for name, part in ranges.items()})
 
 
 def _sorted(raw: dict[str, bytes]) -> Carried:

@@ -1,8 +1,12 @@
-"""Names the files of a model's folder that its export carries over. Pure."""
+"""Names the files of a model's folder that its export carries over, and those of PEFT. Pure."""
 
 from typing import Final
 
 CONFIG_NAME: Final = "config.json"
+ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
+ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
+PEFT_PREFIX: Final = "base_model.model."
+"""Before the names of a checkpoint, in a folder of adapters."""
 CARRIED: Final = (
     CONFIG_NAME,
     "generation_config.json",

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.jobs.job_file import OpenModel
-from headway.daemon.origin.carried_files import CONFIG_NAME, MAX_CONFIG_BYTES
+from headway.daemon.origin.adapter_origin import adapter_spec
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME, MAX_CONFIG_BYTES
 from headway.stages.model.hugging_face import model_spec
-from headway.stages.spec import ModelSpec
+from headway.stages.spec import AdapterSpec, ModelSpec
 
 _MAX_SENTENCE: Final = 500
 """Maximum characters of a sentence about a config: its keys and values may have thousands."""
@@ -18,19 +21,26 @@ _MAX_SENTENCE: Final = 500
 def model_opener(base: Path) -> OpenModel:
     """Return the reader of folders that a job file names. base: what a relative path is relative to."""
 
-    def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[str, ModelSpec]:
+    def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[OriginSpec, ModelSpec]:
         from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
         from headway.daemon.origin.tensor_places import check_unambiguous, parsed_table
 
-        url = folder.rstrip("/") if "://" in folder else _local(base, folder)
+        url, adapter_url, table = _url_of(base, folder), "", None
         if "://" not in folder and not Path(url).exists():
             raise ConfigError("there is no such folder; a model of the Hub is written hf://OWNER/NAME", url)
         with as_config_error():
             opened = OriginFolder(url)
+            if not opened.has(CONFIG_NAME) and opened.has(ADAPTER_CONFIG_NAME):
+                place, adapter_url = f"{url}/{ADAPTER_CONFIG_NAME}", url
+                table = parsed_table(opened.read_small(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES), place)
+                url = _base_of(base, table, place)
+                opened = OriginFolder(url)
             config = parsed_table(opened.read_small(CONFIG_NAME, MAX_CONFIG_BYTES), f"{url}/{CONFIG_NAME}")
             model = _model_of(config, ignored, f"{url}/{CONFIG_NAME}")
             check_unambiguous(opened, is_tied=model.tie_word_embeddings)
-        return url, model
+            if table is not None:
+                model = replace(model, adapter=_adapter_of(table, model, f"{adapter_url}/{ADAPTER_CONFIG_NAME}"))
+        return OriginSpec(url=url, adapter=adapter_url), model
 
     return open_model
 
@@ -40,6 +50,29 @@ def whole_path(folder: str | None) -> str:
     if folder is None:
         return ""
     return folder if "://" in folder else _local(Path.cwd(), folder)
+
+
+def _url_of(base: Path, folder: str) -> str:
+    return folder.rstrip("/") if "://" in folder else _local(base, folder)
+
+
+def _base_of(base: Path, table: dict[str, Any], place: str) -> str:
+    """Return the folder of the model beside which adapters were trained."""
+    named = table.get("base_model_name_or_path")
+    url = _url_of(base, named) if isinstance(named, str) and named else ""
+    if not url or ("://" not in url and not Path(url).is_dir()):
+        what = (
+            f"base_model_name_or_path is {named!r}, which is no folder here; write its path there, or hf://OWNER/NAME"
+        )
+        raise ConfigError(_line(what), place)
+    return url
+
+
+def _adapter_of(table: dict[str, Any], model: ModelSpec, place: str) -> AdapterSpec:
+    try:
+        return adapter_spec(table, model)
+    except ValueError as error:
+        raise ConfigError(_line(str(error)), place) from error
 
 
 def _local(base: Path, folder: str) -> str:

@@ -103,7 +103,10 @@ class OriginFolder:
             except (FileNotFoundError, NotADirectoryError) as error:
                 if isinstance(error.__cause__, Exception) and _is_outage(error.__cause__):
                     raise error.__cause__ from error
-                raise MissingFileError(url, "is missing") from error
+                link = Path(self._at(name))
+                is_broken = is_local(self._file_system) and link.is_symlink()
+                what = f"is a link to {link.readlink()}, which is not there; download it again" if is_broken else ""
+                raise MissingFileError(url, what or "is missing") from error
 
 
 def _is_outage(cause: Exception) -> bool:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec, OriginPart
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME
 from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.origin.origin_parts import digest_of, ranges_of
+from headway.daemon.origin.origin_parts import Range, adapters_of, digest_of, ranges_of
 from headway.daemon.origin.safetensors_header import shown
-from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_tensors
+from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_adapters, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import parameter_shapes, trained_shapes
 from headway.stages.model.hugging_face import checkpoint_name, has_more_than_text
 from headway.stages.spec import ModelSpec, layer_names
 from headway.stages.state.layer_state import INITIAL, initial_weights
@@ -44,6 +45,7 @@ def with_parts(
         folder = OriginFolder(spec.origin.url)
         places = find_tensors(folder)
         _check_tensors(folder, places, spec.model)
+        _check_adapters(spec)
         if left := Counter(name.removeprefix("model.").partition(".")[0] for name in places.beside_text):
             told = " and ".join(f"{number} tensors of {part}" for part, number in sorted(left.items()))
             warn(f"{spec.origin.url}: the text model alone is trained and exported; {told} are left out")
@@ -67,15 +69,48 @@ def initial_weights_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | No
     def read(layer: str) -> dict[str, Tensor]:
         with as_config_error():
             ranges = ranges_of(folder, layer, places, model=spec.model)
-            given = {
-                name.removeprefix(f"{INITIAL}/"): tensor_of(
-                    b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape
-                )
-                for name, part in ranges.items()
-            }
-        return initial_weights(given, parameter_shapes(layer, spec.model), "cpu")
+            return initial_weights(_tensors_of(ranges), parameter_shapes(layer, spec.model), "cpu")
 
     return read
+
+
+def initial_adapters_of(spec: JobSpec) -> Callable[[str], dict[str, Tensor]] | None:
+    """Return the reader of the adapters with which each layer begins; None: the seed says them. Raises ConfigError."""
+    if not spec.origin.adapter:
+        return None
+    with as_config_error():
+        _check_adapters(spec)
+
+    def read(layer: str) -> dict[str, Tensor]:
+        with as_config_error():
+            return initial_weights(_tensors_of(adapters_of(spec, layer)), trained_shapes(layer, spec.model), "cpu")
+
+    return read
+
+
+def _tensors_of(ranges: dict[str, Range]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(f"{INITIAL}/"): tensor_of(b"".join(part.read()), part.dtype, part.shape)
+        for name, part in ranges.items()
+    }
+
+
+def _check_adapters(spec: JobSpec) -> None:
+    """Refuse a folder whose adapters are not exactly those that its adapter_config.json says."""
+    if not spec.origin.adapter:
+        return
+    folder, model = OriginFolder(spec.origin.adapter), spec.model
+    given = {name: (file, entry.shape) for name, (file, entry) in find_adapters(folder).items()}
+    _compare(
+        folder,
+        given,
+        {
+            checkpoint_name(layer, name, model): tuple(shape)
+            for layer in layer_names(model)
+            for name, shape in trained_shapes(layer, model).items()
+        },
+        config=ADAPTER_CONFIG_NAME,
+    )
 
 
 def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec) -> None:
@@ -88,15 +123,28 @@ def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec)
     if places.beside_text and not has_more_than_text(model):
         what = f"has {shown(places.beside_text[0])}, which a model of this config.json does not have"
         raise RecoveryError(folder.url, what)
-    for name, (file, entry) in places.tensors.items():
-        if model.tie_word_embeddings and name == TIED_NAMES[1]:
-            continue
+    is_copy = model.tie_word_embeddings
+    given = {
+        name: (file, entry.shape)
+        for name, (file, entry) in places.tensors.items()
+        if not (is_copy and name == TIED_NAMES[1])
+    }
+    _compare(folder, given, expected, config=CONFIG_NAME)
+
+
+def _compare(
+    folder: OriginFolder,
+    given: dict[str, tuple[str, tuple[int, ...]]],
+    expected: dict[str, tuple[int, ...]],
+    *,
+    config: str,
+) -> None:
+    """Refuse files and shapes of tensors that are not those that a config asks for."""
+    for name, (file, shape) in given.items():
         if name not in expected:
-            raise RecoveryError(
-                folder.named(file), f"has {shown(name)}, which a model of this config.json does not have"
-            )
-        if entry.shape != expected[name]:
-            what = f"has {shown(name)} of shape {list(entry.shape)}, and config.json asks for {list(expected[name])}"
+            raise RecoveryError(folder.named(file), f"has {shown(name)}, which a model of this {config} does not have")
+        if shape != expected[name]:
+            what = f"has {shown(name)} of shape {list(shape)}, and {config} asks for {list(expected[name])}"
             raise RecoveryError(folder.named(file), what)
-    if missing := [name for name in expected if name not in places.tensors]:
-        raise RecoveryError(folder.url, f"has no tensor {missing[0]}, which a model of its config.json has")
+    if missing := [name for name in expected if name not in given]:
+        raise RecoveryError(folder.url, f"has no tensor {missing[0]}, which a model of its {config} has")

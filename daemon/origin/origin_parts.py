@@ -13,11 +13,11 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.origin.safetensors_header import shown
-from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_tensors
+from headway.daemon.origin.safetensors_header import TensorEntry, shown
+from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_adapters, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.errors import MissingPackageError
-from headway.stages.model.decoder import frozen_shapes
+from headway.stages.model.decoder import frozen_shapes, parameter_shapes
 from headway.stages.model.hugging_face import layer_parameter
 from headway.stages.model.quantized import ABSMAX, quantize, quantized_matrices
 from headway.stages.spec import TIED, ModelSpec
@@ -32,11 +32,16 @@ _DTYPES: Final = ("F32", "BF16", "F16")
 class Range:
     """One tensor of a part, as a range of a file."""
 
+    folder: OriginFolder
     dtype: str
     shape: tuple[int, ...]
     file: str
     begin: int
     end: int
+
+    def read(self, *, skipped_bytes: int = 0) -> Iterator[bytes]:
+        """Yield its bytes, piece by piece. Raises RecoveryError."""
+        return self.folder.read(self.file, min(self.begin + skipped_bytes, self.end), self.end)
 
 
 def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -48,19 +53,19 @@ def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], N
     if expected is None:
         raise RecoveryError(spec.origin.url, f"has no part {name!r} in the job's record")
     folder = OriginFolder(spec.origin.url, beat=beat)
-    part = _Part(spec, name, ranges_of(folder, name, model=spec.model))
+    part = _Part(spec, name, ranges_of(folder, name, model=spec.model) | adapters_of(spec, name, beat=beat))
     if part.size_bytes != expected.size_bytes:
         raise RecoveryError(folder.url, f"is not the folder that was submitted: {name} has another size")
     head = part.start.signed(expected.checksum)
     if offset < len(head):
         yield head[offset:]
-    yield from part.data(folder, skipped_bytes=max(0, offset - len(head)))
+    yield from part.data(skipped_bytes=max(0, offset - len(head)))
 
 
 def digest_of(spec: JobSpec, name: str, folder: OriginFolder, *, places: TensorPlaces | None = None) -> FileDigest:
     """Return size and checksum of a part, which is read once. places: all tensors, if they are known."""
-    part = _Part(spec, name, ranges_of(folder, name, places, model=spec.model))
-    for piece in part.data(folder):
+    part = _Part(spec, name, ranges_of(folder, name, places, model=spec.model) | adapters_of(spec, name))
+    for piece in part.data():
         part.start.content.update(piece)
     return FileDigest(size_bytes=part.size_bytes, checksum=part.start.content.hexdigest())
 
@@ -69,6 +74,7 @@ class _Part:
     """A part's file: its start, and its data from the ranges of the folder."""
 
     def __init__(self, spec: JobSpec, name: str, ranges: dict[str, Range]) -> None:
+        self._url = spec.origin.url
         self._ranges = ranges
         self._quantizer = spec.model.adapter.quantize
         frozen = {} if name == CARRIED_PART else frozen_shapes(name, spec.model)
@@ -82,34 +88,33 @@ class _Part:
         self.start = state_start(self._tensors, header)
         self.size_bytes = len(self.start.head) + self.start.data_bytes
 
-    def data(self, folder: OriginFolder, *, skipped_bytes: int = 0) -> Iterator[bytes]:
+    def data(self, *, skipped_bytes: int = 0) -> Iterator[bytes]:
         """Yield the tensors' bytes in the order of their names. Raises RecoveryError."""
         codes = b""
         for key in sorted(self._tensors):
             matrix, _, last = key.rpartition(".")
             if matrix in self._matrices and last in (ABSMAX, "weight"):
                 if last == ABSMAX:  # before the matrix's codes, by name
-                    codes, piece = self._quantized(folder, f"{matrix}.weight")
+                    codes, piece = self._quantized(f"{matrix}.weight")
                 else:
                     codes, piece = b"", codes
                 yield piece[skipped_bytes:]
                 skipped_bytes = max(0, skipped_bytes - len(piece))
                 continue
             part = self._ranges[key]
-            begin = min(part.begin + skipped_bytes, part.end)
-            skipped_bytes -= begin - part.begin
-            yield from folder.read(part.file, begin, part.end)
+            yield from part.read(skipped_bytes=skipped_bytes)
+            skipped_bytes = max(0, skipped_bytes - (part.end - part.begin))
 
-    def _quantized(self, folder: OriginFolder, key: str) -> tuple[bytes, bytes]:
+    def _quantized(self, key: str) -> tuple[bytes, bytes]:
         """Return the bytes of a matrix's codes and scales."""
         part = self._ranges.get(key)
         if part is None:
-            raise RecoveryError(folder.url, f"is not the folder that was submitted: {key} is missing")
-        matrix = tensor_of(b"".join(folder.read(part.file, part.begin, part.end)), part.dtype, part.shape)
+            raise RecoveryError(self._url, f"is not the folder that was submitted: {key} is missing")
+        matrix = tensor_of(b"".join(part.read()), part.dtype, part.shape)
         try:
             codes, scales = quantize(matrix, self._quantizer)
         except MissingPackageError as error:
-            raise RecoveryError(folder.url, str(error)) from error
+            raise RecoveryError(self._url, str(error)) from error
         return codes.numpy().tobytes(), scales.numpy().tobytes()
 
 
@@ -124,18 +129,37 @@ def ranges_of(
         return _carried(folder, places or find_tensors(folder))
     if places is None:
         places = find_tensors(folder, lambda tensor: bool(_parameter_of(name, tensor, model=model)))
+        if len(places.tensors) < len(parameter_shapes(name, model)):  # the index lacks some that a shard has
+            places = find_tensors(folder)
     found = {}
     for tensor, (file, entry) in places.tensors.items():
         parameter = _parameter_of(name, tensor, model=model)
         if not parameter:
             continue
-        if entry.dtype not in _DTYPES:
-            what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(_DTYPES)}"
-            raise RecoveryError(folder.named(file), what)
-        found[f"{INITIAL}/{parameter}"] = Range(entry.dtype, entry.shape, file, entry.begin, entry.end)
+        found[f"{INITIAL}/{parameter}"] = _range(folder, tensor, file, entry)
     if not found:
         raise RecoveryError(folder.url, f"has no tensor of {name}")
     return found
+
+
+def adapters_of(spec: JobSpec, name: str, *, beat: Callable[[], None] = lambda: None) -> dict[str, Range]:
+    """Return the ranges of the adapters with which a layer begins; none: the seed says them. Raises RecoveryError."""
+    if not spec.origin.adapter or name == CARRIED_PART:
+        return {}
+    folder = OriginFolder(spec.origin.adapter, beat=beat)
+    found = {}
+    for tensor, (file, entry) in find_adapters(folder).items():
+        place = layer_parameter(tensor, spec.model)
+        if place is not None and place[0] == name:
+            found[f"{INITIAL}/{place[1]}"] = _range(folder, tensor, file, entry)
+    return found
+
+
+def _range(folder: OriginFolder, tensor: str, file: str, entry: TensorEntry) -> Range:
+    if entry.dtype not in _DTYPES:
+        what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(_DTYPES)}"
+        raise RecoveryError(folder.named(file), what)
+    return Range(folder, entry.dtype, entry.shape, file, entry.begin, entry.end)
 
 
 def _parameter_of(name: str, tensor: str, *, model: ModelSpec) -> str:
@@ -156,7 +180,7 @@ def _carried(folder: OriginFolder, places: TensorPlaces) -> dict[str, Range]:
         size = folder.size_of(file)
         if size > MAX_CARRIED_BYTES:
             raise RecoveryError(folder.named(file), f"has {size} bytes; at most {MAX_CARRIED_BYTES} are carried over")
-        found[f"{FILE}{file}"] = Range("U8", (size,), file, 0, size)
+        found[f"{FILE}{file}"] = Range(folder, "U8", (size,), file, 0, size)
     for file, header in places.headers.items():
-        found[f"{HEADER}{file}"] = Range("U8", (len(header),), file, 0, len(header))
+        found[f"{HEADER}{file}"] = Range(folder, "U8", (len(header),), file, 0, len(header))
     return found

@@ -64,6 +64,7 @@ def reference(
     device: torch.device | str = "cpu",
     optimizers_from: OptimizerFactory | None = None,
     initial: Callable[[str], dict[str, Tensor]] | None = None,
+    adapters: Callable[[str], dict[str, Tensor]] | None = None,
 ) -> Weights:
     """Train a job in this process and return W_B: fp32, for any dtype of the job. `on_batch` is called with each batch.
     If evaluations end the job at boundary S, it is W_S.
@@ -76,6 +77,7 @@ def reference(
     with the earlier stage are coded. A cluster with these cuts, and one plan from beginning to end, has equal bits.
 
     optimizers_from replaces the job's own optimizers. initial: returns a layer's W_0 in fp32; None: the seed says it.
+    adapters: returns those with which a layer begins; None: as `initial`.
     Sets the process's threads and determinism (`configure`).
     """
     train, m = job.train, job.train.microbatches
@@ -90,7 +92,7 @@ def reference(
     frozen = Weights()
     if job.model.has_adapter:
         frozen = {n: frozen_beside(initial(n), LayerName(n), job.model, train, device=device) for n in job.layers}
-        initial = partial(initial_adapters, spec=job.model, seed=job.job.seed)
+        initial = adapters or partial(initial_adapters, spec=job.model, seed=job.job.seed)
     master = {name: _moved(initial(name), device) for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
     optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}

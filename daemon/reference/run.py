@@ -16,7 +16,7 @@ from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener
-from headway.daemon.origin.origin_model import initial_weights_of
+from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.data_here import folder_here
 from headway.daemon.reference.loop import BatchResult, reference
@@ -60,7 +60,7 @@ def run_reference(
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out)
     check_place(out / "model")
-    initial, carried = initial_weights_of(spec), carried_of(spec)
+    initial, adapters, carried = initial_weights_of(spec), initial_adapters_of(spec), carried_of(spec)
     num_done = 0
     with MetricsFile(out / "metrics.jsonl") as metrics:
 
@@ -80,7 +80,15 @@ def run_reference(
                 progress.flush()
 
         try:
-            weights = reference(spec, tokens, on_batch=on_batch, coded_cuts=coded_cuts, device=chosen, initial=initial)
+            weights = reference(
+                spec,
+                tokens,
+                on_batch=on_batch,
+                coded_cuts=coded_cuts,
+                device=chosen,
+                initial=initial,
+                adapters=adapters,
+            )
         except NonFiniteLossError as error:
             raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
         except (MemoryError, RuntimeError) as error:

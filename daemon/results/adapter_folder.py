@@ -10,12 +10,11 @@ from torch import Tensor
 
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.origin.carried import Carried
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, PEFT_PREFIX
 from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, DraftedFolder, check_place, told_of
 from headway.stages.model.hugging_face import checkpoint_name
 from headway.stages.spec import ModelSpec, matrix_names
 
-CONFIG_NAME: Final = "adapter_config.json"
-WEIGHTS_NAME: Final = "adapter_model.safetensors"
 _OF_MODEL: Final = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
@@ -50,15 +49,15 @@ class AdapterFolderWriter(DraftedFolder):
     def add(self, layer: str, parameters: Mapping[str, Tensor]) -> None:
         """Take a layer's adapters, by parameter name, in float32."""
         for name, tensor in parameters.items():
-            key = f"base_model.model.{checkpoint_name(layer, name, self._spec)}"
+            key = f"{PEFT_PREFIX}{checkpoint_name(layer, name, self._spec)}"
             self._tensors[key] = tensor.detach().cpu().contiguous()
 
     def close(self) -> None:
         """Write the files and put them in their place. Raises ConfigError."""
         files = self._files | {
-            CONFIG_NAME: (json.dumps(self._config, indent=2) + "\n").encode(),
+            ADAPTER_CONFIG_NAME: (json.dumps(self._config, indent=2) + "\n").encode(),
             MARK_NAME: (json.dumps({"producer": PRODUCER}) + "\n").encode(),
-            WEIGHTS_NAME: save(dict(sorted(self._tensors.items())), metadata={"format": "pt"}),
+            ADAPTER_WEIGHTS_NAME: save(dict(sorted(self._tensors.items())), metadata={"format": "pt"}),
         }
         with told_of(self.folder):
             for name, data in files.items():

@@ -61,7 +61,7 @@ def _why_no_origin(spec: JobSpec) -> str:
     """Return the fault of the folder with the initial weights; empty: none."""
     origin = spec.origin
     if not origin.url:
-        return "names parts of no folder" if origin.parts or origin.job else ""
+        return "names parts of no folder" if origin.parts or origin.job or origin.adapter else ""
     if not is_job_name(origin.job):
         return f"its job's name, {origin.job[:60]!r}, is not a job name"
     if [part.name for part in origin.parts] != [*spec.layers, CARRIED_PART]:

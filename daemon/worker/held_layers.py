@@ -21,7 +21,7 @@ from headway.stages.ids import Boundary, LayerName, Timeline
 from headway.stages.state.device_loading import DeviceLoading
 from headway.stages.state.journal import JOURNAL, Journal
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer
-from headway.stages.state.layer_state import LayerState, frozen_weights
+from headway.stages.state.layer_state import LayerState, frozen_weights, given_adapters
 from headway.stages.state.state_file import check_header, read_state
 
 HeldSession = WorkerSession[LayerState, Journal, TokenShards]
@@ -134,7 +134,7 @@ def _load_layer(
     if kind == "live":
         return session.live_layer(name, start.boundary)
     make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
-    frozen = _load_frozen(base, name, spec, device=device, loading=loading)
+    frozen, adapters = _load_frozen(base, name, spec, device=device, loading=loading)
     if kind == "initial":
         if spec.origin.url and not spec.model.has_adapter:
             raise OrderRefusedError(f"{name} begins with the weights of {spec.origin.url}, not with random ones")
@@ -146,6 +146,7 @@ def _load_layer(
             device=device,
             optimizer_factory=make_optimizer,
             frozen=frozen,
+            adapters=adapters,
         )
     return read_layer(
         Path(source.path),
@@ -169,14 +170,17 @@ def needs_base(spec: JobSpec | None) -> bool:
 
 def _load_frozen(
     base: LayerSource | None, name: LayerName, spec: JobSpec, *, device: torch.device, loading: DeviceLoading
-) -> dict[str, Tensor]:
-    """Return the weights beside a layer's adapters: from its part of the model's folder, else from the seed."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Return the weights beside a layer's adapters: from its part of the model's folder, else from the seed. And the
+    adapters with which it begins; None: the seed says them.
+    """
     given = None
     if base is not None:
         header, given = read_state(Path(base.path), loading=loading)
         check_header(Path(base.path), header, job=spec.origin.job, layer=name, boundary=0)
     try:
-        return frozen_weights(name, spec.model, spec.train, seed=spec.job.seed, device=device, given=given)
+        frozen = frozen_weights(name, spec.model, spec.train, seed=spec.job.seed, device=device, given=given)
+        return frozen, given_adapters(given or {}, name, spec.model) if spec.origin.adapter else None
     except ValueError as error:
         raise DamagedFileError(base.path if base is not None else name, str(error)) from error
 

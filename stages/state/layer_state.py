@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from headway.stages.ids import Boundary, LayerName
+from headway.stages.model.adapters import is_of_adapter
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.model.quantized import is_plain, quantized
@@ -54,10 +55,15 @@ class LayerState:
         device: torch.device | str,
         optimizer_factory: OptimizerFactory,
         frozen: Mapping[str, Tensor] | None = None,
+        adapters: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Return boundary 0: a function of the seed and the layer's name. frozen: None: drawn, if there is any."""
+        """Return boundary 0: a function of the seed and the layer's name. frozen: None: drawn, if there is any.
+
+        adapters: those with which the layer begins; None: drawn, if there are any.
+        """
         initial = initial_adapters if model.has_adapter else initial_parameters
-        weights = {n: tensor.to(device) for n, tensor in initial(name, model, seed=seed).items()}
+        drawn = initial(name, model, seed=seed) if adapters is None else adapters
+        weights = {n: tensor.to(device) for n, tensor in drawn.items()}
         if frozen is None:
             frozen = frozen_weights(name, model, train, seed=seed, device=device)
         return cls._beginning(name, weights, train, optimizer_factory, frozen=frozen)
@@ -165,9 +171,18 @@ def frozen_weights(
         return {}
     if given is None:
         return frozen_beside(initial_parameters(name, model, seed=seed), name, model, train, device=device)
-    weights = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items()}
+    weights = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items() if not is_of_adapter(key)}
     _check_shapes(weights, {key: shape for key, (shape, _) in frozen_shapes(name, model).items()})
     return _in_dtype(weights, train, device)
+
+
+def given_adapters(given: Mapping[str, Tensor], name: LayerName, model: ModelSpec) -> dict[str, Tensor]:
+    """Return the adapters with which a layer begins, in fp32. given: the tensors of its part of a model's folder.
+
+    Raises ValueError as `initial_weights`.
+    """
+    adapters = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items() if is_of_adapter(key)}
+    return initial_weights(adapters, trained_shapes(name, model), "cpu")
 
 
 def frozen_beside(

@@ -16,11 +16,11 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.jobs.job import FaultSpec, JobSpec, OriginSpec, PlacementSpec
+from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
-from headway.daemon.origin.origin_model import initial_weights_of, with_parts
+from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of, with_parts
 from headway.daemon.records.records import Phase, WorkerRecord
 from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
@@ -48,9 +48,9 @@ PATIENCE_S = 240.0
 async def test_adapters_of_a_folder_at_any_cut(tmp_path: Path, schedule: Literal["2bw", "1f1b"]) -> None:
     """One, two and three stages: the adapters of the plain loop. Merged, all weights are there."""
     await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
-    url, model = model_opener(tmp_path)("model", ())
+    opened, model = model_opener(tmp_path)("model", ())
     model = replace(model, adapter=AdapterSpec(rank=4, alpha=8.0))
-    spec = replace(small_job("lora", schedule=schedule), model=model, origin=OriginSpec(url=url, job="lora"))
+    spec = replace(small_job("lora", schedule=schedule), model=model, origin=replace(opened, job="lora"))
     losses: list[float] = []
     weights = reference(
         with_parts(spec),
@@ -58,13 +58,13 @@ async def test_adapters_of_a_folder_at_any_cut(tmp_path: Path, schedule: Literal
         on_batch=lambda result: losses.append(result.loss),
         initial=initial_weights_of(spec),
     )
-    with AdapterFolderWriter(tmp_path / "plain", model, base=url) as writer:
+    with AdapterFolderWriter(tmp_path / "plain", model, base=opened.url) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
     async with LocalCluster(tmp_path / "cluster", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster:
         for num_nodes in (1, 2, 3):
             name = f"lora-{num_nodes}"
-            job = replace(spec, job=replace(spec.job, name=name), origin=OriginSpec(url=url, job=name))
+            job = replace(spec, job=replace(spec.job, name=name), origin=replace(opened, job=name))
             job = with_parts(replace(job, placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes)))
             async with ClusterSession(cluster.address) as session:
                 await submit(session, job)
@@ -75,16 +75,50 @@ async def test_adapters_of_a_folder_at_any_cut(tmp_path: Path, schedule: Literal
             assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
     import transformers
 
-    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "lora-3-merged", dtype=torch.float32)
+    merge = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "lora-3-merged", dtype=torch.float32)
     reader = initial_weights_of(spec)
     assert reader is not None
     expected = merged(reader("block.1"), weights["block.1"], model.adapter)
     for parameter, tensor in expected.items():
-        assert torch.equal(opened.get_parameter(f"model.layers.1.{parameter}"), tensor), parameter
+        assert torch.equal(merge.get_parameter(f"model.layers.1.{parameter}"), tensor), parameter
     assert not torch.equal(
         expected["mlp.up_proj.weight"],
         load_file(tmp_path / "model" / "model.safetensors")["model.layers.1.mlp.up_proj.weight"],
     )
+
+
+async def test_adapters_of_a_folder_are_continued_at_any_cut(tmp_path: Path) -> None:
+    """A job begins with adapters that PEFT has written, B no zeros: one and three nodes end in the plain loop's."""
+    import peft
+    import transformers
+
+    base = await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(
+        str(tmp_path / "a")
+    )
+    opened, model = model_opener(tmp_path)("a", ())
+    spec = replace(small_job("more"), model=model, origin=replace(opened, job="more"))
+    plain = reference(
+        spec,
+        TokenShards.open(data_folder(spec.data.source, default_cache_dir())),
+        on_batch=lambda _: None,
+        initial=initial_weights_of(spec),
+        adapters=initial_adapters_of(spec),
+    )
+    with AdapterFolderWriter(tmp_path / "plain", model, base=opened.url) as writer:
+        for layer, parameters in plain.items():
+            writer.add(layer, parameters)
+    async with LocalCluster(tmp_path / "cluster", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster:
+        for num_nodes in (1, 3):
+            name = f"more-{num_nodes}"
+            job = replace(spec, job=replace(spec.job, name=name), origin=replace(opened, job=name))
+            job = with_parts(replace(job, placement=PlacementSpec(min_nodes=num_nodes, max_nodes=num_nodes)))
+            async with ClusterSession(cluster.address) as session:
+                await submit(session, job)
+                await finished(session, name, tmp_path / name)
+            files = [tmp_path / name / "model", tmp_path / "plain"]
+            assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
 
 
 async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path) -> None:
@@ -187,13 +221,13 @@ async def job_in_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 
 def trained_beside(tmp_path: Path, folder: str, spec: JobSpec, adapter: AdapterSpec) -> tuple[JobSpec, bytes]:
     """The job of two nodes beside a folder's weights, and the adapters of its plain loop."""
-    url, model = model_opener(tmp_path)(folder, ())
-    spec = replace(spec, fault=FaultSpec(snapshot_every=5), origin=OriginSpec(url=url, job=spec.job.name))
+    opened, model = model_opener(tmp_path)(folder, ())
+    spec = replace(spec, fault=FaultSpec(snapshot_every=5), origin=replace(opened, job=spec.job.name))
     spec = replace(spec, model=replace(model, adapter=adapter))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
     weights = reference(spec, tokens, on_batch=lambda _: None, initial=initial_weights_of(spec))
-    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=url) as writer:
+    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=opened.url) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
     return spec, (tmp_path / "plain/adapter_model.safetensors").read_bytes()

@@ -10,7 +10,7 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.node_drain import drain, release
-from headway.daemon.jobs.job import OriginSpec, PlacementSpec
+from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
@@ -50,8 +50,8 @@ async def test_a_node_without_the_folder_gets_its_layers_from_the_other(
     home = tmp_path / "home"
     await asyncio.to_thread(write_tiny_model, home / "model", model_type="qwen3", head_dim=16, shard_size="30KB")
     monkeypatch.setenv("HOME", str(home))
-    url, model = model_opener(tmp_path)("file://~/model", ())
-    spec = replace(small_job("from-a-folder", batches=4), model=model, origin=OriginSpec(url=url, job="from-a-folder"))
+    opened, model = model_opener(tmp_path)("file://~/model", ())
+    spec = replace(small_job("from-a-folder", batches=4), model=model, origin=replace(opened, job="from-a-folder"))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     async with LocalCluster(tmp_path / "cluster", num_nodes=1, node_settings=WITHOUT_SPARES) as cluster:
         await cluster.add_node(environment={"HOME": str(tmp_path / "elsewhere")})
@@ -79,9 +79,9 @@ async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
     await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
     away = [node.name for node in cluster.nodes[1:]]
     with serving(tmp_path) as server:
-        url, model = model_opener(tmp_path)(f"{server.url}/model", ())
+        opened, model = model_opener(tmp_path)(f"{server.url}/model", ())
         spec = small_job(name, batches=60)
-        spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4)), origin=OriginSpec(url=url, job=name))
+        spec = replace(spec, model=replace(model, adapter=AdapterSpec(rank=4)), origin=replace(opened, job=name))
         spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=1, max_nodes=2)))
         set_pace(LAYER_S)
         async with ClusterSession(cluster.address) as session:
@@ -95,7 +95,7 @@ async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
 
                 def is_told(_: ClusterView, job: JobView) -> bool:
                     reading = job.readings.get(away[0])
-                    return reading is not None and reading.url == url and reading.silent_s > 0
+                    return reading is not None and reading.url == opened.url and reading.silent_s > 0
 
                 job = await until(session, is_told, name)
                 assert job.progress is not None
@@ -115,7 +115,7 @@ async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
             on_batch=lambda result: losses.append(result.loss),
             initial=initial_weights_of(spec),
         )
-    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=url) as writer:
+    with AdapterFolderWriter(tmp_path / "plain", spec.model, base=opened.url) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
     assert piped.losses == tuple(losses)

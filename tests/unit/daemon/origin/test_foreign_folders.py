@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
-from headway.daemon.jobs.job import JobSection, JobSpec, OriginSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.origin.origin_config import model_opener
@@ -61,8 +61,8 @@ def write_folder(folder: Path, **shards: list[str]) -> Path:
 
 def submitted(folder: Path) -> JobSpec:
     """What a submission does with a folder."""
-    url, model = model_opener(folder.parent)(folder.name, ())
-    return with_parts(JobSpec(job=JobSection(name="j"), model=model, origin=OriginSpec(url=url, job="j")))
+    opened, model = model_opener(folder.parent)(folder.name, ())
+    return with_parts(JobSpec(job=JobSection(name="j"), model=model, origin=replace(opened, job="j")))
 
 
 def edit(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:

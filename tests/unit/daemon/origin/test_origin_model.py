@@ -1,5 +1,6 @@
 """A model's folder that transformers has written, as `[model]`, as digests, as files of boundary 0 and as weights."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,16 @@ def test_shards_of_an_index_beside_a_single_file(tmp_path: Path, is_changed: boo
     assert carried is not None
     assert set(carried.headers) == {"model.safetensors"}
     assert "model.safetensors.index.json" not in carried.files
+
+
+def test_an_index_that_lacks_tensors_of_a_shard(tmp_path: Path) -> None:
+    """They are read, as transformers reads them, also for one layer by itself."""
+    folder = write_tiny_model(tmp_path / "model", shard_size="30KB")
+    index = folder / "model.safetensors.index.json"
+    raw, whole = json.loads(index.read_text()), with_parts(job_from(folder))
+    for name in [name for name in raw["weight_map"] if name.startswith("model.layers.1.mlp.")]:
+        del raw["weight_map"][name]
+    index.write_text(json.dumps(raw))
+    spec = with_parts(job_from(folder))
+    assert spec.origin.digest_of("block.1") == whole.origin.digest_of("block.1")
+    assert b"".join(read_part(spec, "block.1")) == b"".join(read_part(whole, "block.1"))
