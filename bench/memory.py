@@ -32,7 +32,7 @@ from headway.daemon.planning.planner import make_plan
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.attention_kernels import why_not
 from headway.stages.model.determinism import configure
-from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, matrix_names
 
 BAR = 0.1
 MOST_OF_REPLICAS = 1.25
@@ -191,6 +191,7 @@ CASES = (
     Case("qwen3_moe, long microbatches, bfloat16", model=QWEN3_MOE, train=BF16 | {"microbatch_size": 16}),
     Case("qwen3_moe, recompute block", model=QWEN3_MOE, train={"recompute": "block"}),
     Case("qwen3_moe, LoRA", model=QWEN3_MOE, adapter=LORA),
+    Case("qwen3_moe, LoRA on experts", model=QWEN3_MOE, adapter=replace(LORA, targets=matrix_names(ModelSpec()))),
     Case("dots1", model=DOTS1, train=ROUTED),
     Case("dots1, long microbatches", model=DOTS1, train=ROUTED | {"microbatch_size": 16}),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),

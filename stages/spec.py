@@ -79,7 +79,7 @@ class AdapterSpec:
     rslora: bool = False
     """Whether B·A is divided by the root of the rank (Kalajdzievski 2023, arXiv 2312.03732), not by the rank."""
     targets: tuple[str, ...] = ()
-    """Matrices by the last part of their names, such as q_proj; empty: all of the blocks."""
+    """Matrices by the last part of their names, such as q_proj; empty: all of the blocks but those of experts."""
     dropout: float = 0.0
     quantize: Quantizer = "none"
     """Of the blocks' frozen matrices."""
@@ -395,8 +395,8 @@ def matrix_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:
         mixing = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
     elif model.fused_projections:
         mixing = ("qkv_proj", "o_proj")
-    if model.has_experts:
-        return mixing
+    if model.has_experts and not model.adapter.targets:
+        return mixing  # an expert's matrices have adapters if they are named
     return (*mixing, *(("gate_up_proj",) if model.fuses_gate_up else ("gate_proj", "up_proj")), "down_proj")
 
 

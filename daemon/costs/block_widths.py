@@ -94,7 +94,11 @@ def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWid
         of_mlp, of_attention = (sum(own.get(n, hidden) for n in names) for names in (in_mlp, in_attention))
         size = 2 if train.dtype == "bfloat16" else 4
         of_mlp, of_attention = of_mlp + of_mlp // size, of_attention + of_attention // size
-    above = hidden * num_norms + inner * 3 + of_mlp + model.adapter.rank * len(in_mlp) + _of_routing(model)
+    num_met = 1
+    if model.has_experts and in_mlp:  # an expert's rows are its own; a token has as many as experts that it meets
+        num_met = model.num_experts_per_tok + model.num_shared_experts
+        of_mlp += hidden * (num_met - 1) * any(name != "down_proj" for name in in_mlp)
+    above = hidden * num_norms + inner * 3 + of_mlp + model.adapter.rank * len(in_mlp) * num_met + _of_routing(model)
     below = hidden * num_norms + of_attention + model.adapter.rank * len(in_attention)
     mixing = _of_mixing(model, block, keeps_output=bool({"o_proj", "out_proj"} & {*adapted}))
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.

@@ -219,8 +219,10 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 def _adapter_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
     """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
-    of_mlp = () if model.has_experts else _mlp_shapes(model)
-    matrices = zip(matrix_names(model, block), (*_mixing_shapes(model, block), *of_mlp), strict=True)
+    names, of_mixing, of_mlp = matrix_names(model, block), _mixing_shapes(model, block), _mlp_shapes(model)
+    if model.has_experts:  # the three matrices of one expert after those of another, if any has adapters
+        names = (*names[: len(of_mixing)], *names[len(of_mixing) :] * (len(of_mlp) // 3))
+    matrices = zip(names, (*of_mixing, *of_mlp), strict=not model.has_experts)
     rank = model.adapter.rank
     chosen = [shape for name, shape in matrices if model.adapter.adapts(name)]
     return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))

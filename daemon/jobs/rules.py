@@ -249,6 +249,12 @@ def _check_adapter(model: ModelSpec, source: str) -> None:
             _refuse(source, key, _why_no_target(name, known))
         if name in adapter.targets[:index]:
             _refuse(source, key, f"{name} is named twice")
+    if model.has_experts and {*adapter.targets} & {"gate_proj", "up_proj", "down_proj"}:
+        # What PEFT cannot say of experts, whose matrices transformers has joined.
+        if ("gate_proj" in adapter.targets) != ("up_proj" in adapter.targets):
+            _refuse(source, "adapter.targets", "gate_proj and up_proj of experts are one matrix for PEFT; name both")
+        if adapter.dropout:
+            _refuse(source, "adapter.dropout", "PEFT has none beside experts; leave it out, or name attention alone")
 
 
 def _why_no_target(name: str, known: tuple[str, ...]) -> str:

@@ -79,7 +79,16 @@ def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": adapter.rank,
-        "target_modules": [name for name in matrix_names(spec) if adapter.adapts(name)],
+        "target_modules": [_target(name, spec) for name in matrix_names(spec) if adapter.adapts(name)],
         "task_type": "CAUSAL_LM",
         "use_rslora": adapter.rslora,
     }
+
+
+def _target(matrix: str, spec: ModelSpec) -> str:
+    """Return a matrix's name for PEFT: the family's, which for an expert's may be w1. PEFT joins what transformers has
+    joined, such as the gates of all experts.
+    """
+    if not spec.has_experts or matrix not in ("gate_proj", "up_proj", "down_proj"):
+        return matrix
+    return checkpoint_name("block.0", f"mlp.experts.0.{matrix}.weight", spec).split(".")[-2]

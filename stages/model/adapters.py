@@ -93,7 +93,8 @@ def adapt(layer: nn.Module, adapter: AdapterSpec, name: str) -> nn.Module:
         parent, _, last = path.rpartition(".")
         if not isinstance(part, nn.Linear) or not parent:
             continue
-        is_adapted = type(part) is nn.Linear and adapter.adapts(last)
+        # An expert's matrices, which are of a class of their own, have adapters if they are named.
+        is_adapted = adapter.adapts(last) and (type(part) is nn.Linear or bool(adapter.targets))
         if is_adapted or adapter.quantize != "none":
             frozen = FrozenLinear(part, adapter, name=f"{name}/{path}", is_adapted=is_adapted)
             setattr(layer.get_submodule(parent), last, frozen)

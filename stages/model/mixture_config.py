@@ -129,9 +129,9 @@ def name_in_mixture(parameter: str, model: ModelSpec) -> str:
         return parameter.replace("mlp.shared_experts.", "mlp.shared_expert.")
     if mixture_family(model) != "mixtral":
         return parameter
-    found = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", parameter)
+    found = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.(.+)", parameter)
     if found is not None:
-        return f"block_sparse_moe.experts.{found[1]}.{_OF_MIXTRAL[found[2]]}.weight"
+        return f"block_sparse_moe.experts.{found[1]}.{_OF_MIXTRAL[found[2]]}.{found[3]}"
     return parameter.replace("mlp.gate.", "block_sparse_moe.gate.")
 
 

@@ -67,6 +67,15 @@ def mixture(model: Model, parameters: Parameters, hidden: Tensor, routed: Routed
 
 def expert(parameters: Parameters, name: str, rows: Tensor) -> Tensor:
     """down(silu(gate(x)) · up(x))."""
-    gate = functional.linear(rows, parameters[f"{name}.gate_proj.weight"])
-    up = functional.linear(rows, parameters[f"{name}.up_proj.weight"])
-    return functional.linear(functional.silu(gate) * up, parameters[f"{name}.down_proj.weight"])
+    gate = beside_adapter(parameters, f"{name}.gate_proj", rows)
+    up = beside_adapter(parameters, f"{name}.up_proj", rows)
+    return beside_adapter(parameters, f"{name}.down_proj", functional.silu(gate) * up)
+
+
+def beside_adapter(parameters: Parameters, name: str, rows: Tensor) -> Tensor:
+    """rows · weightᵀ, and what its adapter adds, if it has one."""
+    plain = functional.linear(rows, parameters[f"{name}.weight"])
+    if f"{name}.lora_A.weight" not in parameters:
+        return plain
+    low = functional.linear(rows, parameters[f"{name}.lora_A.weight"])
+    return plain + functional.linear(low, parameters[f"{name}.lora_B.weight"]) * parameters["scale"].item()

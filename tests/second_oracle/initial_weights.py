@@ -119,7 +119,7 @@ def initial_adapters(model: Model, adapter: Adapter, *, seed: int) -> Weights:
             matrix = name.removesuffix(".weight")
             if not layer.startswith("block.") or len(shape) != 2:
                 continue
-            if model.num_experts and not name.startswith("self_attn."):
+            if model.num_experts and not adapter.targets and not name.startswith("self_attn."):
                 continue
             if adapter.targets and matrix.split(".")[-1] not in adapter.targets:
                 continue

@@ -15,6 +15,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import adapt, kept_values, merged
 from headway.stages.model.decoder import build_layer, trained_shapes
+from headway.stages.model.hugging_face import model_spec
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState
@@ -74,6 +75,40 @@ def test_b_begins_with_zeros_and_a_within_its_bound() -> None:
     assert not found["mlp.down_proj.lora_B.weight"].any()
     largest = found["mlp.down_proj.lora_A.weight"].abs().max()
     assert 0.7 / 24**0.5 < largest <= 1 / 24**0.5
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern:RuntimeWarning")  # PEFT's own patterns
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [("qwen3_moe", {"num_experts": 3, "moe_intermediate_size": 24}), ("mixtral", {"num_local_experts": 3})],
+)
+def test_peft_opens_adapters_of_experts(tmp_path: Path, model_type: str, sizes: dict[str, int]) -> None:
+    """PEFT joins them as transformers joins experts, and merges each expert to the weights that we merge."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model(
+        model_type, num_hidden_layers=1, hidden_size=16, intermediate_size=24, head_dim=8, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=8, num_experts_per_tok=2, **sizes,
+    )  # fmt: skip
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    before = {name: tensor.clone() for name, tensor in theirs.model.layers[0].mlp.experts.named_parameters()}
+    targets = ("q_proj", "gate_proj", "up_proj", "down_proj")
+    spec = replace(model_spec(config.to_dict()), adapter=AdapterSpec(rank=2, alpha=6.0, targets=targets))
+    adapters = {name: torch.randn(shape) for name, shape in trained_shapes(BLOCK, spec).items()}
+    with AdapterFolderWriter(tmp_path, spec, base="nowhere") as writer:
+        writer.add(BLOCK, adapters)
+    merged_model = peft.PeftModel.from_pretrained(theirs, tmp_path).merge_and_unload()
+    after = dict(merged_model.model.layers[0].mlp.experts.named_parameters())
+    for expert in range(3):
+        base = {f"mlp.experts.{expert}.{name}.weight": torch.zeros(24, 16) for name in ("gate_proj", "up_proj")}
+        base[f"mlp.experts.{expert}.down_proj.weight"] = torch.zeros(16, 24)
+        own = {name: tensor for name, tensor in adapters.items() if name.startswith(f"mlp.experts.{expert}.")}
+        gate, up, down = merged(base, own, spec.adapter).values()
+        joined = {"gate_up_proj": torch.cat([gate, up]), "down_proj": down}
+        for name, product in joined.items():
+            torch.testing.assert_close(after[name][expert] - before[name][expert], product, atol=1e-4, rtol=1e-4)
 
 
 def test_dropout_keeps_its_share_and_another_one_each_time() -> None:

@@ -69,6 +69,18 @@ def test_dropout_drops_the_same_at_any_cut(num_stages: int, recompute: str) -> N
     assert_exact(job, layers, journal)
 
 
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_adapters_of_experts_have_the_bits_of_the_plain_loop(num_stages: int) -> None:
+    """Each expert has three of its own, beside codes in 4 bits."""
+    adapter = AdapterSpec(rank=2, targets=("v_proj", "gate_proj", "up_proj", "down_proj"), quantize="nf4")
+    model = replace(MODEL, adapter=adapter, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+    job = make_job(with_train(router_balance_loss=0.1), EF, model=replace(model, num_shared_experts=1))
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=num_stages).run()
+    assert_exact(job, layers, journal)
+    assert "mlp.experts.3.down_proj.lora_B.weight" in layers["block.0"].weights()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantizer", ["none", "nf4", "int8"])
 def test_frozen_weights_take_the_memory_that_is_planned(quantizer: Quantizer, dtype: str) -> None:
