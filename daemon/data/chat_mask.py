@@ -149,7 +149,9 @@ def _place(chat: Conversation, number: int, rendered: Rendered) -> Span:
 def _header(template: ChatTemplate, chat: Conversation, number: int, text: str) -> int:
     """Return how much of a message's text is the begin of an answer, which a prompt for it has: no model says it."""
     before = chat.messages[:number]
-    prompts = [_usual_prompt(template)]
+    prompts = [""]
+    with suppress(ConfigError):  # the template wants more than a question
+        prompts.append(_usual_prompt(template))
     with suppress(ConfigError):  # the template wants a question, or any message
         prompts.append(_end_of_prompt(template.follow(chat, before, is_prompt=True)))
     return max(_common(template, text, prompt) for prompt in prompts)
