@@ -206,7 +206,28 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 40,
+    },
 }
+OTHERS = ("granite", "smollm3", "olmo2", "olmo3", "ministral3", "glm4", "seed_oss", "gemma2", "gemma3_text")
+"""Families of one MLP a block, with names, positions and norms of their own."""
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_a_family_is_read_and_written_under_its_names(tmp_path: Path, model_type: str) -> None:
+    """Import → export without training has the bytes of each family's own files."""
+    folder = write_tiny_model(tmp_path / "model", model_type=model_type, head_dim=8)
+    spec = job_from(folder)
+    read = initial_weights_of(spec)
+    assert read is not None
+    out = tmp_path / "out"
+    weights = {layer: read(layer) for layer in spec.layers}
+    write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("model_type", MIXTURES)
