@@ -1,6 +1,8 @@
 """From a folder of the Hub to an adapter, on four unlike nodes with three kills. Read it from the top to the bottom.
 
-A tiny random model and its tokenizer are written by transformers. All commands are those that a user types.
+`llama` is a folder as transformers writes it. `hub` is what people have: links into a cache, shards with a second copy of
+the head, a stock template, conversations of several turns and with tools in three formats, and a base in 4 bits. All
+commands are those that a user types.
 """
 
 import asyncio
@@ -33,25 +35,29 @@ pytest.importorskip("jinja2")
 
 import transformers
 
+from tests.fakes.hub_folder import write_hub_chats, write_hub_model
 from tests.fakes.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
 from tests.fakes.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(600)]
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {  # Llama 3.2: its own head_dim, a tied embedding, and positions that are scaled
-        "head_dim": 16,
-        "tie_word_embeddings": True,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 32,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        },
+LLAMA: dict[str, Any] = {  # Llama 3.2: its own head_dim, a tied embedding, and positions that are scaled
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 32,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
     },
-    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+}
+SIZES = {
+    "llama": {"batches": 60, "length": 64, "rank": 4, "quantize": "none", "lr": 0.01},
+    "hub": {"batches": 160, "length": 256, "rank": 8, "quantize": "nf4", "lr": 0.02},
 }
 JOB = """\
 [job]
@@ -59,17 +65,19 @@ name = "sums"
 [model]
 from = "model"
 [adapter]
-rank = 4
-alpha = 8
+rank = {rank}
+alpha = {rank}
+quantize = "{quantize}"
 [data]
 source = "data"
 [train]                  # 2bw, and Muon with Error Feedback, are the defaults
-batches = 60
+batches = {batches}
 microbatches = 4
 microbatch_size = 2
-sequence_length = 64
+sequence_length = {length}
 [optim]
 warmup_batches = 5
+matrices = {{ name = "muon", lr = {lr} }}
 [fault]
 snapshot_every = 5
 [placement]
@@ -86,21 +94,28 @@ class Trained:
     """A folder with `model`, the trained `adapter`, `merged`, and `plain` of the single process."""
 
     folder: Path
+    is_hub: bool
     generations: set[int]
     """Numbers of the plans that computed the result."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=sorted(FAMILIES))
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=sorted(SIZES))
 async def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trained]:
     """All of it: model, data, job, cluster, three kills, export; and the plain loop of the same job file."""
     folder = tmp_path_factory.mktemp(request.param)
-    options = {"vocab_size": VOCABULARY, "num_hidden_layers": 5, **FAMILIES[request.param]}
-    write_tiny_model(folder / "model", model_type=request.param, **options)
-    write_chat_tokenizer(folder / "model")
-    write_chats(folder / "chats.jsonl")
-    (folder / "job.toml").write_text(JOB)
+    is_hub, sizes = request.param == "hub", SIZES[request.param]
+    if is_hub:
+        (folder / "model").symlink_to(write_hub_model(folder / "cache"))
+        sources = write_hub_chats(folder)
+    else:
+        write_tiny_model(folder / "model", **LLAMA)
+        write_chat_tokenizer(folder / "model")
+        write_chats(folder / "chats.jsonl")
+        sources = ["chats.jsonl"]
+    (folder / "job.toml").write_text(JOB.format(**sizes))
 
-    await headway(folder, "data prepare chats.jsonl --chat --tokenizer model --pack 64 --out data")
+    packed = f"--chat --tokenizer model --pack {sizes['length']} --out data"
+    await headway(folder, f"data prepare {' '.join(sources)} {packed}")
     await headway(folder, "reference job.toml --out plain")
     environment = paced_layers(folder, 0.002, **UNLIKE_S)
     async with (
@@ -128,7 +143,7 @@ async def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         assert job.phase.phase is Phase.FINISHED, job.phase.error
         await headway(folder, "export sums --out adapter")
         await headway(folder, "export sums --merge --out merged")
-        yield Trained(folder, {event.generation for event in job.events.values()})
+        yield Trained(folder, is_hub, {event.generation for event in job.events.values()})
 
 
 async def test_the_adapters_are_those_of_the_single_process(trained: Trained) -> None:
@@ -148,13 +163,23 @@ async def test_the_loss_falls(trained: Trained) -> None:
 async def test_transformers_opens_the_merged_model(trained: Trained) -> None:
     """Its logits are those of the model with the adapters beside it, its text has the template."""
     opened = opened_model(trained.folder / "merged")
-    beside = opened_model(trained.folder / "model")
-    put_beside(beside, trained.folder / "adapter")
-    torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-5, rtol=0)
     assert (logits_of(opened) - logits_of(opened_model(trained.folder / "model"))).abs().max() > 1e-2
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained.folder / "merged")
-    said = tokenizer.apply_chat_template([{"role": "user", "content": "What is 1 + 2?"}], tokenize=False)
-    assert said == "<|start|>user\nWhat is 1 + 2?<|end|>"
+    question = [{"role": "user", "content": "What is 1 + 2?"}]
+    if not trained.is_hub:
+        beside = opened_model(trained.folder / "model")
+        put_beside(beside, trained.folder / "adapter")
+        torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-5, rtol=0)
+        said = tokenizer.apply_chat_template(question, tokenize=False)
+        assert said == "<|start|>user\nWhat is 1 + 2?<|end|>"
+        return
+    asked = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, enable_thinking=False, return_tensors="pt", return_dict=True
+    )
+    answer = opened.generate(**asked, max_new_tokens=40, do_sample=False)[0][asked["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer).startswith("It is ")
+    assert answer[-1] == tokenizer.eos_token_id
+    assert len(answer) < 40
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -164,7 +189,7 @@ async def test_peft_opens_the_adapter(trained: Trained) -> None:
     opened = peft.PeftModel.from_pretrained(opened_model(trained.folder / "model"), str(trained.folder / "adapter"))
     beside = opened_model(trained.folder / "model")
     put_beside(beside, trained.folder / "adapter")
-    torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-4, rtol=0)
 
 
 async def headway(folder: Path, arguments: str) -> str:
