@@ -1,7 +1,7 @@
 """From a folder of the Hub to an adapter, on four unlike nodes with three kills. Read it from the top to the bottom.
 
-`llama` is a folder as transformers writes it. `hub` is what people have: links into a cache, shards with a second copy of
-the head, a stock template, conversations of several turns and with tools in three formats, and a base in 4 bits. All
+`llama` is a folder as transformers writes it. `hub` is what people have: links into a cache, shards with a second copy
+of the head, a stock template, conversations of several turns and with tools in three formats, and a base in 4 bits. All
 commands are those that a user types.
 """
 
@@ -164,7 +164,7 @@ async def test_transformers_opens_the_merged_model(trained: Trained) -> None:
     """Its logits are those of the model with the adapters beside it, its text has the template."""
     opened = opened_model(trained.folder / "merged")
     assert (logits_of(opened) - logits_of(opened_model(trained.folder / "model"))).abs().max() > 1e-2
-    tokenizer = transformers.AutoTokenizer.from_pretrained(trained.folder / "merged")
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(trained.folder / "merged")
     question = [{"role": "user", "content": "What is 1 + 2?"}]
     if not trained.is_hub:
         beside = opened_model(trained.folder / "model")
@@ -189,7 +189,7 @@ async def test_peft_opens_the_adapter(trained: Trained) -> None:
     opened = peft.PeftModel.from_pretrained(opened_model(trained.folder / "model"), str(trained.folder / "adapter"))
     beside = opened_model(trained.folder / "model")
     put_beside(beside, trained.folder / "adapter")
-    torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-5, rtol=0)
 
 
 async def headway(folder: Path, arguments: str) -> str:
