@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +17,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
+from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
@@ -25,6 +26,8 @@ from headway.daemon.records.records import Phase, WorkerRecord
 from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.view.job_view import JobView
+from headway.stages.data.shard_index import read_index
+from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.ids import LayerName
 from headway.stages.model.adapters import merged
@@ -121,11 +124,25 @@ async def test_adapters_of_a_folder_are_continued_at_any_cut(tmp_path: Path) -> 
             assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
 
 
-async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path) -> None:
+def of_pairs(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job, which learns preferences from rows of two pairs each."""
+    random = np.random.default_rng(3)
+    flags = np.tile([3, *[1] * 3, *[3, 1, 1, 1] * 3, 1], 60)
+    with writing_shards(folder, vocab_size=256, has_flags=True, row_tokens=17, holds_pairs=True) as writer:
+        writer.append(random.integers(0, 256, 17 * 60), flags)
+    data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
+    train = replace(spec.train, objective="dpo", loss_mask="data", documents="separate", dpo_beta=0.5)
+    return replace(spec, data=data, train=train)
+
+
+@pytest.mark.parametrize("objective", ["next_token", "dpo"])
+async def test_a_kill_leaves_no_adapter_behind(tmp_path: Path, objective: str) -> None:
     """A node dies in the middle. The new owners take its adapters from files, and frozen weights from the seed."""
     spec = small_job("lora-killed", batches=400)
     spec = replace(spec, model=replace(spec.model, adapter=AdapterSpec(rank=4)), fault=FaultSpec(snapshot_every=5))
     spec = replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3))
+    if objective == "dpo":
+        spec = of_pairs(spec, tmp_path / "pairs")
     losses: list[float] = []
     tokens = TokenShards.open(data_folder(spec.data.source, default_cache_dir()))
     weights = reference(spec, tokens, on_batch=lambda result: losses.append(result.loss))
