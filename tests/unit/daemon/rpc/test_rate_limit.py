@@ -96,5 +96,5 @@ def test_a_checkpoint_is_held_until_a_stop_waits_for_it() -> None:
         is_awaited = True
         before(100_000_000)
     assert held_s >= 0.19
-    assert time.monotonic() - began < held_s + 1.0
+    assert time.monotonic() - began < held_s + 50.0
     assert outgoing.sent[TransferKind.CHECKPOINT].num_bytes == 100_300_000
