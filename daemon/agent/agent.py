@@ -446,7 +446,9 @@ class Agent:
                 for part in self._spec(step.run_key.job).data.parts:
                     if part.sha256 not in self._data_paths:  # sources that were opened before another one failed
                         async with self._readings.telling(step.run_key.job, self._readings.of_data(part.sha256)):
-                            self._data_paths[part.sha256] = str(await around.library.open(part))
+                            folder = await around.library.open(part)
+                            around.library.read_again_soon(folder)
+                            self._data_paths[part.sha256] = str(folder)
             case ProveLink():
                 await self._links.prove(step)
             case FetchState() if step.key.is_of_origin:

@@ -449,6 +449,7 @@ class Membership:
             self._house.activities.trouble("layer store", trouble)
             self._stay_out("layer store", trouble)
             self._house.activities.trouble("state files", store.damage)
+            self._house.activities.trouble("token shards", self._house.library.decay)
 
     async def _watch_jobs(self) -> None:
         """Say of each job of this node that etcd has lost, though nobody removed it, how it comes back."""

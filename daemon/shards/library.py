@@ -1,5 +1,6 @@
 """Finds a node's token shards: in the cache, in the job's folder, on another node or at a URL; verified before use."""
 
+import asyncio
 import errno
 import shutil
 from collections.abc import Callable, Iterable
@@ -78,6 +79,10 @@ class DataLibrary:
         self._verified = VerifiedShards(memory)
         self._threads = FileThreads("data")
         self._downloads = FileThreads("downloads of data", num_at_once=NUM_DOWNLOAD_CALLS)
+        self._checks = FileThreads("checks of data", num_at_once=1, most_hung=1)
+        self._again: dict[Path, asyncio.Future[None]] = {}
+        """Readings of verified folders that go on beside training."""
+        self._decayed: dict[Path, str] = {}
         self._urls = FileThreads("data at URLs", num_at_once=NUM_DOWNLOAD_CALLS)
         self._opening: SharedWork[tuple[str, str], Path] = SharedWork()
         """Openings in progress by SHA-256 and source: another job may name another folder for the same data."""
@@ -108,6 +113,39 @@ class DataLibrary:
             is_folder = data.source != BUILT_IN_SOURCE and not is_url(data.source)
             hint = "; `headway data send FOLDER`, where it lies, sends it" if is_folder and not is_outage else ""
             raise kind(f"data {data.sha256[:12]}…", f"{why_not_here}; {error}{hint}") from error
+
+    def read_again_soon(self, folder: Path) -> None:
+        """Hash a folder's shards again beside the training that begins, one folder at a time."""
+        if folder in self._again:
+            return
+        task = self._again[folder] = asyncio.ensure_future(self._read_again(folder))
+        task.add_done_callback(lambda _: self._again.pop(folder, None))
+
+    async def _read_again(self, folder: Path) -> None:
+        def read(beat: Beat) -> str:
+            try:
+                self._verified.read_again(folder, lambda _: beat())
+            except DataError as error:
+                return str(error)
+            return ""
+
+        try:
+            found = await self._checks.run(str(folder), read)
+        except RecoveryError as error:
+            log.info("data_not_read_again", folder=str(folder), reason=str(error))
+            return
+        self._decayed.pop(folder, None)
+        if found:
+            log.error("token_shard_decayed", reason=found)
+            self._decayed[folder] = found
+
+    @property
+    def decay(self) -> str:
+        """Return which shards have decayed under a job that trains on them, and what to do; empty: none."""
+        if not self._decayed:
+            return ""
+        told = "; ".join(self._decayed.values())
+        return f"{told}. Batches since the job's start may have wrong tokens: pause it and `submit --from` one before"
 
     async def look_ahead(self, data: DataSpec) -> None:
         """Verify local data in advance, so that this node can start at once. It fetches nothing."""

@@ -7,6 +7,7 @@ file has another state and is hashed again. The memory is a file in the state fo
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 
 CHUNK_BYTES: Final = 8 << 20
 MAX_REMEMBERED: Final = 100_000
+FRESH_S: Final = 3600.0
+"""A file that was hashed within this time is not read again beside training."""
 
 Advance = Callable[[int], None]
 """Called for each piece that was read, with its bytes."""
@@ -35,6 +38,8 @@ class VerifiedShards:
         """memory: a file that keeps the memory across restarts."""
         self._memory = memory
         self._known: dict[str, tuple[str, FileState]] = _read(memory)
+        self._hashed_at: dict[str, float] = {}
+        """When this process has hashed a file, by its monotonic clock."""
         self._writing = Lock()
 
     def num_bytes_to_read(self, folder: Path) -> int:
@@ -60,6 +65,24 @@ class VerifiedShards:
             raise DataError(str(file), "is being written to")
         self._remember(file, found, before)
 
+    def read_again(self, folder: Path, advance: Advance) -> None:
+        """Hash the folder's shards once more whose notes are not fresh.
+
+        A disk that loses bits changes no time of a file, so its state looks as it was. Raises DataError for such a
+        file, and forgets its note.
+        """
+        for each in read_index(folder).files:
+            file = folder / each.file
+            is_fresh = time.monotonic() < self._hashed_at.get(str(file.resolve()), -FRESH_S) + FRESH_S
+            if is_fresh or not self._knows(file, each.sha256):
+                continue  # without a note, its next opening reads it anyway
+            state, found = state_of(file), _sha256(file, advance)
+            if found != each.sha256 and state_of(file) == state:
+                self._known.pop(str(file.resolve()), None)
+                what = f"has decayed: its SHA-256 is {found[:12]}…, not {each.sha256[:12]}…, and nobody wrote to it"
+                raise DataError(str(file), what)
+            self._hashed_at[str(file.resolve())] = time.monotonic()
+
     def remember(self, file: Path, sha256: str) -> None:
         """Note a file that was hashed while it was written, and is in place. Raises DataError when it is gone."""
         self._remember(file, sha256, state_of(file))
@@ -74,6 +97,7 @@ class VerifiedShards:
 
     def _remember(self, file: Path, sha256: str, state: FileState) -> None:
         path = str(file.resolve())
+        self._hashed_at[path] = time.monotonic()
         with self._writing:
             self._known.pop(path, None)
             self._known[path] = (sha256, state)

@@ -97,6 +97,30 @@ async def test_an_altered_file_is_hashed_again_and_refused(
         await opened.open(spec_of(folder))
 
 
+async def test_a_shard_that_decayed_under_its_note_is_found_beside_training(
+    folder: Path, tmp_path: Path, hashed: list[str]
+) -> None:
+    """A bit is lost, and the file's state looks as it was: the next daemon's training finds it, and says so.
+
+    Its note is gone, so that the next plan reads the shard, and fetches another. What was hashed just now is not read.
+    """
+    memory, file = tmp_path / "memory.json", shards(folder)[0]
+    first = library(folder, memory)
+    place = await first.open(spec_of(folder))
+    await first._read_again(place)
+    assert (len(hashed), first.decay) == (2, "")
+    raw = bytearray(file.read_bytes())
+    raw[0] ^= 1
+    file.write_bytes(raw)
+    VerifiedShards(memory).remember(file, next(iter(read_index(folder).files)).sha256)
+    second = library(folder, memory)
+    place = await second.open(spec_of(folder))
+    await second._read_again(place)
+    assert f"{file}: has decayed: its SHA-256 is" in second.decay
+    with pytest.raises(RecoveryError, match="was changed or damaged"):
+        await second.open(spec_of(folder))
+
+
 def test_a_worker_takes_the_state_that_was_verified_and_no_other(folder: Path) -> None:
     """Same files → opened without reading them. One was written to since → refused, whatever it holds."""
     VerifiedShards().verify(folder, lambda _: None)
