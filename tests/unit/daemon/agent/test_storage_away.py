@@ -39,6 +39,9 @@ class Library:
     """Errors of the attempts before that."""
     reading: dict[str, Reading] = field(default_factory=dict)
 
+    def read_again_soon(self, folder: Path) -> None:
+        """Nothing decays here."""
+
     async def open(self, _: DataSpec) -> Path:
         self.num_asked += 1
         if self.earlier:
@@ -59,7 +62,7 @@ class IdleWorker:
     failed: list[str] = field(default_factory=list)
     ordered: list[object] = field(default_factory=list)
 
-    def fail(self, _: int, of: JobGeneration, reason: str) -> None:
+    def fail(self, _: int, of: JobGeneration, reason: str, *, damaged: str = "") -> None:
         self.failed.append(reason)
         self.statuses = (self.statuses[0].failed(Failure(reason), run_key=of),)
 
