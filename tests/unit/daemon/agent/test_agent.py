@@ -206,7 +206,7 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
         asked.append(key.layer)
         await asyncio.Event().wait()
 
-    def fail(_: int, of: JobGeneration, reason: str) -> None:
+    def fail(_: int, of: JobGeneration, reason: str, **_of: str) -> None:
         [status] = supervisor.statuses
         supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
 
@@ -279,7 +279,7 @@ async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_
     """An error in planning steps for job j fails its worker once, with the reason; the agent continues."""
     failed: list[tuple[JobGeneration, str]] = []
 
-    def fail(_: int, of: JobGeneration, reason: str) -> None:
+    def fail(_: int, of: JobGeneration, reason: str, **_of: str) -> None:
         failed.append((of, reason))
         [status] = supervisor.statuses
         supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)

@@ -64,7 +64,7 @@ class IdleWorker:
 
     def fail(self, _: int, of: JobGeneration, reason: str, *, damaged: str = "") -> None:
         self.failed.append(reason)
-        self.statuses = (self.statuses[0].failed(Failure(reason), run_key=of),)
+        self.statuses = (self.statuses[0].failed(Failure(reason, damaged=damaged), run_key=of),)
 
     def forget(self, _: object) -> None:
         """It has no failures."""
