@@ -1,5 +1,6 @@
 """Options that many commands share, and the frame of a command that talks to a cluster."""
 
+import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -78,10 +79,13 @@ def say(text: str) -> None:
 
 
 def say_json(value: object) -> None:
-    """Print a value on stdout as one JSON document."""
+    """Print a value on stdout as one JSON document. A byte of a path that is no UTF-8 is `\\udcXX` in it."""
     import msgspec
 
-    say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    try:
+        say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    except UnicodeEncodeError:
+        say(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
 def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

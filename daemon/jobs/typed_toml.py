@@ -51,7 +51,7 @@ def read_text(path: Path, what: str) -> str:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, the maximum of a {what}", str(path))
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except FileNotFoundError as error:
         raise ConfigError(f"no such {what}", str(path)) from error
     except UnicodeDecodeError as error:

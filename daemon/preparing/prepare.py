@@ -25,6 +25,7 @@ from headway.daemon.preparing.restartable_run import RestartableRun, RunOptions
 from headway.daemon.preparing.unfinished import unfinished
 from headway.daemon.preparing.work import name_of_work
 from headway.daemon.sources.text_sources import Source, open_sources
+from headway.daemon.terminal import printable_name
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import ShardWriter, data_form, publish
 from headway.stages.errors import DataError
@@ -64,7 +65,7 @@ def prepare(
                 if encoder.file:
                     (place.data / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
                     (place.data / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
-                provenance = ", ".join([*sources, *([encoder.told] if encoder.told else [])])
+                provenance = printable_name(", ".join([*sources, *([encoder.told] if encoder.told else [])]))
                 run.writer.close(tokenizer=TOKENIZER_NAME if encoder.file else BYTES, provenance=provenance)
             finally:
                 run.writer.abandon()

@@ -379,6 +379,14 @@ def test_data_prepare_tells_of_doubtful_files(tmp_path: Path, headway: Headway) 
     assert headway(*command, str(tmp_path / "other"), "--binary")[0] == 0
 
 
+def test_a_path_that_is_no_utf8_is_escaped(tmp_path: Path, headway: Headway) -> None:
+    """In text and in JSON, in which it keeps its meaning."""
+    (tmp_path / "in.txt").write_text("text")
+    out = str(tmp_path / "out\udcff")
+    code, said, _ = headway("data", "prepare", str(tmp_path / "in.txt"), "--out", out, "--json")
+    assert (code, json.loads(said)["out"]) == (0, out)
+
+
 def test_a_plan_without_a_cluster_is_for_this_machine(
     headway: Headway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

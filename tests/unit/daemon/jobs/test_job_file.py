@@ -306,6 +306,12 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         assert refused.value.where == str(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_job(tmp_path: Path) -> None:
+    """Some editors begin a file with one."""
+    (tmp_path / "job.toml").write_text(NAMED, encoding="utf-8-sig")
+    assert read_job_file(tmp_path / "job.toml") == parse_job(NAMED)
+
+
 @pytest.mark.parametrize("link", ["grpc", "collective", "auto"])
 def test_the_command_line_may_choose_other_links(link: Literal["grpc", "collective", "auto"]) -> None:
     """--link replaces what the file says, and nothing else; without it the file counts."""

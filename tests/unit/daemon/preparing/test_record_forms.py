@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,13 @@ def test_a_text_among_conversations_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("text")
     with pytest.raises(ConfigError, match=r"in\.txt: is a text, and conversations are in \.jsonl, .*\.parquet"):
         chats(tmp_path / "in.txt")
+
+
+def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
+    """In the index, which is JSON, and so in what names its source."""
+    folder = tmp_path / os.fsdecode(b"in \xff")
+    folder.mkdir()
+    (folder / os.fsdecode(b"a\xfe.txt")).write_text("text")
+    index = prepare([str(folder)], tmp_path / os.fsdecode(b"out\xfe")).index
+    assert index.provenance == str(tmp_path / "in \\udcff")
+    assert index.num_tokens == 5
