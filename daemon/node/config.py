@@ -167,7 +167,7 @@ class NodeConfig:
         """
         if self.store_dir is not None:
             return self.store_dir / "headway-layers"
-        digest = hashlib.sha256(str(self.state_dir.resolve()).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:8]
         parent = folder_in_memory()  # where other nodes of this machine keep theirs too
         return parent / f"headway-{os.getuid()}-{self.name}-{digest}" if parent else self.state_dir / "store"
 

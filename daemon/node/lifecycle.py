@@ -421,7 +421,7 @@ def _make_runtime_dir(state_dir: Path) -> Path:
     Its name comes from the state folder, which this daemon has locked. A killed daemon leaves its folder behind, and
     the next one deletes it. Another user's folder of that name is left alone.
     """
-    name = f"headway-{os.getuid()}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:12]}"
+    name = f"headway-{os.getuid()}-{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]}"
     parent = Path(os.environ.get("RUNTIME_DIRECTORY") or tempfile.gettempdir())
     if len(str(parent / name)) > MAX_RUNTIME_DIR_BYTES:
         parent = Path("/tmp")
