@@ -309,7 +309,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_job(tmp_path: Path) -> None:
     """Some editors begin a file with one."""
     (tmp_path / "job.toml").write_text(NAMED, encoding="utf-8-sig")
-    assert read_job_file(tmp_path / "job.toml").job.name == parse_job(NAMED).job.name
+    assert read_job_file(tmp_path / "job.toml")[0].job == parse_job(NAMED).job
 
 
 @pytest.mark.parametrize("link", ["grpc", "collective", "auto"])
