@@ -10,7 +10,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.sources.pieces import pieces_of
 
 Messages = list[dict[str, Any]]
-SHAREGPT: Final = "from + value"
+SHAREGPT: Final = "ShareGPT (from + value)"
 _ROLES: Final = {
     "human": "user",
     "user": "user",

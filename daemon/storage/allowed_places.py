@@ -94,7 +94,7 @@ def _parts(place: str, *, follow: Callable[[str], str] = os.path.realpath) -> tu
     """Return scheme, host and folders of a place, so that what is below another one begins with its parts."""
     scheme, separator, rest = place.partition("://")
     if not all(character.isprintable() for character in place):  # clients leave some of them out, also between dots
-        raise ConfigError(f"{place!r} has a character that cannot be printed")
+        raise ConfigError(f"{place!r} has a character that cannot be printed; use a name in UTF-8, and a UTF-8 locale")
     if "::" in place:
         raise ConfigError(f"{place!r} chains file systems with `::`")
     if not separator or scheme in _LOCAL:

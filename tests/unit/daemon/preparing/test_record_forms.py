@@ -58,7 +58,7 @@ def written(path: Path, records: list[Any]) -> Path:
                 "system": "Be brief",
             },
             [SYSTEM, USER, ANSWER],
-            "from + value",
+            "ShareGPT (from + value)",
         ),
         (
             {"messages": [{"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "4"}]},
@@ -66,7 +66,7 @@ def written(path: Path, records: list[Any]) -> Path:
                 {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
                 {"role": "tool", "content": "4"},
             ],
-            "from + value",
+            "ShareGPT (from + value)",
         ),
         ({"prompt": "2+2?", "completion": "4"}, [USER, ANSWER], "prompt + completion"),
         ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, [SYSTEM, USER, ANSWER], "prompt + completion"),
