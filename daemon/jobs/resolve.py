@@ -170,6 +170,7 @@ def _check_data(spec: JobSpec, data: DataSpec, source: str, index: "ShardIndex",
         raise ConfigError(f"{what}; correct the hash or the source", f"{place}.sha256")
     if index.vocab_size > spec.model.vocab_size and spec.origin.url:
         what = f"has {index.vocab_size} tokens, and the model {spec.model.vocab_size}; prepare it with its tokenizer"
+        what += ", or give the model rows for added tokens (transformers' resize_token_embeddings)"
         raise ConfigError(what, f"{place}.source")
     if index.vocab_size > spec.model.vocab_size:
         raise ConfigError(

@@ -14,6 +14,10 @@ from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_adapters_of, with_parts
 from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.storage.state_key import BASE_PREFIX
+from headway.daemon.worker.held_layers import HeldSession, load_stage
+from headway.proto.control_pb2 import StageAssignment, Start
+from headway.stages.device.cpu import CpuDevice
 from headway.stages.ids import LayerName
 from headway.stages.state.layer_state import given_adapters
 from headway.stages.state.state_file import read_state
@@ -81,6 +85,20 @@ def test_a_layer_begins_with_the_tensors_of_the_folder(folder: Path, tmp_path: P
         assert torch.equal(tensor, theirs[f"base_model.model.model.layers.1.{name}"])
         assert torch.equal(tensor, loaded[name])
     assert all(b"".join(read_part(spec, "block.1", offset=at)) == whole[at:] for at in range(0, len(whole), 997))
+
+
+def test_a_worker_begins_with_the_adapters_of_the_part(folder: Path, tmp_path: Path) -> None:
+    """Not with those of the seed: B is not zeros."""
+    spec, path = with_parts(job_from(folder)), tmp_path / "part"
+    path.write_bytes(b"".join(read_part(spec, "block.1")))
+    start = Start(job_name="j", stage=StageAssignment(index=0, num_stages=2, layers=["block.1"]))
+    start.sources.add(layer="block.1", initial=True)
+    start.sources.add(layer=f"{BASE_PREFIX}block.1", path=str(path))
+    layers, _ = load_stage(start, spec, session=HeldSession(), device=CpuDevice())
+    read = initial_adapters_of(spec)
+    assert read is not None
+    for name, tensor in read("block.1").items():
+        assert torch.equal(layers["block.1"].weights()[name], tensor), name
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
