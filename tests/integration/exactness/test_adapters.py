@@ -42,6 +42,7 @@ pytest.importorskip("transformers")
 from tests.fakes.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark.append(pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"))  # of PEFT's own call
 
 
 PATIENCE_S = 240.0

@@ -27,6 +27,8 @@ pytest.importorskip("peft")
 
 from tests.fakes.tiny_models import write_tiny_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT's own call
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
