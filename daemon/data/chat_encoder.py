@@ -5,9 +5,11 @@ tokenizer: there all names are words, and each special token that the template w
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -110,12 +112,12 @@ class ChatEncoder:
 
         Some names are tokens in some places alone: where no letter follows, or before the text is normalised.
         """
-        guarded = text.text
-        for word in sorted(text.words, reverse=True):
-            guarded = guarded[: word + 1] + GUARD + guarded[word + 1 :]
+        cuts = [word + 1 for word in sorted(text.words)]
+        guarded = GUARD.join(text.text[start:end] for start, end in pairwise([0, *cuts, len(text.text)]))
+        guards = [cut + number for number, cut in enumerate(cuts)]
         spans = set()
         for name, at in self._names_in(_encode(self._loaded, guarded), guarded):
-            start = at - guarded.count(GUARD, 0, at)
+            start = at - bisect_left(guards, at)
             spans.add((start, start + len(name)))
         return spans
 
@@ -164,6 +166,8 @@ def _tried(make: Callable[..., Any], *given: Any, **more: Any) -> Any:
         return make(*given, **more)
     except ConfigError as error:
         return error
+    except RecursionError:
+        return ConfigError("has tables or lists that are nested too deeply; drop the record", "")
 
 
 def _encode(loaded: Any, text: str) -> Any:

@@ -45,10 +45,11 @@ class MessageForm:
 
     def applied(self, chat: Conversation) -> Conversation:
         """Return a conversation in this form. Raises ConfigError for what is not a text where one is due."""
-        if RESERVED.search(json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)):
+        messages = [self._message(each, f"message {number}", chat) for number, each in enumerate(chat.messages, 1)]
+        # Arguments that were JSON in a text are parsed by now: an escape there becomes its code point.
+        if RESERVED.search(json.dumps([messages, chat.tools], ensure_ascii=False, default=str)):
             what = "has one of the code points U+FDD0 to U+FDDF, which stand for no character"
             raise ConfigError(f"{what}; remove it", chat.where)
-        messages = [self._message(each, f"message {number}", chat) for number, each in enumerate(chat.messages, 1)]
         return replace(chat, messages=messages)
 
     def _message(self, message: Mapping[str, Any], name: str, chat: Conversation) -> dict[str, Any]:
@@ -64,6 +65,9 @@ class MessageForm:
         else:
             what = f"{name} ({found['role']}) has no content, and no tool_calls either"
             raise ConfigError(f"{what}; give it a text, or drop the record", chat.where)
+        for key in _REASONING:
+            if key in found:
+                found[key] = _text(found[key], f"the {key} of {name}", chat.where)
         thought = next((found[key] for key in _REASONING if key in found), None)
         return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
 

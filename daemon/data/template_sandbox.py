@@ -4,13 +4,17 @@ Everything in this file is called while a template renders.
 """
 
 import json
+import re
 from collections.abc import Callable
 from datetime import date
-from typing import Any
+from typing import Any, Final
 
 from headway.daemon.data.documents import library
 from headway.daemon.data.special_words import GUARD
 from headway.daemon.data.template_limits import limited_product
+
+_ESCAPED_GUARD: Final = re.compile(rf"(?<!\\)((?:\\\\)*)\\u{ord(GUARD):04x}")
+"""A backslash that people wrote is two in JSON, and escapes nothing."""
 
 
 def sandbox(*, today: date, mark: Callable[[str], str]) -> Any:
@@ -49,4 +53,4 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return text.replace(f"\\u{ord(GUARD):04x}", GUARD)
+    return _ESCAPED_GUARD.sub(rf"\1{GUARD}", text) if ensure_ascii else text

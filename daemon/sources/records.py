@@ -57,13 +57,16 @@ def _instructed(asked: str, given: str, answered: str) -> _Form:
 
     def messages(record: Mapping[str, Any]) -> Messages:
         about = record.get(given)
-        turns = [*(record.get("history") or ()), (record[asked], record[answered])]
+        history = record.get("history") or []
+        turns = [*(history if isinstance(history, list) else [history]), (record[asked], record[answered])]
         if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
             raise ConfigError("has a history that is no list of pairs", "")
         found: Messages = []
         for question, answer in turns:
             found += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        if isinstance(about, str) and about.strip():
+        if about and not (isinstance(about, str) and isinstance(record[asked], str)):
+            raise ConfigError(f"has {asked} and {given} that are not both texts", "")
+        if about and about.strip():
             found[-2]["content"] = f"{record[asked]}\n\n{about}"
         return found
 

@@ -32,7 +32,13 @@ CALLS = HEADERS.replace(
     "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
     "<|end|>{% endfor %}",
 )
-CALL = {"id": "1", "type": "function", "function": {"name": "sum", "arguments": '{"of": [2, 2]}'}}
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "sum", "arguments": arguments}}
+
+
+CALL = called('{"of": [2, 2]}')
 
 
 def folder_of(tmp_path: Path, template: Any, **more: Any) -> Path:
@@ -81,7 +87,9 @@ def asked(content: Any, **more: Any) -> list[dict[str, Any]]:
         (asked(4), "message 2 has a content that is a number"),
         (asked({"text": "x"}), "message 2 has a content that is a table"),
         (asked([{"type": "image", "url": "x"}]), "message 2 has a part of the type 'image'"),
+        (asked("x", thinking=4), "the thinking of message 2 has a content that is a number"),
         (asked("x\ufdd0y"), "U+FDD0 to U+FDDF, which stand for no character"),
+        (asked(None, tool_calls=[called('{"of": "\\ufdd0"}')]), "U+FDD0 to U+FDDF, which stand for no character"),
         (asked(None, tool_calls="x"), "message 2 has tool_calls that are no list"),
     ],
 )
@@ -113,6 +121,26 @@ def test_null_beside_tool_calls_is_no_word(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, CALLS)
     spoken = text_of(read_encoder(str(folder)), folder, asked(None, tool_calls=[CALL]))[1]
     assert spoken == 'sum{"of": [2, 2]}<|end|>'
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_an_escape_that_someone_wrote_in_a_call_stays(tmp_path: Path, is_ascii: bool) -> None:
+    """A backslash and the number of the guard are six characters, whichever JSON the template writes."""
+    folder = folder_of(tmp_path, CALLS.replace("tojson", f"tojson(ensure_ascii={str(is_ascii).lower()})"))
+    arguments = {"of": "a\\ufdd0b <|end|>"}
+    spoken = text_of(read_encoder(str(folder)), folder, asked(None, tool_calls=[called(arguments)]))[1]
+    assert spoken == f"sum{json.dumps(arguments)}<|end|>"
+
+
+def test_a_call_that_is_too_deep_is_a_bad_record(tmp_path: Path) -> None:
+    """Its levels pass as JSON, and are too many for what follows."""
+    encoder = read_encoder(str(folder_of(tmp_path, CALLS)))
+    arguments = "[" * 700 + "]" * 700
+    chat = Conversation(messages=asked(None, tool_calls=[called(arguments)]), tools=None, where="")
+    assert encoder.chats is not None
+    (found,) = encoder.chats.encode([chat])
+    assert isinstance(found, ConfigError)
+    assert "nested too deeply; drop the record" in found.what
 
 
 def test_tools_choose_the_named_template(tmp_path: Path) -> None:

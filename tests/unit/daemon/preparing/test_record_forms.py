@@ -135,6 +135,8 @@ def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
         ({"messages": "no json"}, "are a text, and not JSON"),
         ({"instruction": "a", "output": "b", "history": ["a"]}, "has a history that is no list of pairs"),
+        ({"instruction": "a", "output": "b", "history": 5}, "has a history that is no list of pairs"),
+        ({"instruction": "a", "output": "b", "input": ["c"]}, "has instruction and input that are not both texts"),
         ("text", "is no table"),
     ],
 )
