@@ -81,7 +81,7 @@ _FORMS: Final = (
     _instructed("instruction", "context", "response"),
 )
 
-_PAIR: Final = _Form(("chosen", "rejected"), dict, ("prompt", "tools"))
+_PAIR: Final = _Form(("chosen", "rejected"), dict, ("prompt", "tools", "system"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,7 @@ class Field:
             lists = [name for name, value in record.items() if isinstance(value, list) and value != told]
             hint = f"; --field {lists[0]} takes them from there" if lists else ""
             raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
-        messages = [_message(message, number) for number, message in enumerate(told, 1)]
-        system = record.get("system")
-        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
+        messages = _with_system([_message(message, number) for number, message in enumerate(told, 1)], record)
         is_sharegpt = any("from" in message for message in told)
         known = SHAREGPT if is_sharegpt else form.name if form and len(form.needs) > 1 else ""
         return Conversation(messages=messages, tools=_parsed(record.get("tools")) or None, where=where, form=known)
@@ -155,11 +152,26 @@ def _pair_of(record: Any, where: str) -> Pair:
         if not found:
             what = f"has no answer in the field {answer!r}; a pair is `prompt`, `chosen` and `rejected`"
             raise ConfigError(f"{what}, each a text or a list of messages", where)
-        told = [*prompt, *_messages_of(found, "assistant")]
+        answered = _messages_of(found, "assistant")
+        told = answered if prompt and answered[: len(prompt)] == prompt else [*prompt, *answered]
         messages = [_message(message, number) for number, message in enumerate(told, 1)]
+        begins = [message["role"] for message in messages[len(prompt) - 1 : len(prompt) + 1]]
+        if len(told) > len(answered) and begins in (["user", "user"], ["user", "system"]):
+            raise ConfigError(f"has a prompt, and {answer!r} begins with another question; leave one out", where)
+        messages = _with_system(messages, fields)
+        if all(message["role"] in ("system", "assistant") for message in messages):
+            what = f"has no question before {answer!r}; it has {_names(fields)}"
+            raise ConfigError(f"{what}: name the column of questions `prompt`", where)
         return Conversation(messages=messages, tools=tools, where=where)
 
     return Pair(preferred=conversation("chosen"), other=conversation("rejected"))
+
+
+def _with_system(messages: Messages, record: Mapping[str, Any]) -> Messages:
+    """Return messages after a record's system prompt, if it has one of its own and they begin with none."""
+    system = record.get("system")
+    is_needed = isinstance(system, str) and system.strip() and messages[0]["role"] != "system"
+    return [{"role": "system", "content": system}, *messages] if is_needed else messages
 
 
 def _messages_of(said: Any, role: str) -> list[Any]:

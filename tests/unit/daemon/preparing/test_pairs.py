@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.daemon.data.documents import BadRecord, Pair
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.prepare import prepare
+from headway.daemon.sources.records import Field
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import TrainSpec
@@ -78,6 +80,11 @@ def test_a_pair_that_is_longer_than_a_row_is_left_out(tmp_path: Path) -> None:
     [
         ({"prompt": "p", "chosen": "a"}, "has no answer in the field 'rejected'; a pair is `prompt`, `chosen` and"),
         ({"prompt": "p", "chosen": "a", "rejected": ["b"]}, "message 2 is no table with a role"),
+        ({"question": "p", "chosen": "a", "rejected": "b"}, "has no question before 'chosen'; it has question, chosen"),
+        (
+            {"prompt": "p", "chosen": [{"role": "user", "content": "q"}], "rejected": "b"},
+            "has a prompt, and 'chosen' begins with another question",
+        ),
         ({"prompt": "p", "chosen": "same", "rejected": "same"}, "of which one is the beginning of the other"),
     ],
 )
@@ -85,6 +92,19 @@ def test_what_is_no_pair_is_named_by_its_line(tmp_path: Path, record: dict[str, 
     """An answer is missing, is no message, or is the same twice."""
     with pytest.raises(ConfigError, match=reason):
         prepared(tmp_path, [record])
+
+
+def test_a_question_that_both_answers_repeat_stands_once() -> None:
+    """As published pairs have it: `prompt` beside answers that begin with it, and a `system` column."""
+    question, answers = {"role": "user", "content": "2+2?"}, [{"role": "assistant", "content": each} for each in "45"]
+    record: dict[str, Any] = {"system": "Be brief", "prompt": "2+2?"}
+    record |= {name: [question, answer] for name, answer in zip(("chosen", "rejected"), answers, strict=True)}
+    found = Field(is_pair=True).document(record, "in.jsonl, line 1")
+    assert not isinstance(found, BadRecord)
+    (pair,) = found
+    assert isinstance(pair, Pair)
+    system = {"role": "system", "content": "Be brief"}
+    assert [pair.preferred.messages, pair.other.messages] == [[system, question, answer] for answer in answers]
 
 
 def test_pairs_need_rows() -> None:
