@@ -22,6 +22,8 @@ _ROLES: Final = {
     "observation": "tool",
 }
 """Roles by the `from` of ShareGPT, and of LLaMA-Factory's variant of it."""
+_ABOUT: Final = ("input", "context")
+"""Columns of the text that an instruction is about."""
 _MAX_NAMED: Final = 20
 
 
@@ -52,11 +54,11 @@ def _completed(record: Mapping[str, Any]) -> Any:
     return [*prompt, *completion]
 
 
-def _instructed(asked: str, given: str, answered: str) -> _Form:
+def _instructed(asked: str, answered: str) -> _Form:
     """Return the form of an instruction with an optional text that it is about."""
 
     def messages(record: Mapping[str, Any]) -> Messages:
-        about = record.get(given)
+        about, *more = [record[name] for name in _ABOUT if record.get(name)] or [None]
         history = record.get("history") or []
         turns = [*(history if isinstance(history, list) else [history]), (record[asked], record[answered])]
         if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
@@ -64,21 +66,21 @@ def _instructed(asked: str, given: str, answered: str) -> _Form:
         found: Messages = []
         for question, answer in turns:
             found += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        if about and not (isinstance(about, str) and isinstance(record[asked], str)):
-            raise ConfigError(f"has {asked} and {given} that are not both texts", "")
+        if about and not (isinstance(about, str) and isinstance(record[asked], str) and not more):
+            raise ConfigError(f"has {asked} and {' or '.join(_ABOUT)} that are not one text each", "")
         if about and about.strip():
             found[-2]["content"] = f"{record[asked]}\n\n{about}"
         return found
 
-    return _Form((asked, answered), messages, (given, "history", "system", "tools"))
+    return _Form((asked, answered), messages, (*_ABOUT, "history", "system", "tools"))
 
 
 _FORMS: Final = (
     _listed("messages"),
     _listed("conversations"),
     _Form(("prompt", "completion"), _completed),
-    _instructed("instruction", "input", "output"),
-    _instructed("instruction", "context", "response"),
+    _instructed("instruction", "output"),
+    _instructed("instruction", "response"),
 )
 
 _PAIR: Final = _Form(("chosen", "rejected"), dict, ("prompt", "tools", "system"))

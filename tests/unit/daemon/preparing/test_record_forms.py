@@ -81,6 +81,11 @@ def written(path: Path, records: list[Any]) -> Path:
             "instruction + output",
         ),
         (
+            {"instruction": "Add", "context": "2, 2", "output": "4"},
+            [{"role": "user", "content": "Add\n\n2, 2"}, ANSWER],
+            "instruction + output",
+        ),
+        (
             {"instruction": "2+2?", "context": "", "response": "4", "category": "qa"},
             [USER, ANSWER],
             "instruction + response",
@@ -135,8 +140,15 @@ def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
         ({"messages": "no json"}, "are a text, and not JSON"),
         ({"instruction": "a", "output": "b", "history": ["a"]}, "has a history that is no list of pairs"),
+        (
+            {"instruction": "a", "output": "b", "input": "c", "context": "d"},
+            "has instruction and input or context that",
+        ),
         ({"instruction": "a", "output": "b", "history": 5}, "has a history that is no list of pairs"),
-        ({"instruction": "a", "output": "b", "input": ["c"]}, "has instruction and input that are not both texts"),
+        (
+            {"instruction": "a", "output": "b", "input": ["c"]},
+            "has instruction and input or context that are not one text each",
+        ),
         ("text", "is no table"),
     ],
 )
