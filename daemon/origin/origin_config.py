@@ -77,9 +77,11 @@ def _adapter_of(table: dict[str, Any], model: ModelSpec, place: str) -> AdapterS
 
 def _local(base: Path, folder: str) -> str:
     try:
-        return str((base / Path(folder).expanduser()).resolve())
+        path = (base / Path(folder).expanduser()).resolve()
+        path.exists()  # raises if a name is too long
     except (OSError, RuntimeError, ValueError) as error:  # ~NAME of an unknown user, a loop of links, a zero character
-        raise ConfigError(f"is no path: {error}", "[model] from") from error
+        raise ConfigError(_line(f"is no path: {error}"), "[model] from") from error
+    return str(path)
 
 
 def _model_of(config: dict[str, Any], ignored: Sequence[str], place: str) -> ModelSpec:

@@ -164,7 +164,9 @@ def _fill(
 def _check(writer: ShardWriter, sources: str, options: Preparation) -> None:
     """Raise ConfigError if a split is empty."""
     if not writer.num_tokens and not writer.validation.num_tokens:
-        raise ConfigError("no text in it" if not options.pack else "nothing to train on in it", sources)
+        what = "nothing to train on in it" if options.pack else "no text in it"
+        hint = "; a pair that is longer than a row is left out: name a larger --pack" if options.pairs else ""
+        raise ConfigError(f"{what}{hint}", sources)
     empty = "training" if not writer.num_tokens else "validation"
     if options.validation and not (writer.num_tokens and writer.validation.num_tokens):
         what = f"leaves the {empty} split empty: whole documents are held out, and a text file is one document"

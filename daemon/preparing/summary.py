@@ -22,7 +22,7 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     index = prepared.index
     size = f"{index.num_tokens:,} tokens of a vocabulary of {index.vocab_size}"
     yield f"{out}: {size}, SHA-256 {index.sha256}"
-    yield f"training: {_line(prepared.train, index.row_tokens)}"
+    yield f"training: {_line(prepared.train, index.row_tokens, holds_pairs=index.holds_pairs)}"
     if prepared.begin_of_text:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     for kind, count in sorted(prepared.noted.items()):
@@ -40,7 +40,7 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
     if words := prepared.noted[SPECIAL_WORDS]:
         yield f"{words:,} names of special tokens stood in the text and are only words (--special-tokens makes tokens)"
     if index.validation:
-        yield f"validation: {_line(prepared.validation, index.row_tokens)}"
+        yield f"validation: {_line(prepared.validation, index.row_tokens, holds_pairs=index.holds_pairs)}"
 
 
 def table_of(prepared: Prepared) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _line(counts: SplitCounts, row_tokens: int) -> str:
+def _line(counts: SplitCounts, row_tokens: int, *, holds_pairs: bool) -> str:
     parts = [f"{counts.documents:,} documents"]
     if row_tokens:
         padding = 100 * counts.padding / max(1, counts.tokens)
@@ -70,7 +70,8 @@ def _line(counts: SplitCounts, row_tokens: int) -> str:
     if counts.cut_documents:
         parts.append(f"{counts.cut_documents:,} documents were longer than a row and are cut")
     if counts.left_out:
-        parts.append(f"{counts.left_out:,} tokens had nothing to train on and are left out")
+        why = "stood in pairs that are longer than a row" if holds_pairs else "had nothing to train on"
+        parts.append(f"{counts.left_out:,} tokens {why} and are left out")
     return "; ".join(parts)
 
 

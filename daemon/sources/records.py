@@ -134,7 +134,12 @@ class Field:
             lists = [name for name, value in record.items() if isinstance(value, list) and value != told]
             hint = f"; --field {lists[0]} takes them from there" if lists else ""
             raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
-        messages = _with_system([_message(message, number) for number, message in enumerate(told, 1)], record)
+        messages = [_message(message, number) for number, message in enumerate(told, 1)]
+        for number, (message, written) in enumerate(zip(messages, told, strict=True), 1):
+            if message["role"] == "assistant" and written.get("weight") == 0:
+                what = f"message {number} has the weight 0, but every answer is trained on"
+                raise ConfigError(f"{what}; end the record before it, or take `weight` out to train on it", where)
+        messages = _with_system(messages, record)
         is_sharegpt = any("from" in message for message in told)
         known = SHAREGPT if is_sharegpt else form.name if form and len(form.needs) > 1 else ""
         return Conversation(messages=messages, tools=_parsed(record.get("tools")) or None, where=where, form=known)

@@ -124,6 +124,14 @@ def test_what_is_no_plain_lora_is_refused_by_name(folder: Path, case: str) -> No
         job_from(folder)
 
 
+def test_a_base_whose_name_is_too_long_is_no_path(folder: Path) -> None:
+    """One short line, from whichever file the name comes."""
+    change(folder, base_model_name_or_path="a/" * 5000)
+    with pytest.raises(ConfigError, match=r"is no path: .*too long") as raised:
+        job_from(folder)
+    assert len(str(raised.value)) < 700
+
+
 def test_a_key_beside_the_folder_must_agree(folder: Path) -> None:
     """Another rank than the folder's is refused; the same may stand there."""
     assert job_from(folder, text="[adapter]\nrank = 4\n").model.adapter.rank == 4

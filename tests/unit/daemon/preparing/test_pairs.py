@@ -13,6 +13,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.flags_choice import with_flags_of
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.prepare import prepare
+from headway.daemon.preparing.summary import lines_of
 from headway.daemon.sources.records import Field
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.data.tokens import TokenShards
@@ -73,6 +74,13 @@ def test_a_pair_that_is_longer_than_a_row_is_left_out(tmp_path: Path) -> None:
     made = prepared(tmp_path, [{"prompt": "x" * 200, "chosen": "a", "rejected": "b"}, *PAIRS])
     assert made.train.left_out > 400
     assert made.train.cut_documents == 0
+    assert any("stood in pairs that are longer than a row" in line for line in lines_of(tmp_path / "out", made))
+
+
+def test_rows_that_no_pair_fits_are_said_to_be_short(tmp_path: Path) -> None:
+    """The file is not at fault."""
+    with pytest.raises(ConfigError, match="longer than a row is left out: name a larger --pack"):
+        prepared(tmp_path, PAIRS, pack=8)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_a_conversation_is_known_by_its_columns(tmp_path: Path, record: Any, mes
     assert (of_table.messages, of_table.form) == (messages, form)
 
 
+@pytest.mark.parametrize("answer", [{**ANSWER, "weight": 0}, {"from": "gpt", "value": "4", "weight": 0}])
+def test_an_answer_that_is_not_to_be_trained_leaves_its_record_out(tmp_path: Path, answer: Any) -> None:
+    """OpenAI's `weight`, which other messages may have: no answer is trained on that the file says is wrong."""
+    records = [{"messages": [{**USER, "weight": 0}, said]} for said in (answer, {**ANSWER, "weight": 1})]
+    found = chats(written(tmp_path / "in.jsonl", records))
+    assert isinstance(found[0], BadRecord)
+    assert "message 2 has the weight 0, but every answer is trained on; end the record before it" in str(found[0])
+    assert isinstance(found[1], Conversation)
+
+
 def test_a_row_without_tools_has_none_beside_one_that_has(tmp_path: Path) -> None:
     """Arrow fills tools, tool_calls and their arguments with nulls: no message of another row shows them."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
