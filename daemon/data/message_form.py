@@ -103,7 +103,8 @@ def find_form(render: Callable[[Conversation], str], source: str, where: str) ->
 
     user = {"role": "user", "content": _WORD}
     as_parts = {**user, "content": [{"type": "text", "text": _WORD}]}
-    has_parts = _WORD not in shown([user]) and _WORD in shown([as_parts])
+    of_parts = shown([as_parts])
+    has_parts = _WORD not in shown([user]) and _WORD in of_parts and "{'" not in of_parts  # no text of Python's
     absent: tuple[dict[str, Any], ...] = ({}, {"content": None}, {"content": ""})
     for are_text, no_content in product((False, True), absent):
         arguments = {"key": "value"}

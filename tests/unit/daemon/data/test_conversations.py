@@ -116,6 +116,12 @@ def test_a_template_of_parts_gets_parts(tmp_path: Path) -> None:
     assert text_of(read_encoder(str(folder)), folder, asked("Hello"))[1] == "Hello<|end|>"
 
 
+def test_a_template_that_alters_texts_gets_texts(tmp_path: Path) -> None:
+    """It would also write Python's text of a list of parts."""
+    folder = folder_of(tmp_path, HEADERS.replace("trim", "capitalize"))
+    assert text_of(read_encoder(str(folder)), folder, asked("hello"))[1] == "Hello<|end|>"
+
+
 def test_null_beside_tool_calls_is_no_word(tmp_path: Path) -> None:
     """The content is left out, and arguments that are a text of JSON are the table that the template reads."""
     folder = folder_of(tmp_path, CALLS)
