@@ -4,6 +4,7 @@ import io
 from typing import TYPE_CHECKING, Final
 
 from headway.daemon.preparing.shown_row import ShownRow
+from headway.daemon.terminal import console
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,8 +54,7 @@ def heading(row: ShownRow) -> str:
 
 def html(row: ShownRow) -> str:
     """Return a page with the row."""
-    from rich.console import Console
-
-    page = Console(record=True, file=io.StringIO(), width=120)
+    page = console(io.StringIO(), width=120)
+    page.record = True
     page.print(drawn(row, has_colours=True))
     return page.export_html()

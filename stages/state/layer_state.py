@@ -10,8 +10,8 @@ from torch.nn import Parameter
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import is_of_adapter
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
+from headway.stages.model.frozen_weights import frozen_beside, in_dtype
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
-from headway.stages.model.quantized import is_plain, quantized
 from headway.stages.spec import ModelSpec, TrainSpec, weight_version
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions
@@ -173,7 +173,7 @@ def frozen_weights(
         return frozen_beside(initial_parameters(name, model, seed=seed), name, model, train, device=device)
     weights = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items() if not is_of_adapter(key)}
     _check_shapes(weights, {key: shape for key, (shape, _) in frozen_shapes(name, model).items()})
-    return _in_dtype(weights, train, device)
+    return in_dtype(weights, train, device)
 
 
 def given_adapters(given: Mapping[str, Tensor], name: LayerName, model: ModelSpec) -> dict[str, Tensor]:
@@ -183,22 +183,6 @@ def given_adapters(given: Mapping[str, Tensor], name: LayerName, model: ModelSpe
     """
     adapters = {key.removeprefix(f"{INITIAL}/"): tensor for key, tensor in given.items() if is_of_adapter(key)}
     return initial_weights(adapters, trained_shapes(name, model), "cpu")
-
-
-def frozen_beside(
-    weights: Mapping[str, Tensor], name: LayerName, model: ModelSpec, train: TrainSpec, *, device: torch.device | str
-) -> dict[str, Tensor]:
-    """Return what a layer has beside its adapters, from its plain weights. Raises MissingPackageError."""
-    return _in_dtype(quantized(weights, frozen_shapes(name, model), model.adapter.quantize), train, device)
-
-
-def _in_dtype(weights: Mapping[str, Tensor], train: TrainSpec, device: torch.device | str) -> dict[str, Tensor]:
-    """Return frozen weights in the job's dtype, except those that are quantized."""
-    dtype: torch.dtype = getattr(torch, train.dtype)
-    return {
-        key: tensor.to(device=device, dtype=dtype if is_plain(key, tensor.dtype) else None)
-        for key, tensor in weights.items()
-    }
 
 
 def initial_weights(

@@ -267,7 +267,7 @@ def test_special_tokens_go_along(tmp_path: Path) -> None:
     ("change", "line"),
     [
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3' needs low_freq_factor"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type = 'longrope'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "original_max_position_embeddings = None"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters.full_attention = "),
         ({"rope_scaling": {"type": "su", "factor": 4.0}}, "rope_scaling.rope_type = 'su'"),
         ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "rope_scaling.factor = 4.0"),
