@@ -47,6 +47,9 @@ def _listed(column: str) -> _Form:
 
 def _completed(record: Mapping[str, Any]) -> Any:
     """Return the messages of a prompt and its completion: texts, or lists of messages."""
+    if record.get("label") in (False, 0):
+        what = "has the label false, so its completion is a bad answer"
+        raise ConfigError(f"{what}: leave it out, or make pairs of chosen and rejected answers for --pairs", "")
     prompt, completion = _messages_of(record["prompt"], "user"), _messages_of(record["completion"], "assistant")
     if any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in prompt):
         what = "has answers in its prompt, which are not to be trained on"
@@ -78,7 +81,7 @@ def _instructed(asked: str, answered: str) -> _Form:
 _FORMS: Final = (
     _listed("messages"),
     _listed("conversations"),
-    _Form(("prompt", "completion"), _completed),
+    _Form(("prompt", "completion"), _completed, ("tools", "system", "label")),
     _instructed("instruction", "output"),
     _instructed("instruction", "response"),
 )
@@ -133,6 +136,7 @@ class Field:
             wanted = f"the field {self.name!r}" if self.name else _known()
             lists = [name for name, value in record.items() if isinstance(value, list) and value != told]
             hint = f"; --field {lists[0]} takes them from there" if lists else ""
+            hint = "; --pairs reads these" if {"chosen", "rejected"} <= record.keys() else hint
             raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
         messages = [_message(message, number) for number, message in enumerate(told, 1)]
         for number, (message, written) in enumerate(zip(messages, told, strict=True), 1):

@@ -145,6 +145,11 @@ def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
     ("record", "reason"),
     [
         ({"turns": [USER], "id": 1}, r"it has turns, id; --field turns takes them from there"),
+        (
+            {"prompt": "2+2?", "completion": "5", "label": False},
+            "has the label false, so its completion is a bad answer",
+        ),
+        ({"prompt": "2+2?", "chosen": ["4"], "rejected": ["5"]}, "prompt, chosen, rejected; --pairs reads these"),
         ({"question": "2+2?", "answer": "4"}, r"no list of messages in messages, conversations, prompt \+ completion"),
         ({"conversations": [{"from": "narrator", "value": "x"}]}, "message 1 is from 'narrator', and not from human"),
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
