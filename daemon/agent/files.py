@@ -14,7 +14,7 @@ from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.agent.origin_reads import OriginReads, counted
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
-from headway.daemon.errors import ConfigError, DamagedCopyError, NoAccessError, RecoveryError, StorageAwayError
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.records import Save
@@ -147,7 +147,9 @@ class StateKeeper:
                 await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
 
     async def _fetch_stored(self, step: FetchState) -> None:
-        """Fetch from the checkpoint; else through another node."""
+        """Fetch from the checkpoint; else through another node. Damage counts only if that one finds it too: it may be
+        in this node's memory, or on its way there.
+        """
         key, job = step.key, self._job(step.run_key.job)
         url = resolve_checkpoint_dir(step.checkpoint_url, self._checkpoint_root)
 
@@ -156,8 +158,6 @@ class StateKeeper:
 
         try:
             await self._read_stored(step, url, fetch)
-        except DamagedCopyError:
-            raise
         except RecoveryError as error:
             if isinstance(error, NoAccessError):
                 self.access.lacks(job.name, error)

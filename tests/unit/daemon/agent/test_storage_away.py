@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headway.daemon.agent import agent as agent_module
 from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
+from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import FetchState
 from headway.daemon.agent.surroundings import Surroundings
-from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.runtime.activities import Activities
@@ -205,3 +207,29 @@ async def test_opening_data_is_cancelled_when_its_plan_is_dropped(
     await asyncio.wait_for(ended.wait(), 20)
     working.cancel()
     await asyncio.wait({working})
+
+
+@pytest.mark.parametrize("is_sound_elsewhere", [True, False])
+async def test_damage_of_a_checkpoint_counts_if_another_node_finds_it_too(
+    is_sound_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This node reads other bytes than it should. Another node reads them well → they are taken; else it is damage."""
+    damaged = DamagedCopyError("/mnt/c/head", "has other bytes than its checksum says")
+
+    class OneBadReader(StateKeeper):
+        async def _read_stored(self, *_: object) -> None:
+            raise damaged
+
+        async def _fetch_forwarded(self, *_: object, **__: object) -> None:
+            if not is_sound_elsewhere:
+                raise RecoveryError("head", "arrived damaged")
+
+    keeper = OneBadReader.__new__(OneBadReader)
+    keeper._checkpoint_root = None
+    monkeypatch.setattr(keeper, "_job", lambda name: SimpleNamespace(name=name), raising=False)
+    if is_sound_elsewhere:
+        await keeper.fetch(FETCH)
+        return
+    with pytest.raises(DamagedCopyError) as refused:
+        await keeper.fetch(FETCH)
+    assert refused.value is damaged
