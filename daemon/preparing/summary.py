@@ -27,7 +27,7 @@ def lines_of(out: Path, prepared: Prepared) -> Iterator[str]:
         yield f"each document begins with {prepared.begin_of_text}, as its tokenizer says (--no-bos leaves it out)"
     for kind, count in sorted(prepared.noted.items()):
         if kind.startswith(FORMS):
-            yield f"{count:,} conversations are read from {kind.removeprefix(FORMS)}"
+            yield f"{count:,} conversations have the form {kind.removeprefix(FORMS)}"
     if prepared.num_bad:
         yield f"{prepared.num_bad:,} records could not be used and are left out"
     if prepared.num_bad > MAX_NAMED:
