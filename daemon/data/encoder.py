@@ -6,6 +6,7 @@ document. A text that happens to contain the name of a special token is still te
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -67,6 +68,16 @@ class Reading:
     """The date in chat templates that ask for one."""
 
 
+def _file_of(tokenizer: str) -> Path:
+    """Return the JSON file of a tokenizer, which may be named by its folder."""
+    with suppress(OSError, ValueError):  # a name that is too long, or has a zero character
+        file = Path(tokenizer)
+        file = file / TOKENIZER_NAME if file.is_dir() else file
+        if file.is_file():
+            return file
+    raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file or its folder", tokenizer[:500])
+
+
 def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
     """Return the encoder of `bytes`, of a `tokenizers` JSON file, or of a folder with its tokenizer.json.
 
@@ -77,11 +88,7 @@ def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:
         if how.end_of_text:
             raise ConfigError("bytes have a zero byte after each document; leave it out", "--end-of-text")
         return Encoder(vocab_size=256, encode=_bytes, end_of_text=0)
-    file = Path(tokenizer)
-    if file.is_dir():
-        file /= TOKENIZER_NAME
-    if not file.is_file():
-        raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file or its folder", tokenizer)
+    file = _file_of(tokenizer)
     config = _config(file)
     raw, special = _described(file, config, how.end_of_text)
     names = special_names(raw, special)

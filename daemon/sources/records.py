@@ -248,7 +248,8 @@ def _parsed(value: Any) -> Any:
 def _message(message: Any, number: int) -> dict[str, Any]:
     """Return a message with its role. Raises ConfigError, without a place."""
     if isinstance(message, dict) and isinstance(message.get("role"), str):
-        return message
+        is_sharegpts = message["role"] in ("human", "gpt")  # no template knows these, so they would train nothing
+        return {**message, "role": _ROLES[message["role"]]} if is_sharegpts else message
     if not isinstance(message, dict) or not isinstance(message.get("from"), str):
         raise ConfigError(f"message {number} is no table with a role", "")
     role = _ROLES.get(message["from"])

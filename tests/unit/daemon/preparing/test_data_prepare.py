@@ -169,6 +169,7 @@ def test_a_tokenizer_takes_no_bytes_that_are_no_text(tmp_path: Path) -> None:
         (["nowhere.txt"], "bytes", "nowhere.txt: no such file"),
         (["empty"], "bytes", "empty: this folder holds no files"),
         (["in.txt"], "nothing.json", "nothing.json: no such tokenizer"),
+        (["in.txt"], "n" * 10_000, f"{'n' * 500}: no such tokenizer"),
         (["in.txt"], "in.txt", "in.txt: is not a tokenizers JSON file"),
         (["in.txt"], "bytes", "taken: exists already"),
     ],

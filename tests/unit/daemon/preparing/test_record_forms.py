@@ -68,6 +68,7 @@ def written(path: Path, records: list[Any]) -> Path:
             ],
             "ShareGPT (from + value)",
         ),
+        ({"messages": [{**USER, "role": "human"}, {**ANSWER, "role": "gpt"}]}, [USER, ANSWER], ""),
         ({"prompt": "2+2?", "completion": "4"}, [USER, ANSWER], "prompt + completion"),
         ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, [SYSTEM, USER, ANSWER], "prompt + completion"),
         (
