@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.origin.carried_files import ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
-from headway.daemon.origin.origin_folder import OriginFolder
+from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
 from headway.daemon.origin.safetensors_header import (
     HeaderError,
     TensorEntry,
@@ -133,7 +133,11 @@ def check_unambiguous(folder: OriginFolder, *, is_tied: bool) -> None:
             raise RecoveryError(folder.url, f"{what}; set it to false, or delete {TIED_NAMES[1]}")
     if not (folder.has(SINGLE_NAME) and folder.has(INDEX_NAME)):
         return
-    shards, single = _places_of(folder, _weight_map(folder)), _places_of(folder, None)
+    try:
+        shards = _places_of(folder, _weight_map(folder))
+    except MissingFileError:
+        return  # an index that was left behind: without its shards it is no second set
+    single = _places_of(folder, None)
     names = sorted(shards.keys() | single.keys())
     for name in names:
         one, other = single.get(name), shards.get(name)

@@ -323,3 +323,15 @@ def test_an_index_that_lacks_tensors_of_a_shard(tmp_path: Path) -> None:
     spec = with_parts(job_from(folder))
     assert spec.origin.digest_of("block.1") == whole.origin.digest_of("block.1")
     assert b"".join(read_part(spec, "block.1")) == b"".join(read_part(whole, "block.1"))
+
+
+def test_an_index_without_its_shards_is_no_second_set(tmp_path: Path) -> None:
+    """The shards of an older save are gone, their index is not → the single file is the model."""
+    folder = write_tiny_model(tmp_path / "model", shard_size="30KB")
+    tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    read = initial_weights_of(with_parts(job_from(folder)))
+    assert read is not None
+    assert torch.equal(read("head")["norm.weight"], tensors["model.norm.weight"])
