@@ -1,5 +1,6 @@
 """The promise of a lossy wire: the bits are a function of the job and the cuts, and the plain loop has them too."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase, PlanRecord
+from headway.daemon.records.format import decode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import PlanRecord
 from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     TIMEOUT_S,
@@ -27,13 +29,23 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def run(cluster: LocalCluster, spec: JobSpec, out: Path) -> tuple[PlanRecord, JobView, Result]:
     """A job to its end: the one plan that it ran under, what its records say afterwards, and what it leaves."""
     async with ClusterSession(cluster.address) as session:
+        before = (await session.client.status()).revision
         await submit(session, spec)
-        running = await wait_for_phase(session, spec.job.name, frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
-        assert running.plan is not None
         result = await finished(session, spec.job.name, out)
         after = (await session.view()).jobs[spec.job.name]
-    assert set(result.generations) == {running.plan.generation}
-    return running.plan, after, result
+        plan = await first_plan(session, spec.job.name, from_revision=before)
+    assert set(result.generations) == {plan.generation}
+    return plan, after, result
+
+
+async def first_plan(session: ClusterSession, name: str, *, from_revision: int) -> PlanRecord:
+    """The first plan in force, out of etcd's history: so short a job may end before a watcher has seen it run."""
+    async with asyncio.timeout(TIMEOUT_S):
+        async for changes in session.client.watch(Keys.of(name, "plan"), from_revision=from_revision):
+            for event in changes.events:
+                if event.value is not None:
+                    return decode(event.value, PlanRecord)
+    raise AssertionError("a watch never ends")
 
 
 @pytest.mark.parametrize(
