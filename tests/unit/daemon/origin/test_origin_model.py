@@ -203,25 +203,34 @@ def test_a_tied_matrix_is_read_for_both_ends_and_written_once(tmp_path: Path) ->
     assert torch.equal(read_model(out).weights["head"]["lm_head.weight"], weights["embed"]["weight"])
 
 
-MIXTURES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-    "qwen2_moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "shared_expert_intermediate_size": 40,
-    },
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+WITH_SHARED = EXPERTS | {"shared_expert_intermediate_size": 40}
+LINEAR = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
 }
-OTHERS = ("granite", "smollm3", "olmo2", "olmo3", "ministral3", "glm4", "seed_oss", "gemma2", "gemma3_text")
-"""Families of one MLP a block, with names, positions and norms of their own."""
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{plain: {} for plain in ("granite", "smollm3", "olmo2", "olmo3", "ministral", "ministral3")},
+    **{plain: {} for plain in ("glm", "glm4", "seed_oss", "gemma2", "gemma3_text")},
+    "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": EXPERTS,
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "qwen2_moe": WITH_SHARED,
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": LINEAR | WITH_SHARED,
+}
+"""Families with names, positions, norms or experts of their own."""
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_family_is_read_and_written_under_its_names(tmp_path: Path, model_type: str) -> None:
-    """Import → export without training has the bytes of each family's own files."""
-    folder = write_tiny_model(tmp_path / "model", model_type=model_type, head_dim=8)
+    """Import → export without training has the bytes of each family's own files, weights and config.json."""
+    folder = write_tiny_model(tmp_path / "model", model_type=model_type, head_dim=8, **FAMILIES[model_type])
     spec = job_from(folder)
     read = initial_weights_of(spec)
     assert read is not None
@@ -229,20 +238,10 @@ def test_a_family_is_read_and_written_under_its_names(tmp_path: Path, model_type
     weights = {layer: read(layer) for layer in spec.layers}
     write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
     assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("model_type", MIXTURES)
-def test_experts_are_read_and_written_under_their_names(tmp_path: Path, model_type: str) -> None:
-    """Import → export without training has the bytes of each family's own files."""
-    folder = write_tiny_model(tmp_path / "model", model_type=model_type, **MIXTURES[model_type])
-    spec = job_from(folder)
-    read = initial_weights_of(spec)
-    assert read is not None
-    out = tmp_path / "out"
-    weights = {layer: read(layer) for layer in spec.layers}
-    write_model(out, spec.model, weights=weights, sequence_length=16, carried=carried_of(spec))
-    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    assert torch.equal(read_model(out).weights["block.1"]["mlp.gate.weight"], weights["block.1"]["mlp.gate.weight"])
+    ours, theirs = (json.loads((each / "config.json").read_text()) for each in (out, folder))
+    assert ours == theirs | {"producer": "headway"}
+    for layer, parameters in read_model(out).weights.items():
+        assert all(torch.equal(tensor, weights[layer][name]) for name, tensor in parameters.items()), layer
 
 
 def test_a_command_that_reads_no_folder_says_so() -> None:
