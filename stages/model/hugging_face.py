@@ -6,13 +6,25 @@ and value, because it would silently give other logits.
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
+from headway.stages.model.families import (
+    ABSENT,
+    CAPS,
+    FAMILIES,
+    NOT_COMPUTED,
+    ONLY,
+    OPTIONS,
+    PERIOD,
+    PLAIN,
+    READ_ELSEWHERE,
+    WITHOUT_EFFECT,
+    Family,
+)
 from headway.stages.model.mixture_config import (
     MIXTURES,
     mixture_config,
@@ -24,7 +36,7 @@ from headway.stages.model.mixture_config import (
     whole_above_zero,
 )
 from headway.stages.model.rope_config import rope_config, rope_of
-from headway.stages.spec import LINEAR_SIZES, TIED, LayerType, ModelSpec
+from headway.stages.spec import TIED, LayerType, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
 
@@ -74,301 +86,7 @@ def layer_parameter(name: str, model: ModelSpec) -> tuple[str, str] | None:
 @lru_cache(maxsize=8)
 def _renamed(model: ModelSpec) -> Mapping[str, str]:
     """Return the norms of a block that have another name in the files of a model's family."""
-    return _FAMILIES[family_of(model)].renamed if model.norm_placement != "before" else {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a `model_type` of transformers computes."""
-
-    architecture: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ModelSpec that all models of the family share."""
-    absent: Mapping[str, Any] = field(default_factory=dict)
-    """Values of keys that a config.json may leave out, where they are not those of `_ABSENT`."""
-    has_own_head_dim: bool = True
-    """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
-    window: Literal["none", "off", "all", "chosen", "layers", "types", "linear"] = "none"
-    """Which blocks may have a window. none: no block; off: none, because `use_sliding_window` is refused; all: all of
-    them; chosen: those that `use_sliding_window` and `layer_types` say; layers: those from `max_window_layers` on;
-    types: those that `layer_types` says; linear: none, and `layer_types` says which ones have linear attention.
-    """
-    window_period: int = 0
-    """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
-    window_theta: float = 0.0
-    """Base of the positions in blocks with a window, in a family that has them by type of block; 0: it has not."""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """Fields of ModelSpec that its config.json says by themselves, with their names there."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Norms of a block that have another name in its files."""
-    turns_parts: bool = False
-    """Whether it may turn a part of each head alone."""
-    scales_by_width: bool = False
-    """Whether its embeddings are multiplied by √hidden_size, and its scores by query_pre_attn_scalar^(−½)."""
-    scales_queries: bool = False
-    """Whether it scales queries by their positions."""
-    has_blocks_without_rope: bool = False
-    """Whether its config.json has `no_rope_layers`."""
-    rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys of its config.json that change the computation, with the values that are computed here."""
-
-
-_BIASES_OF_ATTENTION: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
-_BIASES: Final = {**_BIASES_OF_ATTENTION, "mlp_bias": "mlp_bias"}
-_SANDWICH_OF_GLM: Final = {
-    "post_attention_layernorm": "post_self_attn_layernorm",
-    "pre_feedforward_layernorm": "post_attention_layernorm",
-    "post_feedforward_layernorm": "post_mlp_layernorm",
-}
-_OLMO: Final = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
-_GLM: Final = {"fused_gate_up": True, "rope_interleaved": True}
-_GEMMA: Final = {"norm_placement": "both", "zero_centered_norms": True, "hidden_act": "gelu_pytorch_tanh"}
-_ABSENT_IN_GEMMA: Final = {
-    "head_dim": 256,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
-_ONLY_IN_GEMMA: Final = {
-    "hidden_act": (None, "gelu", "gelu_pytorch_tanh"),  # transformers does not read it
-    "hidden_activation": ("gelu_pytorch_tanh",),
-}
-_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
-_ABSENT_IN_GLM: Final = {
-    "attention_bias": True,
-    "head_dim": 128,
-    "num_key_value_heads": 2,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1.5625e-7,
-}
-_MULTIPLIERS: Final = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-
-_ABSENT_IN_QWEN35: Final = {
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "num_key_value_heads": 4,
-    "partial_rotary_factor": 0.25,
-}
-_QWEN35: Final[dict[str, Any]] = {
-    "options": {"qk_norm": True, "zero_centered_norms": True, "attn_output_gate": True},
-    "absent": _ABSENT_IN_QWEN35,
-    "window": "linear",
-    "keys": {name: name for name in LINEAR_SIZES},
-    "turns_parts": True,
-    "only": {"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
-}
-
-_FAMILIES: Final[dict[str, _Family]] = {
-    "llama": _Family("LlamaForCausalLM", keys=_BIASES),
-    "mistral": _Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
-    "qwen2": _Family("Qwen2ForCausalLM", {"qkv_bias": True}, has_own_head_dim=False, window="chosen"),
-    "qwen3": _Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
-    "phi3": _Family(
-        "Phi3ForCausalLM",
-        {"fused_projections": True},
-        absent={"original_max_position_embeddings": 4096},
-        has_own_head_dim=False,
-        window="all",
-        turns_parts=True,
-        rope_types=("default", "longrope"),
-    ),
-    "mixtral": _Family("MixtralForCausalLM", absent={"rms_norm_eps": 1e-5}, window="all"),
-    "qwen2_moe": _Family("Qwen2MoeForCausalLM", absent={"qkv_bias": True}, window="off", keys={"qkv_bias": "qkv_bias"}),
-    "qwen3_moe": _Family("Qwen3MoeForCausalLM", {"qk_norm": True}),
-    "dots1": _Family(
-        "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
-    ),
-    "granite": _Family(
-        "GraniteForCausalLM",
-        absent={"attention_multiplier": 1.0},
-        has_own_head_dim=False,
-        keys={**_BIASES, **{name: name for name in _MULTIPLIERS}},
-    ),
-    "smollm3": _Family(
-        "SmolLM3ForCausalLM",
-        absent={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
-        has_own_head_dim=False,
-        window="off",
-        keys=_BIASES,
-        has_blocks_without_rope=True,
-    ),
-    "olmo2": _Family(
-        "Olmo2ForCausalLM",
-        _OLMO,
-        absent={"rms_norm_eps": 1e-5},
-        has_own_head_dim=False,
-        keys=_BIASES_OF_ATTENTION,
-    ),
-    "olmo3": _Family(
-        "Olmo3ForCausalLM",
-        _OLMO,
-        absent={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
-        has_own_head_dim=False,
-        window="types",
-        window_period=4,
-        window_theta=5e5,
-        keys=_BIASES_OF_ATTENTION,
-        rope_types=("default", "linear", "llama3", "yarn"),
-    ),
-    "ministral": _Family(
-        "MinistralForCausalLM", absent={"num_key_value_heads": 8, "sliding_window": 4096}, window="types"
-    ),
-    "ministral3": _Family(
-        "Ministral3ForCausalLM",
-        absent={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
-        window="all",
-        scales_queries=True,
-        rope_types=("yarn",),
-    ),
-    "glm": _Family(
-        "GlmForCausalLM",
-        _GLM,
-        absent=_ABSENT_IN_GLM,
-        keys={"qkv_bias": "attention_bias"},
-        turns_parts=True,
-    ),
-    "glm4": _Family(
-        "Glm4ForCausalLM",
-        _GLM | {"norm_placement": "both"},
-        absent=_ABSENT_IN_GLM,
-        keys={"qkv_bias": "attention_bias"},
-        renamed=_SANDWICH_OF_GLM,
-        turns_parts=True,
-    ),
-    "seed_oss": _Family(
-        "SeedOssForCausalLM",
-        absent={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
-        keys={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
-    ),
-    "qwen3_5_text": _Family("Qwen3_5ForCausalLM", **_QWEN35),
-    "qwen3_5_moe_text": _Family(
-        "Qwen3_5MoeForCausalLM",
-        **_QWEN35 | {"absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2}},
-    ),
-    "gemma2": _Family(
-        "Gemma2ForCausalLM",
-        _GEMMA,
-        absent={**_ABSENT_IN_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        window="types",
-        window_period=2,
-        keys={**_BIASES_OF_ATTENTION, **{name: name for name in _CAPS}},
-        scales_by_width=True,
-        only=_ONLY_IN_GEMMA,
-    ),
-    "gemma3_text": _Family(
-        "Gemma3ForCausalLM",
-        _GEMMA | {"qk_norm": True},
-        absent={**_ABSENT_IN_GEMMA, "rope_theta": 1e6},
-        window="types",
-        window_period=6,
-        window_theta=1e4,
-        keys={**_BIASES_OF_ATTENTION, "final_logit_softcapping": "final_logit_softcapping"},
-        scales_by_width=True,
-        rope_types=("default", "linear", "llama3", "yarn"),
-        only=_ONLY_IN_GEMMA,
-    ),
-}
-"""Families by `model_type`. The first that can say a model's options names its export."""
-
-_PLAIN: Final = ModelSpec()
-_OPTIONS: Final = (
-    "qkv_bias",
-    "output_bias",
-    "mlp_bias",
-    "qk_norm",
-    "qk_norm_over",
-    "norm_placement",
-    "zero_centered_norms",
-    "attn_output_gate",
-    "fused_projections",
-    "fused_gate_up",
-    "rope_interleaved",
-    "hidden_act",
-    *_CAPS,
-    *LINEAR_SIZES,
-    *_MULTIPLIERS,
-)
-"""Fields of ModelSpec that a family has with one value, unless its config.json says them."""
-
-_PERIOD: Final = ("sliding_window_pattern",)
-"""Key of Gemma 3 for the period of its blocks without a window."""
-
-_ABSENT: Final[dict[str, Any]] = {
-    "attention_bias": False,
-    "attention_multiplier": None,
-    **dict.fromkeys(_CAPS),
-    "attention_out_bias": False,
-    "embedding_multiplier": 1.0,
-    "full_attention_interval": 4,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "layer_types": None,
-    **dict.fromkeys(LINEAR_SIZES),
-    "logits_scaling": 1.0,
-    "max_window_layers": 28,
-    "mlp_bias": False,
-    "no_rope_layer_interval": 4,
-    "no_rope_layers": None,
-    "num_key_value_heads": None,
-    "partial_rotary_factor": 1.0,
-    "qkv_bias": False,
-    "residual_multiplier": 1.0,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-}
-"""transformers' values of keys that a config.json leaves out."""
-
-_ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "add_cross_attention": (None, False),
-    "hidden_act": ("silu",),
-    "hidden_activation": (None, "silu"),
-    "full_attn_mod": (None, 1),
-    "interpolate_factor": (None, 1),
-    "is_causal": (None, True),
-    "is_encoder_decoder": (None, False),
-    "quantization_config": (None,),
-    "rope_interleaved": (None, False),
-    "use_bidirectional_attention": (None, False),
-    "use_mrope": (None, False),
-}
-"""Keys that change the computation, with the values that are computed here."""
-
-_READ_ELSEWHERE: Final = frozenset(
-    {
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "model_type",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "original_max_position_embeddings",
-        "partial_rotary_factor",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "vocab_size",
-    }
-)
-
-_WITHOUT_EFFECT: Final = re.compile(
-    r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
-    r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|cache_implementation|is_decoder|is_llama_config|"
-    r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
-    r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
-    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+"
-)
-"""Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
-trains without them.
-"""
+    return FAMILIES[family_of(model)].renamed if model.norm_placement != "before" else {}
 
 
 def hugging_face_config(
@@ -379,7 +97,7 @@ def hugging_face_config(
     sequence_length is the longest on which the model was trained. Raises ValueError when no family has the options.
     """
     model_type = family_of(spec)
-    family = _FAMILIES[model_type]
+    family = FAMILIES[model_type]
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": model_type,
@@ -424,7 +142,7 @@ def hugging_face_config(
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     if family.scales_by_width:
         config |= {"hidden_activation": spec.hidden_act, "query_pre_attn_scalar": _scalar_of(spec)}
-        config |= {name: getattr(spec, name) or None for name in _CAPS}
+        config |= {name: getattr(spec, name) or None for name in CAPS}
     if family.turns_parts:
         config["rope_parameters"]["partial_rotary_factor"] = spec.partial_rotary_factor
     return config
@@ -434,7 +152,7 @@ def family_of(spec: ModelSpec) -> str:
     """Return the `model_type` that says all options of a model. Raises ValueError when none does, naming the options
     that the nearest family does not have.
     """
-    unsaid = {name: _unsaid(spec, name, family) for name, family in _FAMILIES.items()}
+    unsaid = {name: _unsaid(spec, name, family) for name, family in FAMILIES.items()}
     nearest = min(unsaid, key=lambda name: len(unsaid[name]))  # of several the first one
     if unsaid[nearest]:
         what = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in unsaid[nearest])
@@ -442,9 +160,9 @@ def family_of(spec: ModelSpec) -> str:
     return nearest
 
 
-def _unsaid(spec: ModelSpec, model_type: str, family: _Family) -> list[str]:
+def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
     """Return the fields whose values a family's config.json cannot say."""
-    fixed = {name: getattr(_PLAIN, name) for name in _OPTIONS} | dict(family.options)
+    fixed = {name: getattr(PLAIN, name) for name in OPTIONS} | dict(family.options)
     if family.scales_by_width:
         fixed |= {"embedding_multiplier": spec.hidden_size**0.5, "attention_multiplier": _scalar_of(spec) ** -0.5}
     found = [name for name, value in fixed.items() if name not in family.keys and getattr(spec, name) != value]
@@ -509,7 +227,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     tie = config.get("tie_word_embeddings", False)
     if text.get("tie_word_embeddings", tie) != tie:
         raise ValueError(f"tie_word_embeddings = {tie!r}, and its text_config says {text['tie_word_embeddings']!r}")
-    family = _FAMILIES[_TEXT_OF[name]]
+    family = FAMILIES[_TEXT_OF[name]]
     of_text = {"architectures": [family.architecture], "model_type": _TEXT_OF[name], "tie_word_embeddings": tie}
     return {key: value for key, value in config.items() if key not in _OF_PICTURES} | text | of_text
 
@@ -526,12 +244,11 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     """
     config = text_config(config)
     name = config.get("model_type")
-    family = _FAMILIES.get(name) if isinstance(name, str) else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        near = "".join(f"; the nearest is {each}" for each in get_close_matches(str(name), _FAMILIES, 1))
-        raise ValueError(f"model_type is {name!r}, which is not computed{near}; there are {', '.join(_FAMILIES)}")
+        raise ValueError(_why_not_computed(name))
     _check_keys(config, family, ignored)
-    told = _ABSENT | dict(family.absent) | config
+    told = ABSENT | dict(family.absent) | config
     sizes = {
         key: _number(told, key)
         for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -578,30 +295,38 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
 
 
-def _check_keys(config: dict[str, Any], family: _Family, ignored: Sequence[str]) -> None:
+def _why_not_computed(model_type: object) -> str:
+    if isinstance(model_type, str) and model_type in NOT_COMPUTED:
+        missing, nearest = NOT_COMPUTED[model_type]
+        return f"model_type is {model_type!r}: {missing} not computed; the nearest family that works is {nearest}"
+    near = "".join(f"; the nearest is {each}" for each in get_close_matches(str(model_type), FAMILIES, 1))
+    return f"model_type is {model_type!r}, which is not computed{near}; there are {', '.join(FAMILIES)}"
+
+
+def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) -> None:
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
-    for key, values in (_ONLY | dict(family.only)).items():
+    for key, values in (ONLY | dict(family.only)).items():
         if key in config and config[key] not in values:
             raise ValueError(f"{key} = {config[key]!r} is not supported")
-    said = {key for each in _FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
+    said = {key for each in FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
     for key in sorted(said & config.keys()):
-        if config[key] not in (_ABSENT[key], None):
+        if config[key] not in (ABSENT[key], None):
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
-    known = _READ_ELSEWHERE | _ABSENT.keys() | _ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
+    known = READ_ELSEWHERE | ABSENT.keys() | ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
     if family.scales_by_width:
-        known |= {"query_pre_attn_scalar"} | ({"rope_local_base_freq", *_PERIOD} if family.window_theta else set())
+        known |= {"query_pre_attn_scalar"} | ({"rope_local_base_freq", *PERIOD} if family.window_theta else set())
     for key in ignored:
         if key in known:
             raise ValueError(f"{key} says what the model computes, so it cannot be ignored")
     for key in sorted(config.keys() - known - set(ignored)):
-        if config[key] and _WITHOUT_EFFECT.fullmatch(key) is None:
+        if config[key] and WITHOUT_EFFECT.fullmatch(key) is None:
             what = "is not known here, and may change what the model computes; if it does not, set [model]"
             raise ValueError(f"{key} = {config[key]!r} {what} ignore = [{json.dumps(key)}]")
 
 
-def _head_dim(config: dict[str, Any], family: _Family) -> int:
+def _head_dim(config: dict[str, Any], family: Family) -> int:
     """Return a head's own width; 0: that which hidden_size gives."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
     head_dim = config["head_dim"]
@@ -618,7 +343,7 @@ def _head_dim(config: dict[str, Any], family: _Family) -> int:
     return int(head_dim)
 
 
-def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
+def _windows(config: dict[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of ModelSpec that say which block has a sliding window."""
     window, num_blocks = config["sliding_window"], config["num_hidden_layers"]
     if family.window == "off":
@@ -630,8 +355,8 @@ def _windows(config: dict[str, Any], family: _Family) -> dict[str, Any]:
     kinds = config["layer_types"]
     if family.window == "types":
         period = family.window_period
-        if family.scales_by_width and family.window_theta and _PERIOD[0] in config:
-            period = whole_above_zero(config, _PERIOD[0])
+        if family.scales_by_width and family.window_theta and PERIOD[0] in config:
+            period = whole_above_zero(config, PERIOD[0])
         return _windows_by_type(window, kinds, num_blocks, period)
     if family.window == "linear":
         return {"layer_types": _hybrid_types(config)}
@@ -672,15 +397,15 @@ def _hybrid_types(config: dict[str, Any]) -> tuple[LayerType, ...]:
     return _shortest(types)
 
 
-def _said(config: dict[str, Any], family: _Family) -> dict[str, Any]:
+def _said(config: dict[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of ModelSpec that a family's config.json says by themselves."""
     fields: dict[str, Any] = {}
     for name, key in family.keys.items():
-        if isinstance(getattr(_PLAIN, name), bool):
+        if isinstance(getattr(PLAIN, name), bool):
             fields[name] = _truth(config, key)
-        elif name in _CAPS and config[key] is None:
+        elif name in CAPS and config[key] is None:
             fields[name] = 0.0
-        elif isinstance(getattr(_PLAIN, name), int):
+        elif isinstance(getattr(PLAIN, name), int):
             fields[name] = _whole(config, key)
         elif not 0 < _number(config, key) < 1e6:
             raise ValueError(f"{key} = {config[key]!r} is no number above 0")

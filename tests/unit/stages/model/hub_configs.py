@@ -503,4 +503,38 @@ CONFIGS: Final[dict[str, Config]] = {
     ),
     "google/gemma-2b": _of("gemma", (2048, 16384, 18, 8, 1, 256000), act="gelu", head_dim=256, hidden_activation=None),
     "EleutherAI/pythia-160m": {"model_type": "gpt_neox", "hidden_size": 768, "use_parallel_residual": True},
+    "deepseek-ai/DeepSeek-V3": _of(
+        "deepseek_v3",
+        (7168, 18432, 61, 128, 128, 129280),
+        first_k_dense_replace=3,
+        kv_lora_rank=512,
+        moe_intermediate_size=2048,
+        n_group=8,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        q_lora_rank=1536,
+    ),
+    "moonshotai/Kimi-K2-Instruct": _of(
+        "kimi_k2", (7168, 18432, 61, 64, 64, 163840), theta=50_000.0, kv_lora_rank=512, n_routed_experts=384
+    ),
+    "mistralai/Mamba-Codestral-7B-v0.1": {"model_type": "mamba2", "hidden_size": 4096, "state_size": 128},
+    "tiiuae/Falcon-H1-1.5B-Deep-Instruct": {"model_type": "falcon_h1", "mamba_d_state": 256},
+    "nvidia/Nemotron-H-8B-Base-8K": {"model_type": "nemotron_h", "hidden_size": 4096, "ssm_state_size": 128},
+    "meta-llama/Llama-4-Scout-17B-16E": {
+        "model_type": "llama4",
+        "text_config": {"model_type": "llama4_text", "hidden_size": 5120, "attention_chunk_size": 8192},
+    },
+    "CohereForAI/c4ai-command-r7b-12-2024": {
+        "model_type": "cohere2",
+        "hidden_size": 4096,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.25,
+    },
+    "MiniMaxAI/MiniMax-Text-01-hf": {
+        "model_type": "minimax",
+        "hidden_size": 6144,
+        "linear_attn_alpha_factor": 3.5565588200778455,
+    },
+    "openai-community/gpt2": {"model_type": "gpt2", "n_embd": 768, "n_positions": 1024},
+    "bigscience/bloom-560m": {"model_type": "bloom", "hidden_size": 1024, "n_layer": 24},
 }

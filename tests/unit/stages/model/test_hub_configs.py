@@ -6,12 +6,13 @@ from typing import Final
 
 import pytest
 
+from headway.stages.model.families import FAMILIES, NOT_COMPUTED
 from headway.stages.model.hugging_face import model_spec
 from tests.unit.stages.model.hub_configs import CONFIGS, Config
 
 PAGE: Final = Path(__file__).resolve().parents[4] / "docs/hub.md"
 BEGIN, END = "<!-- configs -->\n", "<!-- end of configs -->"
-REFUSED: Final = 110
+REFUSED: Final = 150
 """Most characters of a reason in the table."""
 
 
@@ -40,6 +41,21 @@ def test_the_page_has_the_answer_to_each_published_config() -> None:
     if os.environ.get("HEADWAY_WRITE_DOCS"):
         PAGE.write_text(wanted)
     assert text == wanted
+
+
+@pytest.mark.parametrize("model_type", NOT_COMPUTED)
+def test_a_family_that_is_not_computed_is_refused_with_what_it_lacks_and_the_nearest_that_works(
+    model_type: str,
+) -> None:
+    """One line, which names a family of the table."""
+    missing, nearest = NOT_COMPUTED[model_type]
+    assert nearest in FAMILIES
+    assert model_type not in FAMILIES
+    with pytest.raises(
+        ValueError, match=f"'{model_type}': .* not computed; the nearest family that works is {nearest}"
+    ):
+        model_spec({"model_type": model_type})
+    assert len(missing) < 80
 
 
 @pytest.mark.parametrize("name", CONFIGS)

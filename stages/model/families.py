@@ -1,0 +1,331 @@
+"""The table of families: which options of the decoder each `model_type` has, and what its config.json may say.
+
+Pure data. hugging_face.py reads and writes a config.json by it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from headway.stages.spec import LINEAR_SIZES, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a `model_type` of transformers computes."""
+
+    architecture: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ModelSpec that all models of the family share."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a config.json may leave out, where they are not those of `ABSENT`."""
+    has_own_head_dim: bool = True
+    """Whether its config.json may name a `head_dim` that is not hidden_size / num_attention_heads."""
+    window: Literal["none", "off", "all", "chosen", "layers", "types", "linear"] = "none"
+    """Which blocks may have a window. none: no block; off: none, because `use_sliding_window` is refused; all: all of
+    them; chosen: those that `use_sliding_window` and `layer_types` say; layers: those from `max_window_layers` on;
+    types: those that `layer_types` says; linear: none, and `layer_types` says which ones have linear attention.
+    """
+    window_period: int = 0
+    """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
+    window_theta: float = 0.0
+    """Base of the positions in blocks with a window, in a family that has them by type of block; 0: it has not."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Fields of ModelSpec that its config.json says by themselves, with their names there."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Norms of a block that have another name in its files."""
+    turns_parts: bool = False
+    """Whether it may turn a part of each head alone."""
+    scales_by_width: bool = False
+    """Whether its embeddings are multiplied by √hidden_size, and its scores by query_pre_attn_scalar^(−½)."""
+    scales_queries: bool = False
+    """Whether it scales queries by their positions."""
+    has_blocks_without_rope: bool = False
+    """Whether its config.json has `no_rope_layers`."""
+    rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of its config.json that change the computation, with the values that are computed here."""
+
+
+_BIASES_OF_ATTENTION: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+_BIASES: Final = {**_BIASES_OF_ATTENTION, "mlp_bias": "mlp_bias"}
+_SANDWICH_OF_GLM: Final = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+_OLMO: Final = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
+_GLM: Final = {"fused_gate_up": True, "rope_interleaved": True}
+_GEMMA: Final = {"norm_placement": "both", "zero_centered_norms": True, "hidden_act": "gelu_pytorch_tanh"}
+_ABSENT_IN_GEMMA: Final = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_ONLY_IN_GEMMA: Final = {
+    "hidden_act": (None, "gelu", "gelu_pytorch_tanh"),  # transformers does not read it
+    "hidden_activation": ("gelu_pytorch_tanh",),
+}
+CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+_ABSENT_IN_GLM: Final = {
+    "attention_bias": True,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+}
+_MULTIPLIERS: Final = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+_ABSENT_IN_QWEN35: Final = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.25,
+}
+_QWEN35: Final[dict[str, Any]] = {
+    "options": {"qk_norm": True, "zero_centered_norms": True, "attn_output_gate": True},
+    "absent": _ABSENT_IN_QWEN35,
+    "window": "linear",
+    "keys": {name: name for name in LINEAR_SIZES},
+    "turns_parts": True,
+    "only": {"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
+}
+
+FAMILIES: Final[dict[str, Family]] = {
+    "llama": Family("LlamaForCausalLM", keys=_BIASES),
+    "mistral": Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
+    "qwen2": Family("Qwen2ForCausalLM", {"qkv_bias": True}, has_own_head_dim=False, window="chosen"),
+    "qwen3": Family("Qwen3ForCausalLM", {"qk_norm": True}, absent={"head_dim": 128}, window="chosen"),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        {"fused_projections": True},
+        absent={"original_max_position_embeddings": 4096},
+        has_own_head_dim=False,
+        window="all",
+        turns_parts=True,
+        rope_types=("default", "longrope"),
+    ),
+    "mixtral": Family("MixtralForCausalLM", absent={"rms_norm_eps": 1e-5}, window="all"),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", absent={"qkv_bias": True}, window="off", keys={"qkv_bias": "qkv_bias"}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", {"qk_norm": True}),
+    "dots1": Family(
+        "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        absent={"attention_multiplier": 1.0},
+        has_own_head_dim=False,
+        keys={**_BIASES, **{name: name for name in _MULTIPLIERS}},
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        absent={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+        has_own_head_dim=False,
+        window="off",
+        keys=_BIASES,
+        has_blocks_without_rope=True,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        _OLMO,
+        absent={"rms_norm_eps": 1e-5},
+        has_own_head_dim=False,
+        keys=_BIASES_OF_ATTENTION,
+    ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        _OLMO,
+        absent={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
+        has_own_head_dim=False,
+        window="types",
+        window_period=4,
+        window_theta=5e5,
+        keys=_BIASES_OF_ATTENTION,
+        rope_types=("default", "linear", "llama3", "yarn"),
+    ),
+    "ministral": Family(
+        "MinistralForCausalLM", absent={"num_key_value_heads": 8, "sliding_window": 4096}, window="types"
+    ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        absent={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+        window="all",
+        scales_queries=True,
+        rope_types=("yarn",),
+    ),
+    "glm": Family(
+        "GlmForCausalLM",
+        _GLM,
+        absent=_ABSENT_IN_GLM,
+        keys={"qkv_bias": "attention_bias"},
+        turns_parts=True,
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        _GLM | {"norm_placement": "both"},
+        absent=_ABSENT_IN_GLM,
+        keys={"qkv_bias": "attention_bias"},
+        renamed=_SANDWICH_OF_GLM,
+        turns_parts=True,
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        absent={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+        keys={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
+    ),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", **_QWEN35),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeForCausalLM",
+        **_QWEN35 | {"absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2}},
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _GEMMA,
+        absent={**_ABSENT_IN_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        window="types",
+        window_period=2,
+        keys={**_BIASES_OF_ATTENTION, **{name: name for name in CAPS}},
+        scales_by_width=True,
+        only=_ONLY_IN_GEMMA,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        _GEMMA | {"qk_norm": True},
+        absent={**_ABSENT_IN_GEMMA, "rope_theta": 1e6},
+        window="types",
+        window_period=6,
+        window_theta=1e4,
+        keys={**_BIASES_OF_ATTENTION, "final_logit_softcapping": "final_logit_softcapping"},
+        scales_by_width=True,
+        rope_types=("default", "linear", "llama3", "yarn"),
+        only=_ONLY_IN_GEMMA,
+    ),
+}
+"""Families by `model_type`. The first that can say a model's options names its export."""
+
+PLAIN: Final = ModelSpec()
+OPTIONS: Final = (
+    "qkv_bias",
+    "output_bias",
+    "mlp_bias",
+    "qk_norm",
+    "qk_norm_over",
+    "norm_placement",
+    "zero_centered_norms",
+    "attn_output_gate",
+    "fused_projections",
+    "fused_gate_up",
+    "rope_interleaved",
+    "hidden_act",
+    *CAPS,
+    *LINEAR_SIZES,
+    *_MULTIPLIERS,
+)
+"""Fields of ModelSpec that a family has with one value, unless its config.json says them."""
+
+PERIOD: Final = ("sliding_window_pattern",)
+"""Key of Gemma 3 for the period of its blocks without a window."""
+
+ABSENT: Final[dict[str, Any]] = {
+    "attention_bias": False,
+    "attention_multiplier": None,
+    **dict.fromkeys(CAPS),
+    "attention_out_bias": False,
+    "embedding_multiplier": 1.0,
+    "full_attention_interval": 4,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "layer_types": None,
+    **dict.fromkeys(LINEAR_SIZES),
+    "logits_scaling": 1.0,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": None,
+    "num_key_value_heads": None,
+    "partial_rotary_factor": 1.0,
+    "qkv_bias": False,
+    "residual_multiplier": 1.0,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+"""transformers' values of keys that a config.json leaves out."""
+
+ONLY: Final[dict[str, tuple[Any, ...]]] = {
+    "add_cross_attention": (None, False),
+    "hidden_act": ("silu",),
+    "hidden_activation": (None, "silu"),
+    "full_attn_mod": (None, 1),
+    "interpolate_factor": (None, 1),
+    "is_causal": (None, True),
+    "is_encoder_decoder": (None, False),
+    "quantization_config": (None,),
+    "rope_interleaved": (None, False),
+    "use_bidirectional_attention": (None, False),
+    "use_mrope": (None, False),
+}
+"""Keys that change the computation, with the values that are computed here."""
+
+READ_ELSEWHERE: Final = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "model_type",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "vocab_size",
+    }
+)
+
+WITHOUT_EFFECT: Final = re.compile(
+    r"_\w+|architectures|auto_map|bos_token_id|eos_token_id|pad_token_id|sep_token_id|dtype|torch_dtype|id2label|label2id|"
+    r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|cache_implementation|is_decoder|is_llama_config|"
+    r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
+    r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
+    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+"
+)
+"""Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
+trains without them.
+"""
+
+_LATENT: Final = ("kv_lora_rank, multi-head latent attention, is", "dots1")
+_LEARNED: Final = "learned positions with LayerNorm, are"
+NOT_COMPUTED: Final[Mapping[str, tuple[str, str]]] = {
+    "bloom": ("ALiBi and LayerNorm are", "llama"),
+    "cohere2": ("layer_norm_eps, LayerNorm before attention and MLP side by side, is", "smollm3"),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "falcon": ("parallel_attn, attention and MLP side by side, is", "llama"),
+    "falcon_h1": ("mamba_d_state, Mamba-2 beside attention, is", "qwen3_5_text"),
+    "gemma": ("the scale of its embeddings without query_pre_attn_scalar is", "gemma2"),
+    "gpt2": (f"n_positions, {_LEARNED}", "llama"),
+    "gpt_neox": ("use_parallel_residual, attention and MLP side by side, is", "llama"),
+    "granitemoehybrid": ("mamba_n_heads, a block of Mamba-2, is", "granite"),
+    "jamba": ("mamba_d_state, a block of Mamba, is", "mixtral"),
+    "kimi_k2": _LATENT,
+    "lfm2": ("conv_L_cache, a short convolution in place of attention, is", "qwen3"),
+    "llama4": ("attention_chunk_size, attention in chunks, is", "llama"),
+    "llama4_text": ("attention_chunk_size, attention in chunks, is", "llama"),
+    "mamba2": ("state_size, a block of Mamba-2, is", "qwen3_5_text"),
+    "minimax": ("linear_attn_alpha_factor, lightning attention, is", "qwen3_5_moe_text"),
+    "nemotron_h": ("ssm_state_size, a block of Mamba-2, is", "qwen3_5_text"),
+    "opt": (f"do_layer_norm_before, {_LEARNED}", "llama"),
+    "starcoder2": ("norm_epsilon, LayerNorm with biases, is", "qwen2"),
+}
+"""By `model_type`, the key or the arithmetic that is missing, and the nearest family."""
