@@ -6,17 +6,18 @@ Every fault is a ConfigError of one line. Nodes read single parts (origin_parts.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec, OriginPart
-from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME, MAX_CONFIG_BYTES
 from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_parts import Range, adapters_of, digest_of, ranges_of
 from headway.daemon.origin.safetensors_header import shown
-from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_adapters, find_tensors
+from headway.daemon.origin.tensor_places import TIED_NAMES, TensorPlaces, find_adapters, find_tensors, parsed_table
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.decoder import parameter_shapes, trained_shapes
 from headway.stages.model.hugging_face import checkpoint_name, has_more_than_text
@@ -120,7 +121,7 @@ def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec)
         for layer in layer_names(model)
         for name, shape in parameter_shapes(layer, model).items()
     }
-    if places.beside_text and not has_more_than_text(model):
+    if places.beside_text and not has_more_than_text(_config_of(folder)):
         what = f"has {shown(places.beside_text[0])}, which a model of this config.json does not have"
         raise RecoveryError(folder.url, what)
     is_copy = model.tie_word_embeddings
@@ -130,6 +131,10 @@ def _check_tensors(folder: OriginFolder, places: TensorPlaces, model: ModelSpec)
         if not (is_copy and name == TIED_NAMES[1])
     }
     _compare(folder, given, expected, config=CONFIG_NAME)
+
+
+def _config_of(folder: OriginFolder) -> dict[str, Any]:
+    return parsed_table(folder.read_small(CONFIG_NAME, MAX_CONFIG_BYTES), folder.named(CONFIG_NAME))
 
 
 def _compare(

@@ -28,10 +28,10 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 """Tensors that old versions of transformers have saved, though they follow from the config."""
 
 
-_TEXT_PREFIX: Final = "model.language_model."
-"""Before the names of the text model, in a folder with a model of pictures and text."""
+_TEXT_PREFIX: Final = re.compile(r"(model\.language_model|language_model\.model)\.")
+"""Before the names of the text model, in a folder with a model of pictures and text: new and old."""
 _ALL_EXPERTS: Final = re.compile(r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)", re.ASCII)
-_BESIDE_TEXT: Final = re.compile(r"(model\.visual|visual|mtp)\.")
+_BESIDE_TEXT: Final = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.|mtp\.")
 TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """The names under which a checkpoint may have a tied matrix."""
 Place = tuple[str, TensorEntry]
@@ -115,7 +115,8 @@ def find_adapters(folder: OriginFolder) -> dict[str, Place]:
 
 def _text_name(name: str) -> str:
     """Return a tensor's name in a folder of its text model alone."""
-    return f"model.{name.removeprefix(_TEXT_PREFIX)}" if name.startswith(_TEXT_PREFIX) else name
+    found = _TEXT_PREFIX.match(name)
+    return f"model.{name[found.end() :]}" if found else name.removeprefix("language_model.")
 
 
 def check_unambiguous(folder: OriginFolder, *, is_tied: bool) -> None:

@@ -33,6 +33,8 @@ from headway.stages.spec import TIED, ModelSpec, layer_names
 from headway.stages.state.state_file import raw_bytes
 
 ExportDtype = Literal["float32", "bfloat16"]
+_LONGEST: Final = 131_072
+"""transformers' value of Gemma 3, whose config.json may leave it out."""
 _TOKENIZERS: Final = (TOKENIZER_NAME, "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -197,7 +199,8 @@ def read_model(folder: Path) -> LoadedModel:
         raise ConfigError(f"{error.args[0]} is missing from the model", str(folder)) from error
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"not a readable model: {error}", str(folder)) from error
-    return LoadedModel(spec=spec, sequence_length=int(config["max_position_embeddings"]), weights=weights)
+    longest = int(config.get("max_position_embeddings", _LONGEST))
+    return LoadedModel(spec=spec, sequence_length=longest, weights=weights)
 
 
 def _shaped(tensors: Mapping[str, Tensor], name: str, shape: Size) -> Tensor:

@@ -198,7 +198,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         _GEMMA | {"qk_norm": True},
-        absent={**_ABSENT_IN_GEMMA, "rope_theta": 1e6},
+        absent={**_ABSENT_IN_GEMMA, "num_attention_heads": 8, "rope_theta": 1e6, "vocab_size": 262_208},
         window="types",
         window_period=6,
         window_theta=1e4,

@@ -6,6 +6,7 @@ and value, because it would silently give other logits.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -198,43 +199,41 @@ def _scalar_of(spec: ModelSpec) -> int:
     return round(spec.attention_multiplier**-2) if 0 < spec.attention_multiplier <= 1 else spec.head_width
 
 
-_TEXT_OF: Final = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""By the `model_type` of a model of pictures and text, that of its text model."""
-_OF_PICTURES: Final = frozenset(
-    {
-        "image_token_id",
-        "text_config",
-        "tie_word_embeddings",
-        "video_token_id",
-        "vision_config",
-        "vision_end_token_id",
-        "vision_start_token_id",
-    }
+_TEXT_OF: Final = {
+    "gemma3": ("gemma3_text",),
+    "mistral3": ("mistral", "ministral3"),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+}
+"""By the `model_type` of a model of pictures and text, those that its text model may have; the first unless it says."""
+_OF_PICTURES: Final = re.compile(
+    r"(audio|boa|boi|eoa|eoi|image|mm|multimodal_projector|projector|video|vision)_\w+|spatial_merge_size|"
+    r"text_config|tie_word_embeddings"
 )
+"""Keys of such a model that its text model does not have, or has in its own table."""
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config.json of the text model alone, where a model of pictures and text has it inside its own.
 
-    Raises ValueError, naming key and value.
+    As in transformers, the outer `tie_word_embeddings` counts if both say one. Raises ValueError, naming key and value.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in _TEXT_OF:
         return config
     text = config.get("text_config")
-    if not isinstance(text, dict) or text.get("model_type", _TEXT_OF[name]) != _TEXT_OF[name]:
-        raise ValueError(f"text_config is no table of a {_TEXT_OF[name]}")
-    tie = config.get("tie_word_embeddings", False)
-    if text.get("tie_word_embeddings", tie) != tie:
-        raise ValueError(f"tie_word_embeddings = {tie!r}, and its text_config says {text['tie_word_embeddings']!r}")
-    family = FAMILIES[_TEXT_OF[name]]
-    of_text = {"architectures": [family.architecture], "model_type": _TEXT_OF[name], "tie_word_embeddings": tie}
-    return {key: value for key, value in config.items() if key not in _OF_PICTURES} | text | of_text
+    kind = text.get("model_type", _TEXT_OF[name][0]) if isinstance(text, dict) else None
+    if not isinstance(text, dict) or kind not in _TEXT_OF[name]:
+        raise ValueError(f"text_config is no table of a {' or '.join(_TEXT_OF[name])}")
+    of_text = {"architectures": [FAMILIES[kind].architecture], "model_type": kind}
+    if "tie_word_embeddings" in config:
+        of_text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return {key: value for key, value in config.items() if not _OF_PICTURES.fullmatch(key)} | text | of_text
 
 
-def has_more_than_text(spec: ModelSpec) -> bool:
-    """Return whether published folders of the model's family have tensors beside those of the text model."""
-    return family_of(spec) in _TEXT_OF.values()
+def has_more_than_text(config: dict[str, Any]) -> bool:
+    """Return whether published folders of a config's family have tensors beside those of the text model."""
+    return any(config.get("model_type") in (name, *kinds) for name, kinds in _TEXT_OF.items())
 
 
 def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec:

@@ -38,3 +38,30 @@ def write_tiny_model(
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     return folder
+
+
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+def write_tiny_model_of_pictures(folder: Path, *, model_type: str, tied: bool, text: dict[str, Any]) -> Path:
+    """Write a random model of pictures and text, whose text model is `text` on top of `SHAPE`."""
+    torch.manual_seed(7)
+    sizes = SHAPE | {"tie_word_embeddings": tied} | text
+    vision = {"model_type": "pixtral", "head_dim": 8} if model_type == "mistral3" else {}
+    more = {"mm_tokens_per_image": 1} if model_type == "gemma3" else {}
+    config = transformers.AutoConfig.for_model(
+        model_type, text_config=sizes, vision_config=VISION | vision, tie_word_embeddings=tied, **more
+    )
+    model: Any = transformers.AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder

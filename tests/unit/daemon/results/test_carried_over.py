@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ from headway.daemon.storage.state_key import CARRIED_PART
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.fakes.tiny_models import write_tiny_model
+from tests.fakes.tiny_models import write_tiny_model, write_tiny_model_of_pictures
 
 LAYOUTS = {
     "one file": {},
@@ -99,6 +100,37 @@ def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> No
     theirs, ours = (AutoModelForCausalLM.from_pretrained(path) for path in (text, out))
     tokens = torch.arange(9)[None]
     assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
+
+
+OF_PICTURES: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "Gemma 3": ("gemma3", True, {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 4}),
+    "Mistral 3": ("mistral3", False, {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
+    "Ministral 3": ("mistral3", True, {"model_type": "ministral3", "head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("name", OF_PICTURES)
+@pytest.mark.parametrize("has_new_names", [False, True])
+def test_the_text_of_a_model_of_pictures_has_its_logits(tmp_path: Path, name: str, has_new_names: bool) -> None:
+    """A folder with the names that transformers writes and published ones have, or with those in its memory → the
+    export is a text model with the bits of the whole one's logits.
+    """
+    model_type, tied, text = OF_PICTURES[name]
+    folder = write_tiny_model_of_pictures(tmp_path / "both", model_type=model_type, tied=tied, text=text)
+    whole = AutoModelForImageTextToText.from_pretrained(folder)
+    if has_new_names:
+        tensors = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+        save_file(
+            {name: each for name, each in tensors.items() if not tied or name != "lm_head.weight"},
+            folder / "model.safetensors",
+        )
+    told: list[str] = []
+    out = exported(with_parts(job_from(folder), warn=told.append), tmp_path / "out")
+    assert "tensors of multi_modal_projector and " in told[0]
+    assert "tensors of vision_tower are left out" in told[0]
+    assert json.loads((out / "config.json").read_text())["model_type"] == text["model_type"]
+    tokens = torch.arange(9)[None]
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(out)(tokens).logits, whole(tokens).logits)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

@@ -33,12 +33,59 @@ def _of(
     return common | named | turned | dict(zip(names, sizes, strict=True)) | more
 
 
+def _gemma3(**text: Any) -> Config:
+    """A Gemma 3 of pictures and text, which leaves out what transformers gives it anyway."""
+    rope: Config = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text"} | rope | text,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.50.0.dev0",
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+    }
+
+
+def _mistral3(text: Config, **more: Any) -> Config:
+    """A Mistral 3 of pictures and text."""
+    return {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "image_token_index": 10,
+        "model_type": "mistral3",
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1024, "image_size": 1540, "model_type": "pixtral", "num_hidden_layers": 24},
+        "vision_feature_layer": -1,
+    } | more
+
+
 LLAMA3: Final[Config] = {
     "factor": 8.0,
     "high_freq_factor": 4.0,
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
+}
+MINISTRAL3: Final[Config] = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 16.0,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16384,
+    "rope_theta": 1_000_000.0,
+    "rope_type": "yarn",
+    "type": "yarn",
 }
 SMOLLM: Final[Config] = {"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "pretraining_tp": 1}
 LLAMA: Final[Config] = {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None}
@@ -422,6 +469,55 @@ CONFIGS: Final[dict[str, Config]] = {
     "google/gemma-2-2b": _of("gemma2", (2304, 9216, 26, 8, 4, 256000), act="gelu_pytorch_tanh", **GEMMA2),
     "google/gemma-3-1b-it": _of(
         "gemma3_text", (1152, 6912, 26, 4, 1, 262144), act=None, theta=1_000_000, sliding_window_pattern=6, **GEMMA3
+    ),
+    "google/gemma-3-4b-it": _gemma3(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34),
+    "google/gemma-3-12b-it": _gemma3(
+        hidden_size=3840, intermediate_size=15360, num_attention_heads=16, num_hidden_layers=48, num_key_value_heads=8
+    ),
+    "google/gemma-3-27b-it": _gemma3(
+        head_dim=128,
+        hidden_size=5376,
+        intermediate_size=21504,
+        num_attention_heads=32,
+        num_hidden_layers=62,
+        num_key_value_heads=16,
+        query_pre_attn_scalar=168,
+    ),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _mistral3(
+        _of(
+            "mistral",
+            (5120, 32768, 40, 32, 8, 131072),
+            eps=1e-5,
+            theta=1_000_000_000.0,
+            head_dim=128,
+            max_position_embeddings=131072,
+            sliding_window=None,
+        )
+    ),
+    "mistralai/Ministral-3-8B-Base-2512": _mistral3(
+        _of(
+            "ministral3",
+            (4096, 14336, 34, 32, 8, 131072),
+            eps=1e-5,
+            theta=None,
+            head_dim=128,
+            max_position_embeddings=262144,
+            rope_parameters=MINISTRAL3,
+            sliding_window=None,
+        )
+    ),
+    "mistralai/Ministral-3-8B-Instruct-2512": _mistral3(
+        _of(
+            "ministral3",
+            (4096, 14336, 34, 32, 8, 131072),
+            eps=1e-5,
+            theta=None,
+            head_dim=128,
+            max_position_embeddings=262144,
+            rope_parameters=MINISTRAL3,
+            sliding_window=None,
+        ),
+        quantization_config={"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None},
     ),
     "openai/gpt-oss-20b": _of(
         "gpt_oss",
