@@ -242,12 +242,15 @@ class ModelSpec:
         return "sliding_attention" if self.sliding_window and block >= self.first_window_layer else "full_attention"
 
     def kind_of(self, layer: str) -> str:
-        """Return `embed`, `block` or `head`: layers of one kind compute and cost the same. Blocks of several types are
-        of several kinds, such as `block linear_attention`.
+        """Return `embed`, `block` or `head`: layers of one kind compute and cost the same. Blocks that differ in what
+        mixes their tokens are of several kinds, such as `block linear_attention`.
         """
         kind, _, index = layer.partition(".")
-        is_mixed = kind == "block" and len(set(self.layer_types)) > 1
-        return f"block {self.type_of(int(index))}" if is_mixed else kind
+        if kind != "block":
+            return kind
+        is_mixed = len(set(self.layer_types)) > 1 or 0 < self.first_window_layer < self.num_hidden_layers
+        name = f"block {self.type_of(int(index))}" if is_mixed else kind
+        return name if self.is_turned(int(index)) else f"{name} without positions"
 
     def window_of(self, block: int) -> int:
         """Return the sliding window of a block; 0: it has none."""

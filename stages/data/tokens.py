@@ -146,7 +146,10 @@ class TokenShards:
         import torch  # imported here: commands that read only an index do without it
 
         tokens = torch.from_numpy(self._tokens.windows(places, train.sequence_length + 1))
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        # A view of a single row counts as contiguous, but has strides that compiled code was not made for.
+        inputs, targets = (
+            part.clone(memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:])
+        )
         if not train.has_mask:
             return Microbatch(inputs, targets)
         flags = self._flags_at(places, train)

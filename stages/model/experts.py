@@ -100,39 +100,38 @@ class Mixture(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         rows = hidden.flatten(0, -2)
         logits, scores, chosen, weights = self.gate(rows)
-        mixed = (self._computed(rows, chosen) * weights.unsqueeze(-1)).sum(1)
+        loads = torch.bincount(chosen.flatten(), minlength=len(self.experts))
+        mixed = (self._computed(rows, chosen, loads) * weights.unsqueeze(-1)).sum(1)
         if hasattr(self, "shared_experts"):
             shared = self.shared_experts(rows)
             if hasattr(self, "shared_expert_gate"):
                 shared = shared * self.shared_expert_gate(rows).sigmoid()
             mixed = mixed + shared
         if torch.is_grad_enabled():
-            mixed = self._with_losses(mixed, logits, scores, chosen)
+            mixed = self._with_losses(mixed, logits, scores, loads)
         output: Tensor = mixed.view_as(hidden)
         return output
 
-    def _computed(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Return what each chosen expert makes of each row: [rows, k, hidden]."""
+    def _computed(self, rows: Tensor, chosen: Tensor, loads: Tensor) -> Tensor:
+        """Return what each chosen expert makes of each row: [rows, k, hidden]. loads: rows that each expert gets."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         sent = rows.index_select(0, order.div(chosen.shape[1], rounding_mode="floor"))
-        loads = torch.bincount(flat, minlength=len(self.experts)).tolist()
-        parts: Sequence[Tensor] = torch.split(sent, loads)
+        parts: Sequence[Tensor] = torch.split(sent, loads.tolist())
         made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
         return made.index_select(0, order.argsort()).view(*chosen.shape, -1)
 
-    def _with_losses(self, mixed: Tensor, logits: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+    def _with_losses(self, mixed: Tensor, logits: Tensor, scores: Tensor, loads: Tensor) -> Tensor:
         num_rows, num_experts = scores.shape
-        counts = torch.bincount(chosen.flatten(), minlength=num_experts).float()
         if self.losses.balance:
             probable = scores / scores.sum(-1, keepdim=True) if self.gate.is_sigmoid else scores
-            balance = (counts / num_rows * probable.mean(0)).sum() * num_experts
+            balance = (loads.float() / num_rows * probable.mean(0)).sum() * num_experts
             mixed = _WithLoss.apply(mixed, balance * self.losses.balance)  # type: ignore[no-untyped-call]
         if self.losses.z:
             squares = logits.logsumexp(-1).square().mean()
             mixed = _WithLoss.apply(mixed, squares * self.losses.z)  # type: ignore[no-untyped-call]
         if hasattr(self.gate, "e_score_correction_bias"):
-            overload = counts * (num_experts / chosen.numel()) - 1.0
+            overload = loads.float() * (num_experts / (num_rows * self.gate.num_chosen)) - 1.0
             mixed = _WithOverload.apply(mixed, self.gate.e_score_correction_bias, overload)  # type: ignore[no-untyped-call]
         return mixed
 

@@ -13,6 +13,7 @@ from headway.stages.errors import CompilationError
 from headway.stages.model import compilation
 from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.determinism import configure
+from headway.stages.spec import ModelSpec
 from headway.stages.state.journal import Journal
 from tests.unit.stages.stage.pipeline import EF, MODEL, TRAIN, Pipeline, initial_layers, make_job, with_train
 from tests.unit.stages.stage.test_exactness import assert_exact
@@ -33,11 +34,20 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("own_code")
-@pytest.mark.parametrize(("dtype", "recompute"), [("float32", "none"), ("bfloat16", "block")])
-def test_compiled_layers_have_the_bits_of_the_compiled_loop_on_any_cut(dtype: str, recompute: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (MODEL, {}),
+        (MODEL, {"dtype": "bfloat16", "recompute": "block"}),
+        (replace(MODEL, sliding_window=3, first_window_layer=1, no_rope_layer_interval=3), {"microbatch_size": 1}),
+    ],
+)
+def test_compiled_layers_have_the_bits_of_the_compiled_loop_on_any_cut(
+    model: ModelSpec, changes: dict[str, object]
+) -> None:
     """One to five stages, every graph kept or the blocks' computed again → the losses and weights of the reference,
     with one compilation of each kind of layer, all of them ahead."""
-    job = make_job(with_train(compile=True, dtype=dtype, recompute=recompute, batches=3), EF)
+    job = make_job(with_train(compile=True, batches=3, **changes), EF, model=model)
     configure(job.train, CPU)
     compile_ahead(job.layers, job.model, job.train, CPU)
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -68,6 +78,17 @@ def test_each_kind_is_compiled_once_for_a_job(monkeypatch: pytest.MonkeyPatch) -
     assert ran == ["block", "head", "embed"]
     compile_ahead(["block.1"], MODEL, replace(TRAIN, sequence_length=16), CPU)
     assert ran[3:] == ["block", "embed", "head"]
+
+
+def test_blocks_that_mix_their_tokens_otherwise_have_codes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window from the second block on, and no positions in the third → each block is compiled ahead."""
+    ran: list[str] = []
+    monkeypatch.setattr(compilation, "_compiled_for", None)
+    monkeypatch.setattr(compilation, "_check_compiler", lambda _device: None)
+    monkeypatch.setattr(compilation, "_run_once", lambda name, *_: ran.append(name))
+    model = replace(MODEL, sliding_window=3, first_window_layer=1, no_rope_layer_interval=3)
+    compile_ahead(["block.0"], model, TRAIN, CPU)
+    assert sorted(ran) == ["block.0", "block.1", "block.2", "embed", "head"]
 
 
 def test_only_what_is_computed_here_has_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,9 @@ class CountingTokens:
         window = torch.randint(
             MODEL.vocab_size, (train.microbatch_size, train.sequence_length + 1), generator=generator
         )
-        inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        inputs, targets = (
+            part.clone(memory_format=torch.contiguous_format) for part in (window[:, :-1], window[:, 1:])
+        )
         if not train.has_mask:
             return Microbatch(inputs, targets)
         flags = self.flags(train, batch, microbatch)
