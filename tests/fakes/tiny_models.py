@@ -21,6 +21,32 @@ SHAPE: dict[str, Any] = {
 }
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+WITH_SHARED = EXPERTS | {"shared_expert_intermediate_size": 40}
+WINDOWED = {"head_dim": 8, "sliding_window": 8}
+LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{plain: {"head_dim": 8} for plain in ("granite", "smollm3", "olmo2", "ministral3", "glm", "glm4", "seed_oss")},
+    **dict.fromkeys(("olmo3", "ministral", "gemma2", "gemma3_text"), WINDOWED),
+    "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": EXPERTS,
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "qwen2_moe": WITH_SHARED,
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": LINEAR | WITH_SHARED,
+}
+"""Options of families that have names, positions, norms or experts of their own."""
+
+
 def write_tiny_model(
     folder: Path,
     *,

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ from headway.stages.state.state_file import content_checksum, read_state
 
 pytest.importorskip("transformers")
 
-from tests.fakes.tiny_models import write_tiny_model
+from tests.fakes.tiny_models import FAMILIES, write_tiny_model
 
 
 @pytest.fixture(scope="module", params=["one file", "shards", "bfloat16", "float16"])
@@ -203,34 +202,10 @@ def test_a_tied_matrix_is_read_for_both_ends_and_written_once(tmp_path: Path) ->
     assert torch.equal(read_model(out).weights["head"]["lm_head.weight"], weights["embed"]["weight"])
 
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-WITH_SHARED = EXPERTS | {"shared_expert_intermediate_size": 40}
-LINEAR = {
-    "num_hidden_layers": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
-FAMILIES: dict[str, dict[str, Any]] = {
-    **{plain: {} for plain in ("granite", "smollm3", "olmo2", "olmo3", "ministral", "ministral3")},
-    **{plain: {} for plain in ("glm", "glm4", "seed_oss", "gemma2", "gemma3_text")},
-    "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": EXPERTS,
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-    "qwen2_moe": WITH_SHARED,
-    "qwen3_5_text": LINEAR,
-    "qwen3_5_moe_text": LINEAR | WITH_SHARED,
-}
-"""Families with names, positions, norms or experts of their own."""
-
-
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_family_is_read_and_written_under_its_names(tmp_path: Path, model_type: str) -> None:
     """Import → export without training has the bytes of each family's own files, weights and config.json."""
-    folder = write_tiny_model(tmp_path / "model", model_type=model_type, head_dim=8, **FAMILIES[model_type])
+    folder = write_tiny_model(tmp_path / "model", model_type=model_type, **FAMILIES[model_type])
     spec = job_from(folder)
     read = initial_weights_of(spec)
     assert read is not None

@@ -46,6 +46,10 @@ HYBRID = replace(
     partial_rotary_factor=0.25,
     **SHAPE,  # type: ignore[arg-type]
 )
+ADAPTED = replace(HYBRID, adapter=AdapterSpec(rank=2))
+DOCUMENTS: dict[str, object] = {"loss_mask": "data", "documents": "separate"}
+LONG: dict[str, object] = {"sequence_length": 66, "microbatch_size": 1}
+"""More than a chunk."""
 LENGTHS = (3, 70, 1, 64, 30)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).to(torch.int32)[None]
 
@@ -106,12 +110,10 @@ def test_no_bit_of_a_document_depends_on_another() -> None:
 
 
 JOBS = {
-    "2bw": make_job(with_train(sequence_length=66, microbatch_size=1, reduction_groups=2), EF, model=HYBRID),
-    "documents, recomputed": make_job(
-        with_train(loss_mask="data", documents="separate", recompute="block"), EF, model=HYBRID
-    ),
+    "2bw": make_job(with_train(**LONG, reduction_groups=2), EF, model=HYBRID),
+    "documents, recomputed": make_job(with_train(**DOCUMENTS, recompute="block"), EF, model=HYBRID),
     "documents, attention recomputed, tied": make_job(
-        with_train(loss_mask="data", documents="separate", recompute="attention", loss_chunk=5),
+        with_train(**DOCUMENTS, recompute="attention", loss_chunk=5),
         EF,
         model=replace(HYBRID, tie_word_embeddings=True),
     ),
@@ -120,7 +122,7 @@ JOBS = {
         with_train(), EF, model=replace(HYBRID, adapter=AdapterSpec(rank=2, targets=("in_proj_z",)))
     ),
     "mixture": make_job(
-        with_train(loss_mask="data", documents="separate", router_balance_loss=0.05, recompute="block"),
+        with_train(**DOCUMENTS, router_balance_loss=0.05, recompute="block"),
         EF,
         model=replace(
             HYBRID,
@@ -132,7 +134,13 @@ JOBS = {
             shared_expert_gate=True,
         ),
     ),
-    "adapters": make_job(with_train(), EF, model=replace(HYBRID, adapter=AdapterSpec(rank=2))),
+    "adapters": make_job(with_train(), EF, model=ADAPTED),
+    "adapters beside 4 bits, documents": make_job(
+        with_train(**LONG, **DOCUMENTS), EF, model=replace(HYBRID, adapter=AdapterSpec(rank=2, quantize="nf4"))
+    ),
+    "preferences, recomputed": make_job(
+        with_train(**LONG, **DOCUMENTS, objective="dpo", recompute="attention"), EF, model=ADAPTED
+    ),
 }
 
 
@@ -144,6 +152,15 @@ def test_any_cut_has_the_bits_of_the_plain_loop(name: str) -> None:
         layers, journal = initial_layers(job), Journal()
         assert set(Pipeline(job, layers, journal, num_stages=num_stages).run()) == {4}
         assert_exact(job, layers, journal)
+
+
+@pytest.mark.parametrize("name", ["2bw", "preferences, recomputed"])
+def test_replicas_change_no_bit(name: str) -> None:
+    """Two workers at each end and one between."""
+    job = replace(JOBS[name], train=replace(JOBS[name].train, reduction_groups=2))
+    layers, journal = initial_layers(job), Journal()
+    Pipeline(job, layers, journal, num_stages=3, replicas=(2, 1, 2)).run()
+    assert_exact(job, layers, journal)
 
 
 def test_a_stop_and_another_cut_change_no_bit(tmp_path: Path) -> None:
