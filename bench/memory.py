@@ -94,6 +94,26 @@ QWEN3 = {"qk_norm": True, "head_dim": 64}
 MIXTRAL = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 344, "norm_topk_prob": True}
 QWEN3_MOE = QWEN3 | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "norm_topk_prob": True}
 DOTS1 = QWEN3_MOE | {"num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True}
+QWEN35 = QWEN3 | {
+    "num_hidden_layers": 4,
+    "layer_types": ("linear_attention", "linear_attention", "linear_attention", "full_attention"),
+    "attn_output_gate": True,
+    "zero_centered_norms": True,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+QWEN35_MOE = QWEN35 | {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+    "num_shared_experts": 1,
+    "shared_expert_gate": True,
+}
 ROUTED = {"router_balance_loss": 0.01, "router_z_loss": 0.001}
 LARGE = {"vocab_size": 152_064, "hidden_size": 64, "num_hidden_layers": 2}
 CASES = (
@@ -194,6 +214,26 @@ CASES = (
     Case("qwen3_moe, LoRA on experts", model=QWEN3_MOE, adapter=replace(LORA, targets=matrix_names(ModelSpec()))),
     Case("dots1", model=DOTS1, train=ROUTED),
     Case("dots1, long microbatches", model=DOTS1, train=ROUTED | {"microbatch_size": 16}),
+    Case("qwen3_5", model=QWEN35),
+    Case("qwen3_5, one stage", (1,), model=QWEN35),
+    Case("qwen3_5, bfloat16", model=QWEN35, train=BF16),
+    Case("qwen3_5, 1f1b", model=QWEN35, train={"schedule": "1f1b"}, most=1.15),
+    Case("qwen3_5, long rows", model=QWEN35, train={"microbatch_size": 1, "sequence_length": 512}),
+    Case("qwen3_5, recompute block", model=QWEN35, train={"recompute": "block"}),
+    Case("qwen3_5, recompute attention, bfloat16", model=QWEN35, train={"recompute": "attention"} | BF16),
+    Case("qwen3_5, documents", model=QWEN35, train=DOCUMENTS),
+    Case("qwen3_5, LoRA", model=QWEN35, adapter=LORA),
+    Case("qwen3_5, LoRA beside nf4", model=QWEN35, adapter=replace(LORA, quantize="nf4")),
+    Case(
+        "qwen3_5, LoRA beside nf4, bfloat16, block",
+        model=QWEN35,
+        adapter=replace(LORA, quantize="nf4"),
+        train=BF16 | {"recompute": "block"},
+    ),
+    Case("qwen3_5, DPO", model=QWEN35, adapter=LORA, train=PREFERENCES),
+    Case("qwen3_5, DPO beside nf4", model=QWEN35, adapter=replace(LORA, quantize="nf4"), train=PREFERENCES),
+    Case("qwen3_5_moe", model=QWEN35_MOE),
+    Case("qwen3_5_moe, bfloat16, recompute block", model=QWEN35_MOE, train=BF16 | {"recompute": "block"}),
     Case("wire bf16", train={"wire": "bf16", "wire_between": "stages"}),
     Case("wire int8", train={"wire": "int8", "wire_between": "stages"}),
 )
