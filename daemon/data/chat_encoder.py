@@ -17,12 +17,15 @@ import numpy.typing as npt
 
 from headway.daemon.data.chat_mask import ChatText, ChatTexts, Way, chat_texts, spoken_tokens
 from headway.daemon.data.chat_template import ChatTemplates
-from headway.daemon.data.documents import Conversation, library
+from headway.daemon.data.documents import TOO_DEEP, Conversation, library
 from headway.daemon.data.special_words import GUARD, SpecialWords
+from headway.daemon.data.template_limits import TooMuchError
 from headway.daemon.errors import ConfigError
 
 Tokens = npt.NDArray[np.integer]
 Spoken = npt.NDArray[np.bool_]
+MAX_TOO_MUCH: Final = 3
+"""Records for which a template may take too much time or memory: each costs up to 20 s, and the next will too."""
 _STAND_IN: Final = "\ufdd1"
 """Begins a stand-in; no conversation has it."""
 _NUMBERS: Final = 0xF0000
@@ -55,10 +58,11 @@ class ChatEncoder:
         self._words = words
         self._tokenizer = tokenizer
         self._loaded = _load(tokenizer)
+        self._num_too_much = 0
 
     def encode(self, chats: Sequence[Conversation]) -> list[EncodedChat | ConfigError]:
         """Return what becomes of each conversation, or why it cannot be encoded."""
-        rendered = [_tried(self._texts, chat) for chat in chats]
+        rendered = [self._tried_texts(chat) for chat in chats]
         plain = [text for each in rendered if isinstance(each, ChatTexts) for text in each.texts if not text.words]
         try:
             found = iter(self._loaded.encode_batch([each.text for each in plain], add_special_tokens=False))
@@ -77,6 +81,16 @@ class ChatEncoder:
             left_out = of_chat.num_thoughts_left_out
             done.append(wrong or EncodedChat(good, of_chat.way, left_out, num_words))
         return done
+
+    def _tried_texts(self, chat: Conversation) -> ChatTexts | ConfigError:
+        """Return what is trained of a conversation, or why nothing is. Raises TooMuchError if this happens often."""
+        found: ChatTexts | ConfigError = _tried(self._texts, chat)
+        if isinstance(found, TooMuchError):
+            self._num_too_much += 1
+            if self._num_too_much == MAX_TOO_MUCH:
+                what = f"{found.what}, as for {MAX_TOO_MUCH - 1} records before; name a tokenizer with another template"
+                raise TooMuchError(what, found.where)
+        return found
 
     def _texts(self, chat: Conversation) -> ChatTexts:
         template = self._templates.of(chat)
@@ -167,7 +181,7 @@ def _tried(make: Callable[..., Any], *given: Any, **more: Any) -> Any:
     except ConfigError as error:
         return error
     except RecursionError:
-        return ConfigError("has tables or lists that are nested too deeply; drop the record", "")
+        return ConfigError(TOO_DEEP, "")
 
 
 def _encode(loaded: Any, text: str) -> Any:

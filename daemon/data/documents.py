@@ -31,6 +31,13 @@ class Pair:
     preferred: Conversation
     other: Conversation
 
+    @property
+    def where(self) -> str:
+        """Return its place in the data."""
+        return self.preferred.where
+
+
+TOO_DEEP: Final = "has tables or lists that are nested too deeply; drop the record"
 
 Document = Iterator[bytes | Conversation | Pair]
 """One text as UTF-8, in pieces that end at line ends where lines have a sensible length; one conversation; one pair."""

@@ -5,18 +5,21 @@ tool calls as tables or as texts, and what stands for the content of a message t
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation
-from headway.daemon.data.special_words import RESERVED
+from headway.daemon.data.special_words import NO_CHARACTER
 from headway.daemon.data.template_limits import TooMuchError
 from headway.daemon.errors import ConfigError
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read what an assistant thinks; transformers passes the first two for any of them."""
+_ROLES: Final = ("system", "user", "assistant", "tool")
+_QUOTED: Final = re.compile(r"""(?<=['"])\w+(?=['"])""")
 _END: Final = "</think>"
 _WORD: Final = "headwayprobe"
 _ASKED: Final = ({"role": "user", "content": "x"},)
@@ -42,18 +45,23 @@ class MessageForm:
     """What says that a message has no content beside its tool calls: no field, null, or an empty text."""
     arguments_are_text: bool
     """Arguments of a tool call are JSON as a text, and a table is not read."""
+    roles: Collection[str]
+    """The usual ones, and those that the template names."""
 
     def applied(self, chat: Conversation) -> Conversation:
         """Return a conversation in this form. Raises ConfigError for what is not a text where one is due."""
         messages = [self._message(each, f"message {number}", chat) for number, each in enumerate(chat.messages, 1)]
         # Arguments that were JSON in a text are parsed by now: an escape there becomes its code point.
-        if RESERVED.search(json.dumps([messages, chat.tools], ensure_ascii=False, default=str)):
-            what = "has one of the code points U+FDD0 to U+FDDF, which stand for no character"
+        if found := next(filter(None, map(NO_CHARACTER.search, _texts([messages, chat.tools]))), None):
+            what = f"has the code point U+{ord(found[0]):04X}, which stands for no character"
             raise ConfigError(f"{what}; remove it", chat.where)
         return replace(chat, messages=messages)
 
     def _message(self, message: Mapping[str, Any], name: str, chat: Conversation) -> dict[str, Any]:
         found = {key: value for key, value in message.items() if value is not None and key != "content"}
+        if found["role"] not in self.roles:
+            what = f"{name} has the role {found['role']!r}, which the chat template does not name"
+            raise ConfigError(f"{what}; say user, assistant, system or tool, or drop the record", chat.where)
         calls = found.get("tool_calls")
         if calls is not None:
             found["tool_calls"] = [self._call(call, name, chat.where) for call in _list(calls, name, chat.where)]
@@ -101,6 +109,7 @@ def find_form(render: Callable[[Conversation], str], source: str, where: str) ->
         except ConfigError:
             return ""
 
+    roles = {*_ROLES, *_QUOTED.findall(source)}
     user = {"role": "user", "content": _WORD}
     as_parts = {**user, "content": [{"type": "text", "text": _WORD}]}
     of_parts = shown([as_parts])
@@ -113,8 +122,10 @@ def find_form(render: Callable[[Conversation], str], source: str, where: str) ->
         text = shown([*_ASKED, {"role": "assistant", **no_content, "tool_calls": calls}], _TOOLS)
         is_whole = text.count(_WORD) > shown([*_ASKED], _TOOLS).count(_WORD) and "value" in text
         if is_whole and "\\" not in text and "{'" not in text and text.count("None") <= source.count("None"):
-            return MessageForm(has_parts=has_parts, without_content=no_content, arguments_are_text=are_text)
-    return MessageForm(has_parts=has_parts, without_content={}, arguments_are_text=False)
+            return MessageForm(
+                has_parts=has_parts, without_content=no_content, arguments_are_text=are_text, roles=roles
+            )
+    return MessageForm(has_parts=has_parts, without_content={}, arguments_are_text=False, roles=roles)
 
 
 def called(message: Mapping[str, Any]) -> Iterator[str]:
@@ -131,6 +142,17 @@ def thought_of(message: Mapping[str, Any]) -> str:
     if isinstance(thought, str):
         return thought
     return content.split(_END)[0].split("<think>")[-1] if isinstance(content, str) and _END in content else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in messages and tools, the names of their fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value:
+            yield from _texts(each)
+        if isinstance(value, dict):
+            yield from _texts(list(value.values()))
 
 
 def _list(calls: Any, name: str, where: str) -> list[Any]:

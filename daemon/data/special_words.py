@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 GUARD: Final = "\ufdd0"
-RESERVED: Final = re.compile("[\ufdd0-\ufddf]")
-"""Code points for internal use, which guards, notes and stand-ins are made of: no conversation has them."""
+NO_CHARACTER: Final = re.compile("[\ufdd0-\ufddf\ud800-\udfff\0]")
+"""Zero, half a character, and code points for internal use, which guards, notes and stand-ins are made of."""
 
 
 class SpecialWords:

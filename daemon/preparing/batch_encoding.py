@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.daemon.data.chat_encoder import EncodedChat, Spoken, Tokens
-from headway.daemon.data.documents import BadRecord, Conversation, Document, Pair
+from headway.daemon.data.documents import TOO_DEEP, BadRecord, Conversation, Document, Pair
 from headway.daemon.data.encoder import Encoder
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import EncodedPiece
@@ -143,12 +143,15 @@ def _items_of(source: Source, encoder: Encoder, held_out: HeldOut) -> Iterator[_
         yield Read(size)
 
 
-def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool) -> Iterator[_Piece]:
+def _pieces(document: Document, source: str, held_out: HeldOut, *, has_end: bool) -> Iterator[_Piece | BadRecord]:
     """Yield the pieces of a document. A text ends with a token of its own, if there is one."""
     is_first, is_held_out, is_text = True, False, True
     for content in document:
-        if is_first:
-            is_held_out = held_out.contains(content)
+        try:
+            is_held_out = held_out.contains(content) if is_first else is_held_out
+        except RecursionError:
+            yield BadRecord(TOO_DEEP, "" if isinstance(content, bytes) else content.where)
+            return
         is_text = isinstance(content, bytes)
         yield _Piece(content, is_first, is_held_out, source)
         is_first = False

@@ -60,7 +60,9 @@ class Preparation:
         if not (self.pack == 0 or 2 <= self.pack <= MAX_PACKED):
             raise ConfigError(f"{self.pack} is not from 2 to {MAX_PACKED}", "--pack")
         if self.binary and (self.chat or self.field):
-            raise ConfigError("takes files as they are, without records; leave out --chat and --field", "--binary")
+            raise ConfigError(
+                "takes files as they are, without records; leave out --chat, --pairs and --field", "--binary"
+            )
         if self.pairs and (not (self.chat and self.pack) or self.field or self.max_tokens):
             raise ConfigError("makes rows of whole pairs; add --pack, leave out --field and --max-tokens", "--pairs")
         if not 0 <= self.validation < 1:

@@ -79,7 +79,8 @@ def file_content(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedRea
 def check_kind(path: Path) -> None:
     """Raise ConfigError if a file is of a known kind that is no text. A file that cannot be read is told when used."""
     with file_content(path) as (content, _):
-        _check(path, _known(content.peek(16)))
+        if known := _known(content.peek(16)):
+            raise ConfigError(f"is no UTF-8 text, but {known}", str(path))
 
 
 def check_beginning(path: Path) -> None:

@@ -10,13 +10,19 @@ from typing import Final
 from headway.daemon.errors import ConfigError
 
 _ABOUT_A_DATA_SET: Final = ("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json")
+_SPLIT: Final = r"train|test|valid|val|dev|eval"
+_OF_SPLIT: Final = (
+    re.compile(rf"(?:.+-)?(\w*(?:{_SPLIT})\w*)[-.]\d{{5}}-of-\d{{5}}\..+"),
+    re.compile(rf"({_SPLIT}|validation)\.(?:jsonl|ndjson|json|csv|tsv|parquet|arrow)(?:\.\w+)?"),
+)
+"""Names of files that hold one split of a data set, as the Hub has them."""
 _ABOUT_A_FOLDER: Final = re.compile(r"(README|LICEN[CS]E|CHANGELOG|CITATION)(\.\w+)?", re.IGNORECASE)
 
 
 def find_files(name: str, split: str, tell: Callable[[str], None]) -> list[Path]:
     """Return files. tell receives what is passed over. Raises ConfigError when there are none.
 
-    split: of a folder in which `datasets` has saved several.
+    split: of a folder that has several.
     """
     path = Path(name)
     if path.is_dir():
@@ -47,7 +53,20 @@ def _in_folder(folder: Path, split: str, tell: Callable[[str], None]) -> list[Pa
         tell(f"{folder}: passes over {named}{more}: hidden, or about the folder; name a file to read it")
     if not texts:
         raise ConfigError("this folder holds no files" + (" but hidden ones" if every else ""), str(folder))
-    return texts
+    return _of_split(texts, split, folder, tell)
+
+
+def _of_split(files: list[Path], split: str, folder: Path, tell: Callable[[str], None]) -> list[Path]:
+    """Return the files of one split and those of none, if names tell several. Raises ConfigError: not this one."""
+    splits = {file: match[1] for file in files for name in _OF_SPLIT if (match := name.fullmatch(file.name))}
+    there = sorted(set(splits.values()))
+    if len(there) < 2:
+        return files
+    if split not in there:
+        raise ConfigError(f"has no split {split!r}; there are {', '.join(there)}: name one with --split", str(folder))
+    others = ", ".join(name for name in there if name != split)
+    tell(f"{folder}: takes the split {split}, and leaves out {others}; --split or a pattern of names takes others")
+    return [file for file in files if splits.get(file, split) == split]
 
 
 def _is_hidden(path: Path) -> bool:

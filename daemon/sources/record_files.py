@@ -93,9 +93,11 @@ class TableSource(FileSource):
             if not names:
                 return
             try:
-                self.field.columns(names)
+                twice = next((name for name in self.field.columns(names) if names.count(name) > 1), None)
             except ConfigError as error:
                 raise ConfigError(error.what, str(self.path)) from error
+            if twice is not None:
+                raise ConfigError(f"has two columns named {twice!r}; rename one of them", str(self.path))
             start, line, lines.num_bytes = 0, 1, 0
             rows = csv.reader(lines, delimiter=separator, strict=True)
             while (row := self._next(rows, line + 1)) is not None:

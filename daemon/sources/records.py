@@ -12,16 +12,13 @@ from headway.daemon.sources.pieces import pieces_of
 Messages = list[dict[str, Any]]
 SHAREGPT: Final = "ShareGPT (from + value)"
 _ROLES: Final = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "bot", "chatbot", "chatgpt", "ai", "function_call"), "assistant"),
     "system": "system",
-    "tool": "tool",
-    "observation": "tool",
 }
-"""Roles by the `from` of ShareGPT, and of LLaMA-Factory's variant of it."""
+"""Roles by the names of ShareGPT, OpenAssistant and Gemini, and of LLaMA-Factory's variant of the first."""
+_TOOL: Final = ("tool", "observation", "function", "function_response")
+"""Names of ShareGPT's `from` for what a tool returns. As a `role`, each is the template's own."""
 _ABOUT: Final = ("input", "context")
 """Columns of the text that an instruction is about."""
 _MAX_NAMED: Final = 20
@@ -78,6 +75,13 @@ def _instructed(asked: str, answered: str) -> _Form:
     return _Form((asked, answered), messages, (*_ABOUT, "history", "system", "tools"))
 
 
+def _preferred(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pair by the names of TRL."""
+    asked = record["input"] if isinstance(record["input"], Mapping) else {"messages": record["input"]}
+    answers = {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
+    return {**asked, "prompt": asked.get("messages"), **answers}
+
+
 _FORMS: Final = (
     _listed("messages"),
     _listed("conversations"),
@@ -86,7 +90,11 @@ _FORMS: Final = (
     _instructed("instruction", "response"),
 )
 
-_PAIR: Final = _Form(("chosen", "rejected"), dict, ("prompt", "tools", "system"))
+_PAIRS: Final = (
+    _Form(("chosen", "rejected"), dict, ("prompt", "tools", "system")),
+    _Form(("input", "preferred_output", "non_preferred_output"), _preferred, ()),
+)
+"""Pairs of answers, by the names of TRL and of OpenAI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,9 @@ class Field:
             return [text]
         form = self._form(names)
         if form is None or not set(form.needs) <= set(names):
-            wanted = repr(self.name) if self.name else _PAIR.name if self.is_pair else f"of conversations ({_known()})"
+            if self.is_pair:
+                raise ConfigError(f"has no columns {_PAIRS[0].name}; {there}: give the columns these names", "")
+            wanted = repr(self.name) if self.name else f"of conversations ({_known()})"
             raise ConfigError(f"has no column {wanted}; {there}: name one with --field", "")
         return [*form.needs, *(name for name in form.may_have if name in names)]
 
@@ -124,7 +134,9 @@ class Field:
             return BadRecord(error.what, where)
 
     def _form(self, names: Collection[str]) -> _Form | None:
-        return _PAIR if self.is_pair else _listed(self.name) if self.name else _form_of(names)
+        if self.is_pair:
+            return _form_of(names, _PAIRS)
+        return _listed(self.name) if self.name else _form_of(names, _FORMS)
 
     def _conversation(self, record: Any, where: str) -> Conversation:
         """Return a record's conversation. Raises ConfigError if the messages are missing or malformed."""
@@ -132,11 +144,13 @@ class Field:
             raise ConfigError("is no table", where)
         form = self._form([name for name, value in record.items() if value is not None])
         told = _parsed(form.messages(record)) if form else None
-        if not isinstance(told, list) or not told:
+        if form and (told == [] or record.get(form.name) == []):
+            raise ConfigError(f"has no message in {form.name!r}; drop the record", where)
+        if not isinstance(told, list):
             wanted = f"the field {self.name!r}" if self.name else _known()
-            lists = [name for name, value in record.items() if isinstance(value, list) and value != told]
-            hint = f"; --field {lists[0]} takes them from there" if lists else ""
-            hint = "; --pairs reads these" if {"chosen", "rejected"} <= record.keys() else hint
+            lists = [name for name, value in record.items() if _has_tables(value)]
+            hint = f": --field {lists[0]} takes them from there" if lists else ": write them as `messages`"
+            hint = ": --pairs reads these" if _form_of(record, _PAIRS) else hint
             raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
         messages = [_message(message, number) for number, message in enumerate(told, 1)]
         for number, (message, written) in enumerate(zip(messages, told, strict=True), 1):
@@ -146,7 +160,7 @@ class Field:
         messages = _with_system(messages, record)
         is_sharegpt = any("from" in message for message in told)
         known = SHAREGPT if is_sharegpt else form.name if form and len(form.needs) > 1 else ""
-        return Conversation(messages=messages, tools=_parsed(record.get("tools")) or None, where=where, form=known)
+        return Conversation(messages=messages, tools=_tools_of(record), where=where, form=known)
 
 
 def _pair_of(record: Any, where: str) -> Pair:
@@ -154,9 +168,11 @@ def _pair_of(record: Any, where: str) -> Pair:
 
     Raises ConfigError if an answer is missing or malformed.
     """
-    fields = record if isinstance(record, dict) else {}
+    given = record if isinstance(record, dict) else {}
+    form = _form_of(given, _PAIRS)
+    fields = form.messages(given) if form else given
     prompt = _messages_of(fields.get("prompt") or [], "user")
-    tools = _parsed(fields.get("tools")) or None
+    tools = _tools_of(fields)
 
     def conversation(answer: str) -> Conversation:
         found = fields.get(answer)
@@ -199,6 +215,8 @@ def text_of(record: Any, field: str, where: str) -> bytes:
             texts = [name for name, value in record.items() if isinstance(value, str)]
             hint = _hint(record) or (f"; it has {_names(texts)}: name one with --field" if texts else "")
         raise ConfigError(f"has no text in the field {field!r}{hint}", where)
+    if "\0" in text:  # for the tokenizer of bytes it is the end of a document, and no file of text has one
+        raise ConfigError(f"has a zero character in the field {field!r}; remove it", where)
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -215,15 +233,15 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def _form_of(names: Collection[str]) -> _Form | None:
-    return next((form for form in _FORMS if set(form.needs) <= set(names)), None)
+def _form_of(names: Collection[str], forms: Iterable[_Form]) -> _Form | None:
+    return next((form for form in forms if set(form.needs) <= set(names)), None)
 
 
 def _hint(names: Collection[str]) -> str:
     """Return what to do with names of columns that say that a record is a conversation."""
-    if set(_PAIR.needs) <= set(names):
-        return "; pairs need --pairs --tokenizer FOLDER"
-    form = _form_of(names)
+    if _form_of(names, _PAIRS):
+        return "; pairs need --pairs --tokenizer FOLDER --pack LENGTH"
+    form = _form_of(names, _FORMS)
     return f"; conversations need --chat --tokenizer FOLDER (it has {' and '.join(form.needs)})" if form else ""
 
 
@@ -245,18 +263,32 @@ def _parsed(value: Any) -> Any:
         raise ConfigError("has messages or tools that are a text, and not JSON", "") from None
 
 
+def _tools_of(record: Mapping[str, Any]) -> list[Any] | None:
+    """Return a record's tools, of which each may be JSON in a text; None: it has none. Raises ConfigError."""
+    told = _parsed(record.get("tools"))
+    tools = [_parsed(each) for each in told] if isinstance(told, list) else told
+    if tools and not _has_tables(tools):
+        raise ConfigError("has tools that are no list of tables, each with the name of a tool; repair or drop them", "")
+    return tools or None
+
+
+def _has_tables(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(each, dict) for each in values)
+
+
 def _message(message: Any, number: int) -> dict[str, Any]:
     """Return a message with its role. Raises ConfigError, without a place."""
-    if isinstance(message, dict) and isinstance(message.get("role"), str):
-        is_sharegpts = message["role"] in ("human", "gpt")  # no template knows these, so they would train nothing
-        return {**message, "role": _ROLES[message["role"]]} if is_sharegpts else message
-    if not isinstance(message, dict) or not isinstance(message.get("from"), str):
+    said = message if isinstance(message, dict) else {}
+    name = said.get("role", said.get("from"))
+    if not isinstance(name, str):
         raise ConfigError(f"message {number} is no table with a role", "")
-    role = _ROLES.get(message["from"])
-    if role is None:
-        raise ConfigError(f"message {number} is from {message['from']!r}, and not from {', '.join(_ROLES)}", "")
-    if message["from"] != "function_call":
-        return {"role": role, "content": message.get("value")}
-    calls = _parsed(message.get("value"))
+    role = _ROLES.get(name.strip().lower(), name)
+    if "role" not in said:
+        role = "tool" if name in _TOOL else role
+        said = {"function_call" if name == "function_call" else "content": said.get("value")}
+    kept = {key: value for key, value in said.items() if key not in ("role", "function_call")}
+    if said.get("function_call") is None:
+        return {"role": role, **kept}
+    calls = _parsed(said["function_call"])
     calls = calls if isinstance(calls, list) else [calls]
-    return {"role": role, "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    return {"role": role, **kept, "tool_calls": [{"type": "function", "function": call} for call in calls]}

@@ -88,8 +88,14 @@ def asked(content: Any, **more: Any) -> list[dict[str, Any]]:
         (asked({"text": "x"}), "message 2 has a content that is a table"),
         (asked([{"type": "image", "url": "x"}]), "message 2 has a part of the type 'image'"),
         (asked("x", thinking=4), "the thinking of message 2 has a content that is a number"),
-        (asked("x\ufdd0y"), "U+FDD0 to U+FDDF, which stand for no character"),
-        (asked(None, tool_calls=[called('{"of": "\\ufdd0"}')]), "U+FDD0 to U+FDDF, which stand for no character"),
+        (asked("x\ufdd0y"), "has the code point U+FDD0, which stands for no character; remove it"),
+        (asked("x\ud800y"), "has the code point U+D800, which stands for no character; remove it"),
+        (asked(None, tool_calls=[called('{"of": "\\u0000"}')]), "has the code point U+0000, which stands for no char"),
+        (asked("x", **{"\ufdd1": 1}), "has the code point U+FDD1, which stands for no character"),
+        (
+            [*asked("x"), {"role": "narrator", "content": "y"}],
+            "message 3 has the role 'narrator', which the chat template does not name; say user, assistant, system or",
+        ),
         (asked(None, tool_calls="x"), "message 2 has tool_calls that are no list"),
     ],
 )
@@ -98,8 +104,15 @@ def test_a_content_that_is_no_text_is_named(tmp_path: Path, messages: list[Any],
     folder = folder_of(tmp_path, HEADERS)
     with pytest.raises(ConfigError) as raised:
         text_of(read_encoder(str(folder)), folder, messages)
-    assert str(raised.value).startswith(f"in.jsonl, line 7: {error}" if "U+" not in error else "in.jsonl, line 7: has")
-    assert error in str(raised.value)
+    assert str(raised.value).startswith(f"in.jsonl, line 7: {error}")
+
+
+def test_a_role_that_the_template_names_is_read(tmp_path: Path) -> None:
+    """As gpt-oss's template names `developer`."""
+    named = HEADERS.replace("{{ m.role }}", "{{ 'dev' if m.role == 'developer' else m.role }}")
+    folder = folder_of(tmp_path, named)
+    text = text_of(read_encoder(str(folder)), folder, [{"role": "developer", "content": "Be brief"}, *asked("x")])[0]
+    assert text.startswith("<|start|>dev\nBe brief<|end|>")
 
 
 def test_text_parts_are_one_text(tmp_path: Path) -> None:

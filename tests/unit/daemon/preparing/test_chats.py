@@ -150,6 +150,18 @@ def test_a_template_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.
         prepared(tmp_path, folder_of(tmp_path, endless), [{"messages": messages_of(CHATS[0])}])
 
 
+def test_a_template_without_an_end_ends_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three records, however many may be bad: each of a hundred would cost 20 s."""
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "in.jsonl").write_text((json.dumps({"messages": messages_of(CHATS[0])}) + "\n") * 9)
+    options = Preparation(tokenizer=str(folder_of(tmp_path, endless)), chat=True, max_bad=100)
+    with pytest.raises(
+        ConfigError, match=r"line 3: .* takes longer than .*, as for 2 records before; name a tokenizer"
+    ):
+        prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", options)
+
+
 def test_a_constant_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """jinja2 computes a constant expression while it compiles: the limit of time is in force there too."""
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)

@@ -115,6 +115,21 @@ def test_a_question_that_both_answers_repeat_stands_once() -> None:
     assert [pair.preferred.messages, pair.other.messages] == [[system, question, answer] for answer in answers]
 
 
+def test_pairs_by_the_names_of_openai_are_the_same() -> None:
+    """`input`, `preferred_output` and `non_preferred_output`, with the tools that stand in the input."""
+    question, answers = {"role": "user", "content": "2+2?"}, [{"role": "assistant", "content": each} for each in "45"]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    record: dict[str, Any] = {"input": {"messages": [question], "tools": tools, "parallel_tool_calls": True}}
+    record |= {"preferred_output": answers[:1], "non_preferred_output": answers[1:]}
+    found = Field(is_pair=True).document(record, "in.jsonl, line 1")
+    assert not isinstance(found, BadRecord), found
+    (pair,) = found
+    assert isinstance(pair, Pair)
+    assert [pair.preferred.messages, pair.other.messages] == [[question, answer] for answer in answers]
+    assert pair.other.tools == tools
+    assert set(Field(is_pair=True).columns(list(record))) == set(record)
+
+
 def test_pairs_need_rows() -> None:
     """Without --pack there is no row that a pair could stay in."""
     with pytest.raises(ConfigError, match="makes rows of whole pairs; add --pack"):

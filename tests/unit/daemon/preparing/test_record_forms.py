@@ -16,6 +16,7 @@ from headway.daemon.preparing.prepare import prepare
 from headway.daemon.sources import record_files
 from headway.daemon.sources.records import Field
 from headway.daemon.sources.text_sources import open_sources
+from tests.fakes.tiny_chats import write_chat_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief"}
@@ -43,6 +44,7 @@ def texts(source: Path | str) -> list[str]:
 
 
 def written(path: Path, records: list[Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -68,7 +70,19 @@ def written(path: Path, records: list[Any]) -> Path:
             ],
             "ShareGPT (from + value)",
         ),
-        ({"messages": [{**USER, "role": "human"}, {**ANSWER, "role": "gpt"}]}, [USER, ANSWER], ""),
+        ({"messages": [{**USER, "role": "Human"}, {**ANSWER, "role": "model"}]}, [USER, ANSWER], ""),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "function_call": CALL}]},
+            [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"type": "function", "function": CALL}],
+                },
+            ],
+            "",
+        ),
         ({"prompt": "2+2?", "completion": "4"}, [USER, ANSWER], "prompt + completion"),
         ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, [SYSTEM, USER, ANSWER], "prompt + completion"),
         (
@@ -135,24 +149,28 @@ def test_a_row_without_tools_has_none_beside_one_that_has(tmp_path: Path) -> Non
 
 
 def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
-    """The only way in a table of texts."""
+    """The only way in a table of texts; each tool, too."""
     (tmp_path / "in.csv").write_text('messages,tools\n"' + json.dumps([USER, ANSWER]).replace('"', '""') + '",[]\n')
-    (found,) = chats(tmp_path / "in.csv")
-    assert isinstance(found, Conversation)
-    assert (found.messages, found.tools) == ([USER, ANSWER], None)
+    records = [{"messages": [USER, ANSWER], "tools": tools} for tools in (json.dumps([CALL]), [json.dumps(CALL)])]
+    found = [*chats(tmp_path / "in.csv"), *chats(written(tmp_path / "in.jsonl", records))]
+    assert [each.messages for each in found if isinstance(each, Conversation)] == [[USER, ANSWER]] * 3
+    assert [each.tools for each in found if isinstance(each, Conversation)] == [None, [CALL], [CALL]]
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"turns": [USER], "id": 1}, r"it has turns, id; --field turns takes them from there"),
+        ({"turns": [USER], "id": 1}, r"it has turns, id: --field turns takes them from there"),
+        ({"data": ["2+2?", "4"], "id": 1}, "it has data, id: write them as `messages`"),
+        ({"messages": [], "id": 1}, "has no message in 'messages'; drop the record"),
+        ({"messages": [USER, ANSWER], "tools": 5}, "has tools that are no list of tables"),
+        ({"messages": [USER, ANSWER], "tools": ["5"]}, "has tools that are no list of tables"),
         (
             {"prompt": "2+2?", "completion": "5", "label": False},
             "has the label false, so its completion is a bad answer",
         ),
-        ({"prompt": "2+2?", "chosen": ["4"], "rejected": ["5"]}, "prompt, chosen, rejected; --pairs reads these"),
+        ({"prompt": "2+2?", "chosen": ["4"], "rejected": ["5"]}, "prompt, chosen, rejected: --pairs reads these"),
         ({"question": "2+2?", "answer": "4"}, r"no list of messages in messages, conversations, prompt \+ completion"),
-        ({"conversations": [{"from": "narrator", "value": "x"}]}, "message 1 is from 'narrator', and not from human"),
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
         ({"messages": "no json"}, "are a text, and not JSON"),
         ({"instruction": "a", "output": "b", "history": ["a"]}, "has a history that is no list of pairs"),
@@ -238,6 +256,40 @@ def test_a_table_gives_its_column(tmp_path: Path, kind: str, separator: str) -> 
     assert texts(tmp_path / f"in.{kind}") == [record["text"] for record in RECORDS]
 
 
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """Neither of them is meant; another column may stand twice."""
+    (tmp_path / "in.csv").write_text("text,id,id\na,1,2\n")
+    assert texts(tmp_path / "in.csv") == ["a"]
+    (tmp_path / "in.csv").write_text("text,id,text\na,1,b\n")
+    with pytest.raises(ConfigError, match=r"in\.csv: has two columns named 'text'; rename one of them"):
+        texts(tmp_path / "in.csv")
+
+
+def test_a_zero_character_in_a_record_is_no_end_of_a_document(tmp_path: Path) -> None:
+    """For the tokenizer of bytes it would be one: the record is named, as a file of text with a zero byte is."""
+    with pytest.raises(ConfigError, match="line 1: has a zero character in the field 'text'; remove it"):
+        prepare([str(written(tmp_path / "in.jsonl", [{"text": "a\0b"}]))], tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_a_record_of_any_depth_is_used_or_named(tmp_path: Path, is_pair: bool) -> None:
+    """Parsing it, choosing whether it is held out and rendering it stop at depths of their own."""
+    said = [
+        f'[{{"role": "user", "content": "a", "about": DEEP}}, {{"role": "assistant", "content": "{answer}"}}]'
+        for answer in "bc"
+    ]
+    record = f'{{"chosen": {said[0]}, "rejected": {said[1]}}}' if is_pair else f'{{"messages": {said[0]}}}'
+    deep = ["0", "1", "3", *("[" * depth + "]" * depth for depth in range(800, 1000))]
+    (tmp_path / "in.jsonl").write_text("".join(record.replace("DEEP", each) + "\n" for each in deep))
+    write_chat_tokenizer(tmp_path / "model")
+    options = Preparation(
+        tokenizer=str(tmp_path / "model"), chat=True, pairs=is_pair, pack=200, validation=0.5, max_bad=999
+    )
+    found = prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", options)
+    assert 0 < found.num_bad <= 200
+    assert found.num_bad + found.train.documents + found.validation.documents == len(deep)
+
+
 def test_a_row_of_another_length_is_left_out(tmp_path: Path) -> None:
     """With the line at which it begins."""
     (tmp_path / "in.csv").write_text('text,id\n"a\nb",1\nc\nd,2\n')
@@ -273,6 +325,21 @@ def test_a_folder_is_read_but_for_what_is_about_it(tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "README.md").write_text("text")
     assert texts(tmp_path / "only") == ["text"]
+
+
+def test_a_folder_with_splits_gives_one_of_them(tmp_path: Path) -> None:
+    """As the Hub names their files; a file of no split is read too, and a pattern takes what it names."""
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001", "more"):
+        written(tmp_path / "in" / f"{name}.jsonl", [{"text": name}])
+    said: list[str] = []
+    (found,) = (open_sources(str(tmp_path / "in"), field=Field(), tell=said.append),)
+    assert [Path(each.name).stem[:8] for each in found] == ["more", "train-00", "train-00"]
+    assert said == [
+        f"{tmp_path / 'in'}: takes the split train, and leaves out test; --split or a pattern of names takes others"
+    ]
+    assert len(open_sources(str(tmp_path / "in" / "*"), field=Field())) == 4
+    with pytest.raises(ConfigError, match="has no split 'dev'; there are test, train: name one with --split"):
+        open_sources(str(tmp_path / "in"), field=Field(), split="dev")
 
 
 def test_a_pattern_names_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
