@@ -96,6 +96,7 @@ def submit(
     from headway.daemon.reports.safety_report import why_unprotected
     from headway.daemon.shards.data_source import index_at
     from headway.daemon.shards.tokenizer_match import check_tokenizer
+    from headway.daemon.storage.checkpoint_names import MANIFEST
 
     if job is None and origin is None:
         raise ConfigError("name a job file, or a checkpoint with --from", "submit")
@@ -108,7 +109,7 @@ def submit(
         (spec, named), source = read_job_file(job, open_model=open_model, model_from=whole_path(model)), job
     else:
         assert manifest is not None
-        spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{checkpoint_folder.MANIFEST}")
+        spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{MANIFEST}")
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         if named is not None:

@@ -19,9 +19,9 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
+from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE
 from headway.daemon.view.admission import why_no_checkpoint
 
-MANIFEST: Final = "manifest.json"
 MAX_DEPTH: Final = 3
 """Depth of a checkpoint folder: it holds jobs, a job holds submissions, a submission holds boundaries."""
 
@@ -71,7 +71,7 @@ class FoundCheckpoint:
     timeline: int
     boundary: int
     is_complete: bool
-    """True if the manifest exists; without a manifest the checkpoint does not count."""
+    """True if the manifest exists, and the checkpoint is not being set aside; otherwise it does not count."""
     written_at: float
     """Seconds since the epoch; 0: the file system does not give the time."""
     size_bytes: int
@@ -189,14 +189,15 @@ def _walk(file_system: Any, path: str, url: str, depth: int) -> Iterator[FoundCh
     file_system.invalidate_cache(path)  # object stores cache listings
     entries = file_system.ls(path, detail=True)
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    manifest = next((entry for entry in entries if entry["name"].rsplit("/", 1)[-1] == MANIFEST), None)
+    files = {entry["name"].rsplit("/", 1)[-1]: entry for entry in entries}
+    manifest = files.get(MANIFEST)
     if (parts := _BOUNDARY_FOLDER.fullmatch(name)) or manifest is not None:
         timeline, boundary = (int(part) for part in parts.groups()) if parts else (0, 0)
         yield FoundCheckpoint(
             url=url,
             timeline=timeline,
             boundary=boundary,
-            is_complete=manifest is not None,
+            is_complete=manifest is not None and SET_ASIDE not in files,
             written_at=_written_at(manifest),
             size_bytes=sum(int(entry.get("size") or 0) for entry in entries),
         )

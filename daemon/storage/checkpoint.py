@@ -16,14 +16,11 @@ from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, 
 from headway.daemon.records.format import decode
 from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint_names import file_name, partial_name, place_of_folder
+from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE, file_name, partial_name, place_of_folder
 from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
 
-MANIFEST = "manifest.json"
-SET_ASIDE: Final = "set-aside.txt"
-"""File of a damaged checkpoint that says what is wrong with it. Sweeps leave its folder alone."""
 MANIFEST_ASIDE: Final = "manifest.set-aside.json"
 CHUNK_BYTES = 1 << 20
 MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -107,9 +104,10 @@ def _is_there(url: str) -> bool:
 def set_aside(url: str, reason: str) -> None:
     """Take a damaged checkpoint out of use: its manifest gets another name, and a file beside it says why.
 
-    The folder stays. A second call changes nothing. Raises RecoveryError, naming the URL.
+    The folder stays. A second call ends what a cut-off one began. Raises RecoveryError, naming the URL.
     """
-    write_chunks(f"{url}/{SET_ASIDE}", iter([f"{reason}\n".encode()]))
+    if not _is_there(f"{url}/{SET_ASIDE}"):  # the first reason stays: a later one is that the manifest is gone
+        write_chunks(f"{url}/{SET_ASIDE}", iter([f"{reason}\n".encode()]))
     file_system, path = open_url(url)
     with told_as(url, "set aside"), suppress(FileNotFoundError):
         file_system.mv(f"{path}/{MANIFEST}", f"{path}/{MANIFEST_ASIDE}")

@@ -4,6 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+MANIFEST: Final = "manifest.json"
+SET_ASIDE: Final = "set-aside.txt"
+"""File of a damaged checkpoint that says what is wrong with it. Sweeps leave its folder alone."""
 JOURNAL_PARTS: Final = "journal"
 """Folder of a submission's journal parts, next to the folders of its boundaries."""
 _FOLDER: Final = re.compile(r"(\d{8,})-(\d{10,})")

@@ -34,7 +34,8 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.results.model_folder import read_model
 from headway.daemon.results.model_place import CONFIG_NAME
-from headway.daemon.storage.checkpoint import MANIFEST, read_manifest
+from headway.daemon.storage.checkpoint import read_manifest
+from headway.daemon.storage.checkpoint_names import MANIFEST
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.data_pb2 import Hello
 from headway.stages.data.shard_index import INDEX_NAME, read_index

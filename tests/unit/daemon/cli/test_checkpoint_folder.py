@@ -3,7 +3,10 @@
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,15 @@ from headway.daemon.jobs.rate_schedule import continued_schedule, with_schedule
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.manifest import sealed
 from headway.daemon.records.records import CheckpointRecord
+from headway.daemon.storage.checkpoint import copy_to_checkpoint, set_aside, write_manifest
 from headway.daemon.storage.checkpoint import read_manifest as read_stored
+from headway.daemon.storage.checkpoint_names import part_name, parts_url
+from headway.daemon.storage.journal_parts import copy_part
+from headway.daemon.storage.state_key import JOURNAL
 from headway.optim.lr_schedule import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
+from tests.fakes.mortal_work import dies_at
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 RECORD = CheckpointRecord(
@@ -124,6 +132,54 @@ def test_every_file_is_read_before_a_job_begins_with_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"embed\.safetensors: .*; the one before is {older}$"):
             check_files(manifest)
         layer.touch()
+
+
+def test_a_kill_at_any_change_of_the_disk_leaves_the_newest_whole_checkpoint_named(tmp_path: Path) -> None:
+    """Layers, a part of the journal and the manifest are written; the one before counts until the manifest is there.
+
+    Then the checkpoint is set aside: it never counts again, and another try ends what a kill has cut off.
+    """
+    layer = tmp_path / "embed"
+    header = StateHeader(job="demo", layer="embed", timeline=1, boundary=40, dtype="float32")
+    digest = write_state(layer, {"weight": torch.arange(500, dtype=torch.float32)}, header).digest
+    record = replace(RECORD, files={"embed": digest, JOURNAL: digest})
+    manifest = sealed({"job": "demo", "generation": 7, "spec": to_builtins(SPEC), **to_builtins(record)})
+
+    def write_newest(place: Path) -> None:
+        for name in record.files:
+            copy_to_checkpoint(layer, str(place), name)
+        part = f"{parts_url(str(place))}/{part_name(1, 40)}"
+        copy_part(f"{place}/{JOURNAL}.safetensors", part, is_inherited=False)
+        write_manifest(str(place), manifest)
+
+    def set_newest_aside(place: Path) -> None:
+        set_aside(str(place), "a bit has flipped")
+
+    def named(change: Callable[[Path], None], *before: Callable[[Path], None]) -> Iterator[int]:
+        """Yield the boundary that is named after a kill at each change of the disk."""
+        for number in count():
+            folder = tmp_path / f"{change.__name__}-{number}"
+            place = write(folder / "uid", 20, at=100.0).parent / "00000001-0000000040"
+            for done in before:
+                done(place)
+            is_cut_off = dies_at(number, partial(change, place))
+            found = read_checkpoint(str(folder))
+            if found.checkpoint.boundary == 40:
+                check_files(found)
+            yield found.checkpoint.boundary
+            change(place)
+            if change is set_newest_aside:
+                set_aside(str(place), "its manifest is gone")
+                assert (place / "set-aside.txt").read_text() == "a bit has flipped\n"
+                assert [path.name for path in place.glob("*manifest*")] == ["manifest.set-aside.json"]
+            if not is_cut_off:
+                return
+
+    written, aside = list(named(write_newest)), list(named(set_newest_aside, write_newest))
+    assert written == sorted(written)
+    assert (written.count(20), written[-1]) == (19, 40)
+    assert aside == sorted(aside, reverse=True)
+    assert aside[-2:] == [20, 20], "between the file that says why and the new name, it does not count"
 
 
 def test_a_folder_of_several_jobs_is_ambiguous(tmp_path: Path) -> None:
