@@ -174,17 +174,21 @@ def watch(
 def events(
     job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
 ) -> None:
-    """Show why each plan changed, in sentences.
+    """Show why each plan changed, in sentences, and on stderr what ails its nodes now.
 
     \b
     headway events my-job
     """
-    from headway.daemon.client.job_requests import find_job
+    from headway.daemon.client.job_requests import job_of
+    from headway.daemon.reports.job_report import ailments_of
     from headway.daemon.reports.moments import date_and_time
 
     async def work(session: "ClusterSession") -> None:
-        found = await find_job(session, job)
+        view = await session.view()
+        found = job_of(view, job)
         records = [found.events[number] for number in sorted(found.events)]
+        for line in ailments_of(found, view.nodes):
+            sys.stderr.write(f"headway: now {line}\n")
         if as_json:
             say_json(records)
             return

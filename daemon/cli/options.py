@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -59,14 +60,24 @@ def with_cluster(
 
     from headway.daemon import early_interrupt
     from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+    from headway.daemon.errors import StoreError
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
     if warns_of_end and (line := address.certificate_end()):
         sys.stderr.write(f"headway: {line}\n")
 
+    async def warn(session: ClusterSession) -> None:
+        with suppress(StoreError):  # the work meets the same error
+            if line := await session.why_full():
+                sys.stderr.write(f"headway: {line}\n")
+
     async def run() -> ResultT:
         async with ClusterSession(address) as session:
-            return await work(session)
+            warning = asyncio.create_task(warn(session))
+            try:
+                return await work(session)
+            finally:
+                await asyncio.wait({warning})
 
     early_interrupt.end()
     return asyncio.run(run())

@@ -162,7 +162,9 @@ def submit(
             return
         for each in sent:
             say(each.told)
-        begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job}" if manifest is not None else ""
+        begins = ""
+        if manifest is not None:
+            begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job} ({manifest.checkpoint.url})"
         say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
         if found.text:
             say(f"changed: {found.text}")
@@ -201,13 +203,16 @@ def checkpoints(
     from headway.daemon.client.job_requests import find_job
     from headway.daemon.storage.checkpoint import resolve_checkpoint_dir
 
-    async def work(session: "ClusterSession") -> str:
-        found = await find_job(session, job)
-        assert found.spec is not None
-        return resolve_checkpoint_dir(found.spec.fault.checkpoint_dir, session.address.state_dir)
+    async def work(session: "ClusterSession") -> tuple[str, str]:
+        told = (await find_job(session, job)).submission
+        assert told is not None
+        return resolve_checkpoint_dir(told.spec.fault.checkpoint_dir, session.address.state_dir), told.uid
 
-    base = folder.rstrip("/") if folder else with_cluster(etcd, certs, cluster, work)
+    base, uid = (folder.rstrip("/"), "") if folder else with_cluster(etcd, certs, cluster, work)
     found = list_checkpoints(f"{base}/{job}")
+    if uid and any(f"/{uid}/" not in entry.url for entry in found):
+        line = f"other submissions of the name {job} write there too; those of this job are below {base}/{job}/{uid}"
+        sys.stderr.write(f"headway: {line}\n")
     if as_json:
         say_json(found)
         return

@@ -11,12 +11,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
+from headway.daemon.records.format import decode
 from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE
@@ -100,8 +99,7 @@ def read_manifest(url: str) -> Manifest:
         raw = read_manifest_bytes(url)
     try:
         is_sealed = check_seal(raw)
-        told = msgspec.json.decode(raw, type=_ManifestFile)
-        checkpoint = msgspec.json.decode(raw, type=CheckpointRecord)
+        told, checkpoint = decode(raw, _ManifestFile), decode(raw, CheckpointRecord)
     except Exception as error:  # the bytes come from outside: RecursionError is possible too
         raise ConfigError(f"is not a checkpoint's manifest: {sentence(error)}", target) from error
     check_job(told.spec, target)

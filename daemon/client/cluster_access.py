@@ -6,6 +6,7 @@ The order is: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwi
 
 import asyncio
 import os
+import shlex
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.cluster_view import ClusterView
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, TlsIdentity
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
@@ -255,6 +256,23 @@ class ClusterSession:
         finally:
             task.cancel()
             await asyncio.wait({task})
+
+    async def why_full(self) -> str:
+        """Return that etcd is full, with the commands that make room; empty: it is not. Raises StoreUnreachableError.
+
+        Jobs train on without it, and so nothing else tells of it.
+        """
+        status = await self.client.status()
+        if not status.is_full:
+            return ""
+        folder, name = self.address.certificates, f"etcd at {', '.join(self.address.etcd)}"
+        files = () if folder is None else (("cacert", CA_FILE), ("cert", CERTIFICATE_FILE), ("key", KEY_FILE))
+        urls = ",".join(f"http{'s' * bool(files)}://{member}" for member in self.address.etcd)
+        flags = [f"--endpoints={urls}", *(f"--{flag}={folder}/{file}" for flag, file in files)]
+        asked = f'e() {{ {shlex.join(["etcdctl", *flags])} "$@"; }}'
+        what = f"{name} is full ({status.database_bytes / 1e6:,.0f} MB, its quota) and takes no change: jobs train on"
+        room = f"`{asked}; e compact {status.revision}; e defrag; e alarm disarm` makes room"
+        return f"{what}, but nothing is decided; {room}; a larger --quota-backend-bytes or compaction keeps it"
 
     async def _listed(
         self, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None

@@ -192,7 +192,7 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
         try:
             async with ClusterSession(address) as session:
                 status = await session.client.status()
-                view = await session.view()
+                view, full = await session.view(), await session.why_full()
         except StoreError as error:
             away = await _away(error, address.etcd)
             return replace(away, what="cluster", found=f"{away.what}: {away.found}")
@@ -200,6 +200,8 @@ def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Find
         found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
         found = "; ".join(filter(None, (found, plain_sites(view))))
         advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
+        if full:
+            return Finding(what="cluster", is_fine=False, found=full)
         return Finding(what="cluster", is_fine=True, found=found, advice=advice)
 
     try:

@@ -76,6 +76,8 @@ class EtcdStatus:
     is_leader: bool
     """True if the member leads the members."""
     revision: int
+    is_full: bool
+    """True if its database has reached its quota: it takes no change until somebody makes room."""
 
 
 class EtcdClient:
@@ -288,6 +290,7 @@ class EtcdClient:
             has_leader=reply.leader != 0,
             is_leader=reply.leader == reply.header.member_id,
             revision=int(reply.header.revision),
+            is_full=any("alarm:NOSPACE" in error for error in reply.errors),
         )
 
     # --- the two calls that are made in several places ---------------------------------------------------------------

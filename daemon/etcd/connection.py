@@ -204,7 +204,7 @@ class EtcdConnection:
         if is_silence(error):
             return self._unreachable(error, self.access.timeout_s)
         if _FULL in details:  # the request is right, and succeeds after an administrator makes room
-            return StoreUnreachableError(self.target, f"no room: {details}; compact, defragment, disarm its alarm")
+            return StoreUnreachableError(self.target, f"no room: {details}; `headway doctor` says how to make some")
         if "lease not found" in details:
             return LeaseLostError(self.target, details)
         if "compacted" in details or "future revision" in details:

@@ -2,6 +2,7 @@
 is dialled.
 """
 
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.joining.renewals import forget_renewed
 from headway.daemon.names import LOCAL_HOSTS
 from headway.daemon.node.config import NodeConfig
-from headway.daemon.rpc.certificates import issuer_of, names_in
+from headway.daemon.rpc.certificates import issuer_of, names_in, own_names
 from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
@@ -83,6 +84,8 @@ def _check_name(config: NodeConfig, identity: TlsIdentity) -> None:
     if not is_borne(config.name, names):
         told = ", ".join(without_roles(names)) or "no name"
         what = f"bears {told}, and not this node's name {config.name}: `headway certs` makes one that does"
+        if config.name == socket.gethostname() and (own := own_names(names)):
+            what += f", or --name {own[0]} keeps the node of a machine that was renamed"
         raise ConfigError(what, where)
 
 

@@ -230,7 +230,7 @@ class FailureCount:
     num_same_batch: int = 0
     """Failures in a row at that batch."""
     faults: tuple[tuple[str, str], ...] = ()
-    """(fault, node) of the errors that workers reported since that boundary was new."""
+    """(fault, node) of the errors that workers reported since that boundary was new, once for each incident."""
     cause: str = ""
     """Why it failed last, as a sentence without its full stop; empty: an older leader counted."""
 

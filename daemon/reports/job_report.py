@@ -179,7 +179,7 @@ def report_job(job: JobView, nodes: Mapping[str, NodeRecord]) -> JobReport:
         safety=safety,
         links=planned_links(spec, told, nodes) if told else (),
         goodput=report_goodput(job),
-        ailments=_ailments(job, nodes),
+        ailments=ailments_of(job, nodes),
         user=job.user,
         priority=job.priority,
     )
@@ -216,7 +216,7 @@ def _early_end(job: JobView) -> int | None:
     return job.checkpoint.boundary if job.checkpoint.boundary < job.spec.train.batches else None
 
 
-def _ailments(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
+def ailments_of(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
     """Return faults of the job first, then of its plan's nodes."""
     mine = job_ailment(job.name)
     names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)

@@ -4,14 +4,20 @@ Without a limit, a job that fails at the same place after each rollback would re
 further has a new budget.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 from headway.daemon.records.records import FailureCount, PlanRecord, WorkerRecord
 
 MAX_SAME_BATCH: Final = 3
 """Failures in a row at one batch."""
+MAX_SAME_FAULT: Final = 4
+"""Failures by one error on one node. After three plans leave the node out; a fourth shows that no other takes its
+place.
+"""
 MOST_SILENT: Final = 2
 """Failures without a new boundary after which each sentence about the job says how often it failed, and why."""
 MAX_DEATHS: Final = 10
@@ -57,7 +63,7 @@ def counted(
         return before
     batch = max(death.batch for death in deaths)
     is_same = batch >= 0 and batch == before.batch
-    faults = {*before.faults, *((death.fault, death.node) for death in deaths if death.fault)}
+    faults = (*before.faults, *{(death.fault, death.node) for death in deaths if death.fault})
     return FailureCount(
         boundary=before.boundary,
         timeline=before.timeline,
@@ -86,6 +92,9 @@ def broken_rule(count: FailureCount, deaths: Sequence[Death]) -> str:
         nodes = sorted({node for other, node in count.faults if other == fault})
         if len(nodes) > 1:
             return f"the same error occurred on {' and '.join(nodes)}: {fault}"
+    (fault, node), num_same = max(Counter(count.faults).items(), key=itemgetter(1), default=(("", ""), 0))
+    if num_same >= MAX_SAME_FAULT:
+        return f"the same error occurred {num_same} times on {node} without a new boundary to go back to: {fault}"
     if count.num_same_batch >= MAX_SAME_BATCH:
         return f"batch {count.batch} failed {count.num_same_batch} times without a new boundary to go back to"
     if count.num_deaths >= MAX_DEATHS:

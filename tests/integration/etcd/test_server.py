@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.errors import CompactedError, ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
@@ -216,7 +217,10 @@ async def test_a_watch_from_an_old_revision_catches_up_after_a_restart(own_serve
 
 
 async def test_a_full_etcd_refuses_writes_and_keeps_leases(own_server_config: EtcdServerConfig) -> None:
-    """Its quota is used up: a write says so in one line, as something that passes; reads and renewals go on."""
+    """Its quota is used up: a write says so in one line, as something that passes; reads and renewals go on.
+
+    Commands that read say so too, with the command line that makes room.
+    """
     config = replace(own_server_config, flags={"quota-backend-bytes": str(4 * 2**20)})
     async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:
         lease = await client.grant_lease(10)
@@ -234,6 +238,15 @@ async def test_a_full_etcd_refuses_writes_and_keeps_leases(own_server_config: Et
         assert is_one_line(full.value)
         assert await client.get("/big") is not None
         assert await client.renew_lease(lease.id) > 0
+        address = ClusterAddress(etcd=(server.endpoint,), certificates=config.certificates)
+        async with ClusterSession(address) as session:
+            told = await session.why_full()
+            assert is_one_line(ConfigError(told))
+            tools = f"{config.binary.parent}:{os.environ['PATH']}"
+            done = subprocess.run(["sh", "-ec", told.split("`")[1]], check=False, env=os.environ | {"PATH": tools})
+            assert done.returncode == 0
+            assert not await session.why_full()
+        await client.put("/small", b"")
 
 
 async def test_changes_that_gather_come_in_few_replies(etcd: Etcd, client: EtcdClient) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headway.daemon.client.job_requests import cancel, submit
+from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.reports.set_aside import vanished_jobs
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import (
     LEASE_TTL_S,
@@ -97,6 +101,34 @@ async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle
 
         outcome = await harness.train(spec, during=restore)
     outcome.assert_exact(oracle, hit=frozenset(outcome.pids_before))
+
+
+@pytest.mark.slow
+async def test_etcd_restored_from_before_a_job_names_the_checkpoint_that_brings_it_back(tmp_path: Path) -> None:
+    """A job was submitted after the copy was made: its nodes say within seconds how it comes back, and are left alone.
+
+    The other job, which the copy knows, trains on.
+    """
+    fault = FaultSpec(snapshot_every=10, checkpoint_every=10, checkpoint_dir=str(tmp_path / "kept"))
+    old, young = (replace(faulty_job(name, batches=100_000, num_nodes=1), fault=fault) for name in ("old", "young"))
+    async with fault_harness(tmp_path, num_nodes=2) as harness:
+        await submit(harness.session, old)
+        await harness.until_batch("old", 5)
+        await harness.cluster.backup_etcd(tmp_path / "backup")
+        await submit(harness.session, young)
+        await harness.until(lambda _, job: job.checkpoint is not None, "young")
+        pids = harness.cluster.node_pids
+        await harness.cluster.restore_etcd(tmp_path / "backup")
+        async with asyncio.timeout(TIMEOUT_S):
+            while "young" not in (told := vanished_jobs(await harness.session.view())):
+                await asyncio.sleep(0.1)
+        assert f"`headway submit --from {tmp_path}/kept/young/" in told["young"]
+        assert told.keys() == {"young"}
+        before = await harness.until_batch("old", 5)
+        assert before.progress is not None
+        await harness.until_batch("old", before.progress.batch + 20)
+        assert harness.cluster.node_pids == pids
+        await cancel(harness.session, "old")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ def test_a_manifest_with_one_flipped_bit_is_refused_by_name(tmp_path: Path) -> N
             read_checkpoint(str(place))
         with pytest.raises(DamagedCopyError, match=r"manifest\.json: is not a checkpoint's manifest"):
             read_stored(str(place))
+
+
+def test_a_manifest_of_a_later_format_is_refused_by_name(tmp_path: Path) -> None:
+    """A release that this one would misread wrote it, whole and sealed: both readers say so."""
+    place = write(tmp_path / "demo", 40)
+    told = {"job": "demo", "generation": 7, "spec": to_builtins(SPEC), **to_builtins(RECORD)}
+    body = sealed(told).replace(b'{"format":1,', b'{"format":2,').rpartition(b',"digest":')[0]
+    (place / "manifest.json").write_bytes(body + b',"digest":"' + sha256(body + b"}").hexdigest().encode() + b'"}')
+    later = "is not a checkpoint's manifest: a newer release wrote it, in format 2; this one reads up to 1"
+    with pytest.raises(ConfigError, match=later):
+        read_checkpoint(str(place))
+    with pytest.raises(DamagedCopyError, match=later):
+        read_stored(str(place))
 
 
 def test_every_file_is_read_before_a_job_begins_with_it(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """A node's own certificate: what is wrong with it is said before anybody is dialled."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.node import relay_host
-from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.config import NodeConfig, read_node_config
 from headway.daemon.node.identity import read_identity
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.roles import Role
@@ -22,6 +23,14 @@ def test_a_certificate_has_to_bear_the_nodes_name(tmp_path: Path) -> None:
         read_identity(NodeConfig(name="node-b", certificates=folder))
     bears = "bears node-a, localhost, 10.0.0.7, 127.0.0.1, ::1, and not this node's name node-b"
     assert str(caught.value) == f"{folder}/cert.pem: {bears}: `headway certs` makes one that does"
+
+
+def test_a_renamed_machine_is_told_how_its_node_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --name a node is called as its machine; after a renaming the line has the option that it needs."""
+    folder = CertificateAuthority.create(tmp_path / "ca").issue("node-a", hosts=["10.0.0.7"])
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    with pytest.raises(ConfigError, match=r"not this node's name renamed: .*, or --name node-a keeps the node"):
+        read_identity(read_node_config(environment={}, flags={"certificates": folder}))
 
 
 def test_a_name_in_every_certificate_cannot_name_a_node(tmp_path: Path) -> None:

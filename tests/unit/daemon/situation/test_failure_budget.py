@@ -3,7 +3,15 @@ count.
 """
 
 from headway.daemon.records.records import FailureCount, Phase, PlanRecord, WorkerRecord, WorkerState
-from headway.daemon.situation.failure_budget import MAX_DEATHS, MAX_SAME_BATCH, Death, broken_rule, counted, was_killed
+from headway.daemon.situation.failure_budget import (
+    MAX_DEATHS,
+    MAX_SAME_BATCH,
+    MAX_SAME_FAULT,
+    Death,
+    broken_rule,
+    counted,
+    was_killed,
+)
 from tests.unit.daemon.leader.test_transaction_parts import running_on
 
 
@@ -44,6 +52,22 @@ def test_the_same_error_on_two_nodes() -> None:
     assert not rule_after(one, one)
     assert not rule_after(one, Death(node="b", fault="ValueError: y"))
     assert rule_after(one, other) == "the same error occurred on a and b: ValueError: x"
+
+
+def test_one_error_on_one_node_again_and_again() -> None:
+    """After the third a plan may leave the node out; the fourth at one boundary ends the job, whatever the batches.
+
+    Workers of one node that fail together are one incident, and a newer boundary starts the count anew.
+    """
+    errors = [Death(node="a", batch=batch, fault="OSError: x") for batch in range(MAX_SAME_FAULT)]
+    told = "the same error occurred 4 times on a without a new boundary to go back to: OSError: x"
+    assert rule_after(*errors) == told
+    assert not rule_after(*errors[:3], Death(node="a", batch=3, fault="OSError: y"), Death(node="a", batch=4))
+    count = counted(FailureCount(), errors, boundary=0)
+    assert not broken_rule(count, errors)
+    for boundary in (10, 20, 30, 40):
+        count = counted(count, errors[:1], boundary=boundary)
+    assert not broken_rule(count, errors[:1])
 
 
 def test_hopeless_at_once() -> None:
