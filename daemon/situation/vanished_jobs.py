@@ -28,12 +28,12 @@ class VanishedJobs:
 
         A job that was removed or retired left a record, and one that is back is not missing.
         """
-        if view.steady_since is None:
-            return self._found
         self._last = {name: job for name, job in self._last.items() if name not in view.retired}
         # Copies, because a view changes its jobs; without a submission nothing but notes of nodes is left.
         there = {name: job for name, job in view.jobs.items() if job.submission is not None}
         self._last |= {name: copy(job) for name, job in there.items() if self._worked_for(view, job)}
+        if view.steady_since is None:  # etcd is away, and the newest that is known of its jobs is in the view
+            return self._found
         missing = self._last.keys() - there.keys()
         self._num_missed = {name: self._num_missed.get(name, 0) + 1 for name in missing}
         self._found = {name: self._last[name] for name in missing if self._num_missed[name] >= NUM_LOOKS}

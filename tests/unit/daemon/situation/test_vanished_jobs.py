@@ -1,6 +1,6 @@
 """A job whose records leave etcd though nobody removed it is noticed by the nodes that worked for it."""
 
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.situation.vanished_jobs import NUM_LOOKS, VanishedJobs, vanished_text
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -28,3 +28,20 @@ def test_a_deleted_job_is_missed_and_a_removed_or_returned_one_is_not() -> None:
     assert "submit it again" in vanished_text(worker.look(view)["deleted"], "")
     view.jobs["deleted"] = deleted
     assert worker.look(view) == {}
+
+
+def test_the_checkpoint_of_the_moment_before_an_outage_is_named() -> None:
+    """The first checkpoint comes just before etcd goes away, which comes back from a copy without the job."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("lost", batches=400))
+    cluster.calm(until=lambda: cluster.phase("lost").phase is Phase.RUNNING)
+    view, jobs = cluster.facts(), VanishedJobs("a")
+    jobs.look(view)
+    steady_since, view.steady_since = view.steady_since, None
+    view.jobs["lost"].checkpoint = CheckpointRecord(timeline=1, boundary=40, url="kept/lost")
+    jobs.look(view)
+    view.steady_since = steady_since
+    del view.jobs["lost"]
+    found = [jobs.look(view) for _ in range(NUM_LOOKS)][-1]
+    assert "`headway submit --from kept/lost` brings it back at batch 40" in vanished_text(found["lost"], "kept/lost")
