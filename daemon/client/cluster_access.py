@@ -272,7 +272,7 @@ class ClusterSession:
         asked = f'e() {{ {shlex.join(["etcdctl", *flags])} "$@"; }}'
         what = f"{name} is full ({status.database_bytes / 1e6:,.0f} MB, its quota) and takes no change: jobs train on"
         room = f"`{asked}; e compact {status.revision}; e defrag; e alarm disarm` makes room"
-        return f"{what}, but nothing is decided; {room}; a larger --quota-backend-bytes or compaction keeps it"
+        return f"{what}, but nothing is decided; {room}; auto-compaction or a larger quota keeps it"
 
     async def _listed(
         self, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None
