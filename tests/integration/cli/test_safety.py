@@ -49,7 +49,7 @@ def test_a_cluster_is_set_up_anew_from_nothing_but_a_checkpoint(program: Any, wa
     program.up("--nodes", "1")
     code, out, err = program.run("submit", "--from", str(kept / "tiny"))
     assert code == 0, err
-    assert f"submitted from batch {found['boundary']} of tiny" in out
+    assert f"submitted from batch {found['boundary']} of tiny ({found['url']})" in out
     assert "unprotected: one node" in err
     wait_until(lambda: has_passed(found["boundary"]), "a batch after the checkpoint")
     told = json.loads(program.run("status", "tiny", "--json")[1])

@@ -1,12 +1,15 @@
 """What `status` and `jobs` say of jobs that wait."""
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 
 from headway.daemon.coordination.queue_order import queue
 from headway.daemon.records.cluster_records import UsageRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase
+from headway.daemon.records.records import Desired, Phase
 from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.view.cluster_view import ClusterView
@@ -59,3 +62,30 @@ def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) 
     assert [(report.name, report.queue_position) for report in reports] == list(zip(names, range(1, 301), strict=True))
     assert {report.queue_length for report in reports} == {300}
     assert looks == 1
+
+
+@pytest.mark.parametrize("exactness", ["preferred", "required"])
+def test_a_job_resumed_by_another_torch_says_so_or_waits(exactness: Literal["preferred", "required"]) -> None:
+    """Its checkpoint was written by torch 2.12; the cluster has 2.13 now. `exact: no` has both; required waits for one.
+
+    Nothing of the first release's classes is on any node.
+    """
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.say("a", arithmetic_class="torch 2.12")
+    spec = small_spec("old", batches=10**6)
+    cluster.submit(replace(spec, train=replace(spec.train, exactness=exactness)))
+    cluster.calm(until=lambda: cluster.truth().jobs["old"].checkpoint is not None, max_rounds=2000)
+    cluster.want("old", Desired.PAUSED)
+    cluster.calm(until=lambda: cluster.phase("old").phase is Phase.PAUSED, max_rounds=2000)
+    cluster.nodes["a"].held.clear()
+    cluster.say("a", arithmetic_class="torch 2.13")
+    cluster.want("old", Desired.RUNNING)
+    cluster.calm(max_rounds=30)
+    (report,) = reports_in(view := cluster.truth(), view.jobs.values())
+    if exactness == "required":
+        why = 'exactness = "required" and the job began on torch 2.12, which no free device has'
+        assert (report.phase, report.reason) == (Phase.QUEUED, why)
+        return
+    assert (report.phase, report.exact) == (Phase.RUNNING, False)
+    assert report.exact_reason == "the job has run on several arithmetic classes: torch 2.12, torch 2.13"
