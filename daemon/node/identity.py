@@ -55,13 +55,17 @@ def _renewed(certificates: Path, renewals: Path) -> TlsIdentity | None:
 
 
 def _follows(renewed: TlsIdentity, named: TlsIdentity) -> bool:
-    """Return whether a renewed certificate is of the same authority as the named one, and no older."""
+    """Return whether a renewed certificate is the named one's: of its authority, no older, and of its name.
+
+    A state folder that was copied from another node has that node's renewals.
+    """
     try:
-        found = x509.load_pem_x509_certificate(renewed.certificate)
-        is_newer = found.not_valid_before_utc >= x509.load_pem_x509_certificate(named.certificate).not_valid_before_utc
+        found, first = (x509.load_pem_x509_certificate(each.certificate) for each in (renewed, named))
     except ValueError:
         return False
-    return is_newer and issuer_of(found, renewed.ca) is not None
+    name, its_name = (own_names(names_in(each))[:1] for each in (first, found))
+    is_newer = found.not_valid_before_utc >= first.not_valid_before_utc
+    return is_newer and name == its_name and issuer_of(found, renewed.ca) is not None
 
 
 def _check(identity: TlsIdentity, directory: Path) -> None:

@@ -11,6 +11,7 @@ from headway.daemon.node import relay_host
 from headway.daemon.node.config import NodeConfig, read_node_config
 from headway.daemon.node.identity import read_identity
 from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.stages.sockets.renewable_identity import NEWEST
 from headway.stages.sockets.roles import Role
 
 
@@ -31,6 +32,18 @@ def test_a_renamed_machine_is_told_how_its_node_keeps_its_name(tmp_path: Path, m
     monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
     with pytest.raises(ConfigError, match=r"not this node's name renamed: .*, or --name node-a keeps the node"):
         read_identity(read_node_config(environment={}, flags={"certificates": folder}))
+
+
+def test_renewals_in_a_copied_state_folder_are_another_nodes(tmp_path: Path) -> None:
+    """node-b begins with a copy of node-a's state folder, where a later certificate of node-a lies: its own counts."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    own, foreign = authority.issue("node-b"), authority.issue("node-a")
+    config = NodeConfig(name="node-b", certificates=own, state_dir=tmp_path / "state")
+    config.renewals_dir.mkdir(parents=True)
+    (config.renewals_dir / "1").symlink_to(foreign)
+    (config.renewals_dir / NEWEST).symlink_to("1")
+    identity, _ = read_identity(config)
+    assert identity.now().certificate == (own / "cert.pem").read_bytes()
 
 
 def test_a_name_in_every_certificate_cannot_name_a_node(tmp_path: Path) -> None:
