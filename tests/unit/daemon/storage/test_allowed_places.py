@@ -214,5 +214,5 @@ def test_a_path_that_this_process_may_not_follow_is_refused(monkeypatch: pytest.
         raise PermissionError(13, "Permission denied")
 
     places = AllowedPlaces()
-    monkeypatch.setitem(allowed_places._parts.__kwdefaults__, "follow", realpath)
+    monkeypatch.setattr(allowed_places._parts, "__kwdefaults__", {"follow": realpath})
     assert places.why_not("/data/x").endswith("cannot be followed: Permission denied")
