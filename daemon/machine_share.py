@@ -37,6 +37,14 @@ def memory_limit_bytes(root: Path = _ROOT) -> int | None:
     return min((int(text) for text in texts if text.isdecimal()), default=None)
 
 
+def num_memory_kills(root: Path = _ROOT) -> int:
+    """Return how many processes of this process's group the kernel has killed for lack of memory; 0: none is seen."""
+    for text in _settings("memory", "memory.events", "memory.oom_control", root):
+        told = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+        return int(told.get("oom_kill", 0))
+    return 0
+
+
 def num_cores(root: Path = _ROOT) -> float:
     """Return how many cores this process may keep busy: those that it may run on, or the time that it gets of them."""
     shares = [float(len(os.sched_getaffinity(0)))]

@@ -271,7 +271,7 @@ def _how_it_failed(fault: str, error: str) -> str:
         return f"failed ({fault})"
     for line in head.split("\n"):
         if "ended by signal " in line:
-            return f"was killed by {line.rpartition('ended by signal ')[2].split()[0]}"
+            return f"was killed by {line.rpartition('ended by signal ')[2][:MAX_ERROR]}"
         if line.endswith("; it was killed"):
             return f"was killed ({line.removesuffix('; it was killed').partition(': ')[2] or line})"
     first = head.partition("\n")[0]

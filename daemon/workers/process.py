@@ -18,6 +18,8 @@ from torch.distributed.elastic.multiprocessing import (
     start_processes,
 )
 
+from headway.daemon.machine_share import memory_limit_bytes, num_memory_kills
+
 # start_processes installs handlers that raise an exception for each signal of this variable, over the daemon's own.
 # No process sends this signal.
 os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGUSR2"
@@ -41,6 +43,7 @@ class WorkerProcess:
     ) -> None:
         self.name = name
         self.started_at = time.monotonic()
+        self._memory_kills = num_memory_kills()
         self._on_exit = on_exit
         # An empty NOTIFY_SOCKET: a worker does not report to the service manager.
         own = {"PYTHONSAFEPATH": "1", "NOTIFY_SOCKET": "", "TORCHELASTIC_RUN_ID": name, **environment}
@@ -110,6 +113,10 @@ class WorkerProcess:
         if failure is None:
             return f"{self.name} (pid {self.pid}) exited"
         how = f"by signal {failure.signal_name()}" if failure.exitcode < 0 else f"with exit status {failure.exitcode}"
+        if failure.exitcode == -signal.SIGKILL and num_memory_kills() > self._memory_kills:
+            limit = memory_limit_bytes()
+            of = f" within {limit / (1 << 30):.1f} GiB, a cgroup's limit" if limit else ""
+            how += f": the kernel kills processes for lack of memory{of}; use fewer nodes here, or give more"
         lines = [f"{self.name} (pid {self.pid}) ended {how}"]
         message = failure.message
         if isinstance(message, dict):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from headway.daemon import machine_share
-from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
+from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores, num_memory_kills
 from headway.daemon.node.config import NodeConfig
 
 GIB = 1 << 30
@@ -39,12 +39,15 @@ def test_the_least_limit_on_the_way_up_holds(tmp_path: Path) -> None:
     settings = {
         "own.slice/me.service/memory.max": "max",
         "own.slice/me.service/cpu.max": "max 100000",
+        "own.slice/me.service/memory.events": "low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0",
+        "own.slice/memory.events": "oom 5\noom_kill 4",
         "own.slice/memory.max": str(3 * GIB),
         "own.slice/cpu.max": "150000 100000",
         "other.slice/memory.max": str(GIB),
     }
     root = kernel(tmp_path, "0::/own.slice/me.service", V2.format(top="/"), **settings)
     assert (memory_limit_bytes(root), num_cores(root)) == (3 * GIB, 1.5)
+    assert num_memory_kills(root) == 2
 
 
 @pytest.mark.parametrize(("own", "top"), [("0::/", "/"), ("0::/docker/a1", "/docker/a1"), ("0::/../b2", "/")])
@@ -60,6 +63,7 @@ def test_a_container_of_cgroups_1(tmp_path: Path) -> None:
     settings = {
         "memory/memory.limit_in_bytes": "9223372036854771712",
         "memory/docker/a1/memory.limit_in_bytes": str(2 * GIB),
+        "memory/docker/a1/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7",
         "cpu,cpuacct/docker/a1/cpu.cfs_quota_us": "250000",
         "cpu,cpuacct/docker/a1/cpu.cfs_period_us": "100000",
         "cpu,cpuacct/cpu.cfs_quota_us": "-1",
@@ -67,13 +71,14 @@ def test_a_container_of_cgroups_1(tmp_path: Path) -> None:
     }
     root = kernel(tmp_path, own, V1.format(top="/"), **settings)
     assert (memory_limit_bytes(root), num_cores(root)) == (2 * GIB, 2.5)
+    assert num_memory_kills(root) == 7
 
 
 def test_no_limit_is_seen_where_there_is_none(tmp_path: Path) -> None:
     """No proc at all, and groups without settings: the machine's own memory and cores."""
     assert (memory_limit_bytes(tmp_path), num_cores(tmp_path)) == (None, 4.0)
     root = kernel(tmp_path, "0::/", V2.format(top="/"))
-    assert (memory_limit_bytes(root), num_cores(root)) == (None, 4.0)
+    assert (memory_limit_bytes(root), num_cores(root), num_memory_kills(root)) == (None, 4.0, 0)
 
 
 @pytest.mark.parametrize(("part", "is_taken"), [(0.5, True), (0.25, True), (0.01, False)])
