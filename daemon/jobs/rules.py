@@ -288,9 +288,6 @@ def _check_train(spec: JobSpec, source: str) -> None:
     for name in ("router_balance_loss", "router_z_loss"):
         if getattr(train, name) and not spec.model.has_experts:
             _refuse(source, f"train.{name}", "is not used without model.num_experts; leave it out")
-    if train.compile and spec.model.has_linear_attention:
-        what = "true is refused with linear_attention: its compiled code was never compared with the plain loop's"
-        _refuse(source, "train.compile", what)
     if train.compile and spec.model.has_experts:
         _refuse(source, "train.compile", "true is refused with experts: how many tokens each gets differs every time")
     _check_objective(spec, source)

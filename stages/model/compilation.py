@@ -83,7 +83,9 @@ def _check_compiler(device: torch.device) -> None:
 
 
 def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.device) -> None:
-    """Run a forward and a backward of one layer on zeros, with real shapes, dtypes and needs."""
+    """Run a forward and a backward of one layer on zeros, with real shapes, dtypes and needs; and a forward as an
+    evaluation does it, if there are any.
+    """
     dtype: torch.dtype = getattr(torch, train.dtype)
     layer = formulas.build_layer(name, model, attention_backend=train.attention_backend)
     weights = {key: torch.zeros(tensor.shape, dtype=dtype, device=device) for key, tensor in layer.named_parameters()}
@@ -98,8 +100,12 @@ def _run_once(name: str, model: ModelSpec, train: TrainSpec, device: torch.devic
     documents = None
     if train.separates_documents:
         documents = document_rows(torch.zeros(shape, dtype=torch.int32, device=device), model, dtype)
+    beside = () if documents is None or not name.startswith("block.") else (documents,)
     with torch.enable_grad():
-        output = layer(inputs, documents) if name.startswith("block.") and documents is not None else layer(inputs)
+        output = layer(inputs, *beside)
         by = [tensor for tensor in (*layer.parameters(), inputs) if tensor.requires_grad]
         if by:
             torch.autograd.grad(output, by, torch.zeros_like(output))
+    if train.eval_every:
+        with torch.no_grad():
+            layer(inputs.detach(), *beside)

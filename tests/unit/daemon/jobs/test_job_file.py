@@ -132,10 +132,6 @@ REFUSED = {
         + "[train]\ncompile = true",
         "train.compile: true is refused with experts",
     ),
-    "compiled linear attention": (
-        NAMED + QWEN35 + "linear_conv_kernel_dim = 4\n[train]\ncompile = true",
-        "train.compile: true is refused with linear_attention",
-    ),
     "linear attention without convolution": (
         NAMED + QWEN35,
         "model.linear_conv_kernel_dim: must be above 0 with linear_attention in layer_types",

@@ -15,6 +15,7 @@ from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec
 from headway.stages.state.journal import Journal
+from tests.unit.stages.model.test_linear_attention import DOCUMENTS, HYBRID, LONG
 from tests.unit.stages.stage.pipeline import EF, MODEL, TRAIN, Pipeline, initial_layers, make_job, with_train
 from tests.unit.stages.stage.test_exactness import assert_exact
 
@@ -37,9 +38,10 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
-        (MODEL, {}),
+        (MODEL, {"eval_every": 2}),
         (MODEL, {"dtype": "bfloat16", "recompute": "block"}),
         (replace(MODEL, sliding_window=3, first_window_layer=1, no_rope_layer_interval=3), {"microbatch_size": 1}),
+        (HYBRID, {"dtype": "bfloat16", "recompute": "block", **LONG, **DOCUMENTS}),
     ],
 )
 def test_compiled_layers_have_the_bits_of_the_compiled_loop_on_any_cut(
