@@ -27,6 +27,8 @@ TIED: Final = {"embed": "weight", "head": "lm_head.weight"}
 ROUTER_BIAS: Final = "e_score_correction_bias"
 """Last part of the name of a router's bias, whose gradient is the load of the experts."""
 
+MLP_MATRICES: Final = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+"""Last parts of the names of an MLP's matrices, and of an expert's."""
 
 LINEAR_SIZES: Final = (
     "linear_num_key_heads",
@@ -398,9 +400,17 @@ def matrix_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:
         mixing = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
     elif model.fused_projections:
         mixing = ("qkv_proj", "o_proj")
-    if model.has_experts and not model.adapter.targets:
-        return mixing  # an expert's matrices have adapters if they are named
     return (*mixing, *(("gate_up_proj",) if model.fuses_gate_up else ("gate_proj", "up_proj")), "down_proj")
+
+
+def adapted_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:
+    """Return those of `matrix_names` that have an adapter: all, or the named ones. An expert's must be named."""
+    adapter = model.adapter
+    return tuple(
+        name
+        for name in matrix_names(model, block)
+        if adapter.adapts(name) and (adapter.targets or not model.has_experts or name not in MLP_MATRICES)
+    )
 
 
 def timed_kind(layer: str, recompute: str) -> str:

@@ -6,7 +6,7 @@ is kept for the adapter alone, or not at all. A frozen norm does not keep its no
 
 from dataclasses import dataclass
 
-from headway.stages.spec import ModelSpec, TrainSpec, matrix_names
+from headway.stages.spec import MLP_MATRICES, ModelSpec, TrainSpec, adapted_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ def _of_q_and_k(model: ModelSpec) -> int:
 
 def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWidths:
     hidden, inner = model.hidden_size, _inner_width(model)
-    adapted = [name for name in matrix_names(model, block) if model.adapter.adapts(name)]
-    in_mlp = [name for name in adapted if name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")]
+    adapted = adapted_names(model, block)
+    in_mlp = [name for name in adapted if name in MLP_MATRICES]
     in_attention = [name for name in adapted if name not in in_mlp]
     has_down = "down_proj" in adapted
     # The norm's input; its output if an adapter reads it. The MLP's gate, up and silu; their product for an adapter.

@@ -14,7 +14,7 @@ from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_b
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
-from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, matrix_names
+from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, adapted_names, matrix_names
 
 OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
 """Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
@@ -220,11 +220,10 @@ def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
 def _adapter_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
     """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
     names, of_mixing, of_mlp = matrix_names(model, block), _mixing_shapes(model, block), _mlp_shapes(model)
-    if model.has_experts:  # the three matrices of one expert after those of another, if any has adapters
+    if model.has_experts:  # the three matrices of one expert after those of another
         names = (*names[: len(of_mixing)], *names[len(of_mixing) :] * (len(of_mlp) // 3))
-    matrices = zip(names, (*of_mixing, *of_mlp), strict=not model.has_experts)
-    rank = model.adapter.rank
-    chosen = [shape for name, shape in matrices if model.adapter.adapts(name)]
+    rank, adapted = model.adapter.rank, adapted_names(model, block)
+    chosen = [shape for name, shape in zip(names, (*of_mixing, *of_mlp), strict=True) if name in adapted]
     return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
 
 

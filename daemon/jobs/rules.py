@@ -253,8 +253,14 @@ def _check_adapter(model: ModelSpec, source: str) -> None:
         # What PEFT cannot say of experts, whose matrices transformers has joined.
         if ("gate_proj" in adapter.targets) != ("up_proj" in adapter.targets):
             _refuse(source, "adapter.targets", "gate_proj and up_proj of experts are one matrix for PEFT; name both")
+        if model.num_shared_experts:
+            what = "PEFT drops the adapters of shared experts, or of the others; name matrices of attention alone"
+            _refuse(source, "adapter.targets", what)
+        if adapter.rslora:
+            what = "PEFT scales gate_proj and up_proj of experts by another factor; write alpha times √rank as alpha"
+            _refuse(source, "adapter.rslora", what)
         if adapter.dropout:
-            _refuse(source, "adapter.dropout", "PEFT has none beside experts; leave it out, or name attention alone")
+            _refuse(source, "adapter.dropout", "PEFT has none beside experts; set it to 0, or name attention alone")
 
 
 def _why_no_target(name: str, known: tuple[str, ...]) -> str:

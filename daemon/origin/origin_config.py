@@ -23,15 +23,16 @@ def model_opener(base: Path) -> OpenModel:
 
     def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[OriginSpec, ModelSpec]:
         from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
-        from headway.daemon.origin.tensor_places import check_unambiguous, parsed_table
+        from headway.daemon.origin.tensor_places import check_adapter_folder, check_unambiguous, parsed_table
 
         url, adapter_url, table = _url_of(base, folder), "", None
         if "://" not in folder and not Path(url).exists():
             raise ConfigError("there is no such folder; a model of the Hub is written hf://OWNER/NAME", url)
         with as_config_error():
             opened = OriginFolder(url)
-            if not opened.has(CONFIG_NAME) and opened.has(ADAPTER_CONFIG_NAME):
+            if opened.has(ADAPTER_CONFIG_NAME):
                 place, adapter_url = f"{url}/{ADAPTER_CONFIG_NAME}", url
+                check_adapter_folder(opened)
                 table = parsed_table(opened.read_small(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES), place)
                 url = _base_of(base, table, place)
                 opened = OriginFolder(url)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.origin.carried_files import ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
 from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
 from headway.daemon.origin.safetensors_header import (
     HeaderError,
@@ -21,6 +21,7 @@ from headway.stages.model.mixture_config import MOST_EXPERTS
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
+PICKLED_NAME: Final = "adapter_model.bin"
 MAX_INDEX_BYTES: Final = 32 << 20
 MAX_FILES: Final = 2000
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", re.ASCII)
@@ -111,6 +112,17 @@ def find_adapters(folder: OriginFolder) -> dict[str, Place]:
     """Return the places of the adapters of a folder of PEFT, by their names in a checkpoint. Raises RecoveryError."""
     _, found = _read_header(folder, ADAPTER_WEIGHTS_NAME)
     return {_text_name(name.removeprefix(PEFT_PREFIX)): (ADAPTER_WEIGHTS_NAME, entry) for name, entry in found.items()}
+
+
+def check_adapter_folder(folder: OriginFolder) -> None:
+    """Refuse adapters beside whole weights, and those in a format that is not read. Raises RecoveryError."""
+    if whole := [name for name in (SINGLE_NAME, INDEX_NAME) if folder.has(name)]:
+        what = f"has {ADAPTER_CONFIG_NAME} and {whole[0]}; delete the one with which the job is not to begin"
+        raise RecoveryError(folder.url, what)
+    if not folder.has(ADAPTER_WEIGHTS_NAME) and folder.has(PICKLED_NAME):
+        code = f"save_file(torch.load('{PICKLED_NAME}', weights_only=True), '{ADAPTER_WEIGHTS_NAME}')"
+        command = f'python -c "import torch; from safetensors.torch import save_file; {code}"'
+        raise RecoveryError(folder.url, f"has {PICKLED_NAME}, which is not read; run this in it once: {command}")
 
 
 def _text_name(name: str) -> str:

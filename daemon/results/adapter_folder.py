@@ -13,7 +13,7 @@ from headway.daemon.origin.carried import Carried
 from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, PEFT_PREFIX
 from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, DraftedFolder, check_place, told_of
 from headway.stages.model.hugging_face import checkpoint_name
-from headway.stages.spec import ModelSpec, matrix_names
+from headway.stages.spec import MLP_MATRICES, ModelSpec, adapted_names
 
 _OF_MODEL: Final = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
@@ -79,7 +79,7 @@ def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": adapter.rank,
-        "target_modules": [_target(name, spec) for name in matrix_names(spec) if adapter.adapts(name)],
+        "target_modules": [_target(name, spec) for name in adapted_names(spec)],
         "task_type": "CAUSAL_LM",
         "use_rslora": adapter.rslora,
     }
@@ -89,6 +89,6 @@ def _target(matrix: str, spec: ModelSpec) -> str:
     """Return a matrix's name for PEFT: the family's, which for an expert's may be w1. PEFT joins what transformers has
     joined, such as the gates of all experts.
     """
-    if not spec.has_experts or matrix not in ("gate_proj", "up_proj", "down_proj"):
+    if not spec.has_experts or matrix not in MLP_MATRICES:
         return matrix
     return checkpoint_name("block.0", f"mlp.experts.0.{matrix}.weight", spec).split(".")[-2]

@@ -137,10 +137,10 @@ def name_in_mixture(parameter: str, model: ModelSpec) -> str:
 
 def name_from_mixture(name: str) -> str:
     """Return the inverse of `name_in_mixture`; any other name as it is."""
-    found = re.fullmatch(r"block_sparse_moe\.experts\.(\d{1,6})\.(w[123])\.weight", name, re.ASCII)
+    found = re.fullmatch(r"block_sparse_moe\.experts\.(\d{1,6})\.(w[123])\.(.+)", name, re.ASCII)
     if found is not None:
         back = {theirs: ours for ours, theirs in _OF_MIXTRAL.items()}
-        return f"mlp.experts.{found[1]}.{back[found[2]]}.weight"
+        return f"mlp.experts.{found[1]}.{back[found[2]]}.{found[3]}"
     if name.startswith("mlp.shared_expert."):
         return name.replace("mlp.shared_expert.", "mlp.shared_experts.")
     return "mlp.gate.weight" if name == "block_sparse_moe.gate.weight" else name

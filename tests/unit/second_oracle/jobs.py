@@ -157,7 +157,7 @@ JOBS = {
     "dropout of preferences, bfloat16": '[adapter]\nrank = 2\ndropout = 0.1\ntargets = ["q_proj", "down_proj"]\n'
     + job_file('objective = "dpo"\nloss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"'),
     "adapters on experts": '[adapter]\nrank = 2\ntargets = ["q_proj", "gate_proj", "up_proj", "down_proj"]\n'
-    + job_file("router_balance_loss = 0.02", model=DOTS),
+    + job_file("router_balance_loss = 0.02", model=QWEN3_MOE),
     "adapters beside NF4": '[adapter]\nrank = 2\nquantize = "nf4"\n' + job_file(),
     "adapters beside int8 experts, bfloat16": '[adapter]\nrank = 2\nquantize = "int8"\n'
     + job_file('dtype = "bfloat16"', model=QWEN3_MOE),

@@ -22,6 +22,7 @@ QWEN35 = (
     "linear_num_key_heads = 2\nlinear_num_value_heads = 2\nlinear_key_head_dim = 8\nlinear_value_head_dim = 8\n"
 )
 
+ON_EXPERTS = NAMED + "[model]\nqk_norm = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n"
 REFUSED = {
     "unknown section": ('[jb]\nname = "x"', "job.toml:jb: unknown section; did you mean `job`?"),
     "unknown key": ('[job]\nname = "x"\nsede = 3', "job.toml:job.sede: unknown key; did you mean `seed`?"),
@@ -58,6 +59,23 @@ REFUSED = {
     ),
     "target named twice": (NAMED + '[adapter]\nrank = 8\ntargets = ["q_proj", "q_proj"]', "q_proj is named twice"),
     "dropout": (NAMED + "[adapter]\nrank = 8\ndropout = 1.0", "adapter.dropout: must be at most 0.9375, is 1"),
+    "half of what PEFT joins": (
+        ON_EXPERTS + '[adapter]\nrank = 8\ntargets = ["up_proj"]',
+        "adapter.targets: gate_proj and up_proj of experts are one matrix for PEFT; name both",
+    ),
+    "adapters that PEFT would drop": (
+        ON_EXPERTS.replace("qk_norm", "qkv_bias")
+        + 'num_shared_experts = 1\nshared_expert_gate = true\n[adapter]\nrank = 8\ntargets = ["down_proj"]',
+        "adapter.targets: PEFT drops the adapters of shared experts, or of the others; name matrices of attention",
+    ),
+    "a scale that PEFT would alter": (
+        ON_EXPERTS + '[adapter]\nrank = 8\nrslora = true\ntargets = ["down_proj"]',
+        "adapter.rslora: PEFT scales gate_proj and up_proj of experts by another factor; write alpha times √rank",
+    ),
+    "dropout on experts": (
+        ON_EXPERTS + '[adapter]\nrank = 8\ndropout = 0.1\ntargets = ["down_proj"]',
+        "adapter.dropout: PEFT has none beside experts; set it to 0, or name attention alone",
+    ),
     "alpha of 0": (NAMED + "[adapter]\nrank = 8\nalpha = 0", "adapter.alpha: must be above 0, is 0.0"),
     "unknown schedule": (NAMED + '[train]\nschedule = "1f1"', "did you mean `1f1b`?"),
     "unknown optimizer": (NAMED + '[optim]\nrest = { name = "adamm" }', "optim.rest.name: 'adamm' is not one of muon,"),
