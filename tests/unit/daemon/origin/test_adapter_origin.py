@@ -125,6 +125,10 @@ TAKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"),
     ),
     "a pattern": ({"target_modules": r".*self_attn\.(q|v)_proj"}, ("q_proj", "v_proj")),
+    "a pattern that fits beginnings": (
+        {"target_modules": r"model\.layers\.\d\.(self_attn\.q_proj|mlp\.up)"},
+        ("q_proj",),
+    ),
     "a pattern as unsloth writes it": ({"target_modules": UNSLOTH}, ("q_proj", "down_proj")),
     "names with dots": ({"target_modules": ["self_attn.q_proj", "mlp.down_proj"]}, ("q_proj", "down_proj")),
     "names of another family too": ({"target_modules": ["q_proj", "c_attn"]}, ("q_proj",)),
