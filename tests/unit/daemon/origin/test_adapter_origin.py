@@ -160,7 +160,7 @@ def test_adapters_in_half_precision_are_read(folder: Path) -> None:
     ("family", "sizes"),
     [("qwen3_moe", {"num_experts": 3, "moe_intermediate_size": 24}), ("mixtral", {"num_local_experts": 3})],
 )
-def test_exported_adapters_of_experts_are_continued(tmp_path: Path, family: str, sizes: dict[str, int]) -> None:
+def test_exported_adapters_of_experts_are_continued(tmp_path: Path, family: str, sizes: dict[str, Any]) -> None:
     """Each expert begins with its own A and B, in the plain loop and in the part that nodes load."""
     base = write_tiny_model(tmp_path / "model", model_type=family, num_experts_per_tok=2, head_dim=8, **sizes)
     _, model = model_opener(tmp_path)(str(base), ())
