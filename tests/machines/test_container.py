@@ -70,7 +70,8 @@ def test_the_first_commands_work_in_a_container(tmp_path: Path, group: str) -> N
     commands = (
         f"set -e; {headway} --help; {headway} doctor; {headway} run {SMALL} --nodes 2 --out piped; "
         f"{headway} reference {SMALL} --out plain; cmp plain/{SHARD} piped/{SHARD}; "
-        "echo same bits"
+        f"{headway} up --nodes 2 >up & up=$!; until grep -q ' up; etcd at ' up; do sleep 0.1; kill -0 $up; done; "
+        f"{headway} nodes; kill $up; wait $up; echo same bits"
     )
     inside = ["sh", "-c", CONTAINER, "sh", str(room), str(closed[0]) if closed else "", group, sys.executable]
     try:
@@ -88,3 +89,4 @@ def test_the_first_commands_work_in_a_container(tmp_path: Path, group: str) -> N
     assert "2.0 GiB by a cgroup's limit" in done.stdout or not group
     assert "small for this memory: they go to the state folder" in done.stdout
     assert "note  web proxy: http_proxy" in done.stdout
+    assert "node-2  127.0.0.1:" in done.stdout
