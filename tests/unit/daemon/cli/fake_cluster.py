@@ -76,6 +76,8 @@ def cluster_view() -> ClusterView:
 class FakeSession:
     """Stands in for ClusterSession, whatever address it is given."""
 
+    full = ""
+
     def __init__(self, address: object) -> None:
         self.address = address
         self.identity = None
@@ -91,3 +93,7 @@ class FakeSession:
     async def view(self) -> ClusterView:
         """The one view."""
         return cluster_view()
+
+    async def why_full(self) -> str:
+        """What a test says of etcd."""
+        return self.full

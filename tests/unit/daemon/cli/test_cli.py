@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -208,6 +209,28 @@ def test_nodes_and_events_as_json(headway: Headway, fake_cluster: ModuleType) ->
     assert [found["name"] for found in json.loads(out)] == ["a", "b"]
     _, out, _ = headway("events", "demo", "--json")
     assert json.loads(out) == [{"at": 1.0, "text": "Node b joined.", "generation": 3}]
+
+
+@pytest.mark.parametrize("command", [("jobs",), ("nodes",), ("status", "demo"), ("events", "demo", "--json")])
+def test_a_full_etcd_is_told_beside_what_was_asked(
+    headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """On stderr, as no node can leave a record about it; what was asked is on stdout as ever."""
+    answer = headway(*command)
+    monkeypatch.setattr(fake_cluster.FakeSession, "full", "etcd is full")
+    assert headway(*command) == (0, answer[1], f"{answer[2]}headway: etcd is full\n")
+
+
+def test_events_end_with_what_ails_the_nodes_of_the_job(
+    headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another daemon shows node b's certificate: the person who asks why the job waits hears of it."""
+    sound = fake_cluster.node
+    ailing = {"identity": "another daemon, at c:1, has this node's certificate"}
+    monkeypatch.setattr(fake_cluster, "node", lambda name: replace(sound(name), ailments=ailing if name == "b" else {}))
+    code, out, err = headway("events", "demo")
+    assert (code, err) == (0, f"headway: now node b: identity {ailing['identity']}\n")
+    assert "Node b joined." in out
 
 
 def test_plan_as_json(headway: Headway, tmp_path: Path) -> None:
