@@ -12,6 +12,7 @@ from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, JobFile, sa
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.costs.connections import LinkAssumptions
+    from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job import JobSpec
     from headway.daemon.preview.plan_simulation import Forecast
     from headway.daemon.preview.preview import PlanPreview
@@ -100,7 +101,8 @@ def plan(
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
     if memory and not nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
-    spec, named = read_job_file(job, open_model=model_opener(job.parent))
+    open_model = model_opener(job.parent, on_no_weights=_warn)
+    spec, named = read_job_file(job, open_model=open_model)
     spec, has_data = _with_data(spec, job, named)
     if picture is not None:
         check_drawing()
@@ -147,7 +149,11 @@ def _warn_of_checkpoints(spec: "JobSpec", job: Path, root: Path | None) -> None:
     try:
         check_checkpoint_dir(spec, job_file=job, root=None)
     except ConfigError as error:
-        sys.stderr.write(f"headway: `headway submit` would refuse the job: {error}\n")
+        _warn(error)
+
+
+def _warn(error: "ConfigError") -> None:
+    sys.stderr.write(f"headway: `headway submit` would refuse the job: {error}\n")
 
 
 def _with_data(spec: "JobSpec", job: Path, named: "Collection[str]") -> "tuple[JobSpec, bool]":

@@ -18,7 +18,7 @@ from headway.daemon.jobs.bounds import (
 )
 from headway.daemon.jobs.checkpoint_place import why_no_place
 from headway.daemon.jobs.data_place import is_url, why_no_url
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.typed_toml import nearest
 from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
@@ -38,23 +38,43 @@ MAX_TARGETS = 16
 
 def check_job(spec: JobSpec, source: str) -> None:
     """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
-    for key, least in AT_LEAST.items():
-        if not (value := _value(spec, key)) >= least:  # NaN is refused too
-            _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
-    for key in ABOVE_ZERO:
-        if not (value := _value(spec, key)) > 0:  # a model's config.json may have NaN as well
-            _refuse(source, key, f"must be above 0, is {value}")
-    for key, (most, why) in AT_MOST.items():
-        if not (value := _value(spec, key)) <= most:
-            _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
+    _check_bounds(spec, source)
     _check_data(spec, source)
     _check_texts(spec, source)
     _check_name(spec, source)
-    _check_model(spec, source)
+    _check_model(spec.model, source)
+    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
+    if is_of_bytes and spec.model.vocab_size < BYTE_VOCABULARY:
+        what = f"{spec.model.vocab_size} is too small for data of {BYTE_VOCABULARY} tokens; set it to {BYTE_VOCABULARY}"
+        if spec.origin.url:
+            what = f"its data of {BYTE_VOCABULARY} tokens is not of this model; name other data"
+        _refuse(source, "data.source" if spec.origin.url else "model.vocab_size", what)
     _check_train(spec, source)
     for group in ("matrices", "rest"):
         _check_group(getattr(spec.optim, group), group, source)
     _check_placement(spec, source)
+
+
+def check_model(model: ModelSpec, config: str) -> None:
+    """Raise ConfigError at `config:key` for the first rule that a model breaks, whatever trains it."""
+    spec = JobSpec(job=JobSection(name=""), model=model)
+    try:
+        _check_bounds(spec, config, "model.")
+        _check_model(model, config)
+    except ConfigError as error:
+        raise ConfigError(error.what, error.where.replace(":model.", ":")) from error
+
+
+def _check_bounds(spec: JobSpec, source: str, section: str = "") -> None:
+    for key, least in AT_LEAST.items():
+        if key.startswith(section) and not (value := _value(spec, key)) >= least:  # NaN is refused too
+            _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
+    for key in ABOVE_ZERO:
+        if key.startswith(section) and not (value := _value(spec, key)) > 0:
+            _refuse(source, key, f"must be above 0, is {value}")
+    for key, (most, why) in AT_MOST.items():
+        if key.startswith(section) and not (value := _value(spec, key)) <= most:
+            _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
 
 
 def _check_name(spec: JobSpec, source: str) -> None:
@@ -114,8 +134,7 @@ def _check_texts(spec: JobSpec, source: str) -> None:
         )
 
 
-def _check_model(spec: JobSpec, source: str) -> None:
-    model = spec.model
+def _check_model(model: ModelSpec, source: str) -> None:
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
     if not model.head_dim and model.hidden_size % heads:
         _refuse(
@@ -142,13 +161,6 @@ def _check_model(spec: JobSpec, source: str) -> None:
             source,
             "model",
             f"asks for {number:.2g} parameters; at most {MAX_PARAMETERS:.0e} are planned for. Make it narrower",
-        )
-    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
-    if is_of_bytes and model.vocab_size < BYTE_VOCABULARY:
-        _refuse(
-            source,
-            "model.vocab_size",
-            f"{model.vocab_size} is too small for data of {BYTE_VOCABULARY} tokens; set it to {BYTE_VOCABULARY}",
         )
 
 

@@ -1,33 +1,45 @@
-"""Reads the config.json of the folder that `[model] from` names. No torch here: `headway plan` reads it too."""
+"""Opens the folder that `[model] from` names: its config.json, and a check of its tensors, for every command alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.jobs.job_file import OpenModel
+from headway.daemon.jobs.rules import check_model
 from headway.daemon.origin.adapter_origin import adapter_spec
 from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME, MAX_CONFIG_BYTES
-from headway.stages.model.hugging_face import model_spec
+from headway.daemon.origin.folder_kinds import instead, no_such_folder
+from headway.stages.model.hugging_face import has_more_than_text, model_spec
 from headway.stages.spec import AdapterSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from headway.daemon.origin.origin_folder import OriginFolder
 
 _MAX_SENTENCE: Final = 500
 """Maximum characters of a sentence about a config: its keys and values may have thousands."""
 
 
-def model_opener(base: Path) -> OpenModel:
-    """Return the reader of folders that a job file names. base: what a relative path is relative to."""
+def model_opener(base: Path, *, on_no_weights: Callable[[ConfigError], None] | None = None) -> OpenModel:
+    """Return the reader of folders that a job file names. base: what a relative path is relative to.
+
+    on_no_weights: is told of a config without weights, which is an error otherwise.
+    """
 
     def open_model(folder: str, ignored: Sequence[str] = ()) -> tuple[OriginSpec, ModelSpec]:
         from headway.daemon.origin.origin_folder import OriginFolder  # imports fsspec, which most jobs do not need
-        from headway.daemon.origin.tensor_places import check_adapter_folder, check_unambiguous, parsed_table
+        from headway.daemon.origin.tensor_places import check_adapter_folder, parsed_table
 
         url, adapter_url, table = _url_of(base, folder), "", None
+        if url.endswith(":") or url.startswith("https://huggingface.co/"):
+            raise ConfigError("names no folder" if url.endswith(":") else no_such_folder(folder), folder)
         if "://" not in folder and not Path(url).exists():
-            raise ConfigError("there is no such folder; a model of the Hub is written hf://OWNER/NAME", url)
+            raise ConfigError(no_such_folder(folder), url)
+        if "://" not in folder and not Path(url).is_dir():
+            raise ConfigError("is a file; name the folder in which it lies", url)
         with as_config_error():
             opened = OriginFolder(url)
             if opened.has(ADAPTER_CONFIG_NAME):
@@ -36,14 +48,51 @@ def model_opener(base: Path) -> OpenModel:
                 table = parsed_table(opened.read_small(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES), place)
                 url = _base_of(base, table, place)
                 opened = OriginFolder(url)
-            config = parsed_table(opened.read_small(CONFIG_NAME, MAX_CONFIG_BYTES), f"{url}/{CONFIG_NAME}")
-            model = _model_of(config, ignored, f"{url}/{CONFIG_NAME}")
-            check_unambiguous(opened, is_tied=model.tie_word_embeddings)
+            config = _config_of(opened)
+            model = _model_of(config, ignored, opened.named(CONFIG_NAME))
             if table is not None:
                 model = replace(model, adapter=_adapter_of(table, model, f"{adapter_url}/{ADAPTER_CONFIG_NAME}"))
+        adapters = OriginFolder(adapter_url) if adapter_url else None
+        _check(opened, adapters, model, on_no_weights, has_more=has_more_than_text(config))
         return OriginSpec(url=url, adapter=adapter_url), model
 
     return open_model
+
+
+def _config_of(folder: "OriginFolder") -> dict[str, Any]:
+    """Return a folder's config.json. Raises RecoveryError and ConfigError: there is none."""
+    from headway.daemon.origin.origin_folder import MissingFileError
+    from headway.daemon.origin.tensor_places import parsed_table
+
+    try:
+        raw = folder.read_small(CONFIG_NAME, MAX_CONFIG_BYTES)
+    except MissingFileError as error:
+        raise ConfigError(f"{error.reason}; {instead(folder.names(), folder.url)}", error.item) from error
+    return parsed_table(raw, folder.named(CONFIG_NAME))
+
+
+def _check(
+    folder: "OriginFolder",
+    adapters: "OriginFolder | None",
+    model: ModelSpec,
+    on_no_weights: Callable[[ConfigError], None] | None,
+    *,
+    has_more: bool,
+) -> None:
+    """Raise ConfigError unless the model can be computed and its folders have its tensors. on_no_weights: as above."""
+    from headway.daemon.origin.folder_check import check_adapters, check_weights  # imports torch
+    from headway.daemon.origin.tensor_places import has_weights
+
+    check_model(model, folder.named(CONFIG_NAME))  # its size is bounded from here on
+    try:
+        with as_config_error():
+            if adapters is not None:
+                check_adapters(adapters, model)
+            check_weights(folder, model.base, has_more=has_more)
+    except ConfigError as error:
+        if on_no_weights is None or has_weights(folder):
+            raise
+        on_no_weights(error)
 
 
 def whole_path(folder: str | None) -> str:
@@ -81,7 +130,7 @@ def _local(base: Path, folder: str) -> str:
         path = (base / Path(folder).expanduser()).resolve()
         path.exists()  # raises if a name is too long
     except (OSError, RuntimeError, ValueError) as error:  # ~NAME of an unknown user, a loop of links, a zero character
-        raise ConfigError(_line(f"is no path: {error}"), "[model] from") from error
+        raise ConfigError(_line(f"{folder[:80]!r} is no path: {error}"), "[model] from") from error
     return str(path)
 
 

@@ -5,7 +5,7 @@ file: a NoAccessError if this machine lacks credentials or a package, a StorageA
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,14 @@ class OriginFolder:
         except MissingFileError:
             return False
         return bool(found.get("type") == "file")
+
+    def names(self) -> list[str]:
+        """Return the names of the folder's files, for a sentence about it; none if nobody lists them."""
+        if self.url.startswith(("http:", "https:")):
+            return []
+        with suppress(Exception):
+            return [name.rpartition("/")[2] for name in self._file_system.ls(self._path, detail=False)]
+        return []
 
     def size_of(self, name: str) -> int:
         """Return a file's size in bytes. Raises RecoveryError when the server does not say it."""

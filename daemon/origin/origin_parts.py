@@ -7,13 +7,12 @@ A matrix that the job quantizes is in the file as codes and scales, so the check
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.origin.safetensors_header import TensorEntry, shown
+from headway.daemon.origin.safetensors_header import DTYPES, TensorEntry, shown
 from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_adapters, find_tensors
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.errors import MissingPackageError
@@ -24,8 +23,6 @@ from headway.stages.spec import TIED, ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, state_start, tensor_of
-
-_DTYPES: Final = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +153,8 @@ def adapters_of(spec: JobSpec, name: str, *, beat: Callable[[], None] = lambda: 
 
 
 def _range(folder: OriginFolder, tensor: str, file: str, entry: TensorEntry) -> Range:
-    if entry.dtype not in _DTYPES:
-        what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(_DTYPES)}"
+    if entry.dtype not in DTYPES:
+        what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(DTYPES)}"
         raise RecoveryError(folder.named(file), what)
     return Range(folder, entry.dtype, entry.shape, file, entry.begin, entry.end)
 
@@ -166,7 +163,7 @@ def _parameter_of(name: str, tensor: str, *, model: ModelSpec) -> str:
     """Return the parameter of a layer that a tensor is; empty: it is none."""
     place = layer_parameter(tensor, model)
     if model.tie_word_embeddings and place == ("head", TIED["head"]):
-        return ""  # a second copy of the embedding, which `check_unambiguous` has compared
+        return ""  # a second copy of the embedding, which `check_weights` has compared
     if model.tie_word_embeddings and name == "head" and place == ("embed", TIED["embed"]):
         return TIED["head"]
     return place[1] if place is not None and place[0] == name else ""

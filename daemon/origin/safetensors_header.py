@@ -1,14 +1,18 @@
 """Reads the header of a foreign safetensors file, or says in one sentence what is wrong with it. Pure."""
 
 import json
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
-MAX_HEADER_BYTES: Final = 32 << 20
+MAX_HEADER_BYTES: Final = 16 << 20
 """Maximum size of a header: a hundred thousand tensors take 12 MB."""
+LFS_START: Final = b"version https://git-lfs"
+LFS_POINTER: Final = "is a pointer of git-lfs, not the file; run `git lfs pull` there, or `hf download` the model again"
+DTYPES: Final = ("F32", "BF16", "F16")
+"""Those of weights that are read."""
 MAX_NAME: Final = 512
 _MAX_DIMENSIONS: Final = 8
 _MAX_ELEMENTS: Final = 1 << 48
@@ -51,6 +55,8 @@ def header_bytes(start: bytes, size_bytes: int) -> int:
     """Return how many bytes stand before the data. start: the file's first 8 bytes. Raises HeaderError."""
     if size_bytes < 8 or len(start) < 8:
         raise HeaderError(f"is truncated: {size_bytes} bytes")
+    if start[:8] == LFS_START[:8]:
+        raise HeaderError(LFS_POINTER)
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise HeaderError(f"says that its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
@@ -85,13 +91,12 @@ def shown(name: str) -> str:
     return text if len(name) <= 80 else f"{text}…"
 
 
-def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object. Raises HeaderError for a name that it has twice."""
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise HeaderError(f"names {shown(key)} twice")
-        table[key] = value
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise HeaderError(f"names {shown(key)} twice")
     return table
 
 

@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
+from headway.daemon.origin.folder_kinds import instead
 from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
 from headway.daemon.origin.safetensors_header import (
+    LFS_POINTER,
+    LFS_START,
     HeaderError,
     TensorEntry,
     header_bytes,
@@ -24,6 +27,8 @@ SINGLE_NAME: Final = "model.safetensors"
 PICKLED_NAME: Final = "adapter_model.bin"
 MAX_INDEX_BYTES: Final = 32 << 20
 MAX_FILES: Final = 2000
+MAX_TENSORS: Final = 1 << 18
+"""Maximum tensors of a folder, each expert's counted by itself: the largest mixtures have a hundred thousand."""
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", re.ASCII)
 _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Tensors that old versions of transformers have saved, though they follow from the config."""
@@ -51,14 +56,25 @@ class TensorPlaces:
     """Names of tensors for pictures, and for several tokens at once. The text model does not have them."""
 
 
-def find_tensors(folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda _: True) -> TensorPlaces:
-    """Return the places of the tensors with such names; no other file is opened. Raises RecoveryError."""
-    is_single = folder.has(SINGLE_NAME)  # transformers takes it too, whatever lies beside it
-    weight_map = _weight_map(folder) if not is_single and folder.has(INDEX_NAME) else None
+def has_weights(folder: OriginFolder) -> bool:
+    """Return whether a folder has a file of weights, or an index of such files. Raises RecoveryError."""
+    return folder.has(SINGLE_NAME) or folder.has(INDEX_NAME)
+
+
+def find_tensors(
+    folder: OriginFolder, is_wanted: Callable[[str], bool] = lambda _: True, *, is_indexed: bool = False
+) -> TensorPlaces:
+    """Return the places of the tensors with such names; no other file is opened.
+
+    is_indexed: of the shards of the index, even if a single file lies beside them. Raises RecoveryError.
+    """
+    is_single = not is_indexed and folder.has(SINGLE_NAME)  # transformers takes it too, whatever lies beside it
+    weight_map = _weight_map(folder) if is_indexed or (not is_single and folder.has(INDEX_NAME)) else None
     if weight_map is None and not is_single:
         if not folder.has(CONFIG_NAME):
             raise RecoveryError(folder.url, f"is missing, or has no {CONFIG_NAME} any more")
-        raise RecoveryError(folder.url, f"has neither {SINGLE_NAME} nor {INDEX_NAME}; other formats are not read")
+        what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
+        raise MissingFileError(folder.url, f"{what}; {instead(folder.names(), folder.url)}")
     headers: dict[str, bytes] = {}
     tensors = _places_of(folder, weight_map, is_wanted, headers=headers)
     beside_text = tuple(name for name in tensors if _BESIDE_TEXT.match(name))
@@ -77,7 +93,10 @@ def _places_of(
     """Return the places of tensors in the shards of an index, or in the single file, and add their `headers`."""
     tensors: dict[str, Place] = {}
     for file in [SINGLE_NAME] if weight_map is None else _files(weight_map, is_wanted):
-        header, found = _read_header(folder, file)
+        try:
+            header, found = _read_header(folder, file)
+        except MissingFileError as error:
+            raise MissingFileError(error.item, f"{error.reason}, and {INDEX_NAME} names it; fetch it again") from error
         if headers is not None:
             headers[file] = header
         if weight_map is not None:
@@ -86,6 +105,9 @@ def _places_of(
             for name, entry in _experts_of(_text_name(raw), whole):
                 if not is_wanted(name) or _COMPUTED.fullmatch(name):
                     continue
+                if len(tensors) >= MAX_TENSORS:
+                    what = f"has more than {MAX_TENSORS} tensors, the most that are read"
+                    raise RecoveryError(folder.named(file), what)
                 if name in tensors:
                     raise RecoveryError(folder.named(file), f"has {shown(raw)}, and there is {shown(name)} already")
                 tensors[name] = (file, entry)
@@ -131,44 +153,6 @@ def _text_name(name: str) -> str:
     return f"model.{name[found.end() :]}" if found else name.removeprefix("language_model.")
 
 
-def check_unambiguous(folder: OriginFolder, *, is_tied: bool) -> None:
-    """Refuse a folder that has two sets of weights, or two matrices where the model has one, unless they are equal.
-
-    A folder without weights passes. Raises RecoveryError, which names both.
-    """
-    if not folder.has(SINGLE_NAME) and not folder.has(INDEX_NAME):
-        return
-    places = find_tensors(folder, (lambda name: name in TIED_NAMES) if is_tied else (lambda _: False))
-    if is_tied and len(places.tensors) == len(TIED_NAMES):
-        both = [places.tensors[name] for name in TIED_NAMES]
-        if not _are_equal(folder, *both):
-            what = f"has {' and '.join(TIED_NAMES)}, which differ, and config.json has tie_word_embeddings = true"
-            raise RecoveryError(folder.url, f"{what}; set it to false, or delete {TIED_NAMES[1]}")
-    if not (folder.has(SINGLE_NAME) and folder.has(INDEX_NAME)):
-        return
-    try:
-        shards = _places_of(folder, _weight_map(folder))
-    except MissingFileError:
-        return  # an index that was left behind: without its shards it is no second set
-    single = _places_of(folder, None)
-    names = sorted(shards.keys() | single.keys())
-    for name in names:
-        one, other = single.get(name), shards.get(name)
-        if one is None or other is None or not _are_equal(folder, one, other):
-            what = f"has {SINGLE_NAME} and the shards of {INDEX_NAME}, which differ in {shown(name)}"
-            raise RecoveryError(folder.url, f"{what}; delete what is not the model")
-
-
-def _are_equal(folder: OriginFolder, one: Place, other: Place) -> bool:
-    """Return whether two tensors have one dtype, one shape and the same bytes."""
-    (file, entry), (other_file, other_entry) = one, other
-    if (entry.dtype, entry.shape) != (other_entry.dtype, other_entry.shape):
-        return False
-    pieces = folder.read(file, entry.begin, entry.end)
-    others = folder.read(other_file, other_entry.begin, other_entry.end)
-    return all(piece == beside for piece, beside in zip(pieces, others, strict=True))
-
-
 def _files(weight_map: Mapping[str, str], is_wanted: Callable[[str], bool]) -> list[str]:
     return sorted({file for name, file in weight_map.items() if is_wanted(_text_name(name))})
 
@@ -180,6 +164,8 @@ def _weight_map(folder: OriginFolder) -> dict[str, str]:
     weight_map: Any = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise RecoveryError(place, "weight_map is missing, or is not a table of tensors")
+    if (number := len(weight_map)) > MAX_TENSORS:
+        raise RecoveryError(place, f"weight_map names {number} tensors; at most {MAX_TENSORS} are read")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
             raise RecoveryError(place, f"weight_map[{shown(name)}] = {shown(str(file))} is no file of this folder")
@@ -190,6 +176,8 @@ def _weight_map(folder: OriginFolder) -> dict[str, str]:
 
 def parsed_table(raw: bytes, place: str) -> dict[str, Any]:
     """Return a JSON object. Raises RecoveryError, naming the place, for anything else."""
+    if raw.startswith(LFS_START):
+        raise RecoveryError(place, LFS_POINTER)
     try:
         table = json.loads(raw, object_pairs_hook=unique_keys)
     except HeaderError as error:

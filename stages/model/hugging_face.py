@@ -289,6 +289,8 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     for factors in (spec.rope_scaling.short_factor, spec.rope_scaling.long_factor):
         if factors and 2 * len(factors) != spec.rotary_width:
             raise ValueError(f"{len(factors)} factors of longrope are not one for each pair of {spec.rotary_width}")
+    if spec.partial_rotary_factor == 1 and spec.head_width % 2:
+        raise ValueError(f"heads of {spec.head_width} values are odd; rotary positions need an even number of them")
     if spec.rotary_width < 2 or spec.rotary_width % 2 or spec.partial_rotary_factor > 1:
         raise ValueError(f"partial_rotary_factor = {spec.partial_rotary_factor!r} of {spec.head_width} gives no pairs")
     return spec if spec.sliding_window else replace(spec, window_rope_theta=0.0)
@@ -306,7 +308,9 @@ def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) 
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
     for key, values in (ONLY | dict(family.only)).items():
         if key in config and config[key] not in values:
-            raise ValueError(f"{key} = {config[key]!r} is not supported")
+            remedy = '; take the model without it (bfloat16); [adapter] quantize = "nf4" makes it small here'
+            hint = remedy if key == "quantization_config" else ""
+            raise ValueError(f"{key} = {_short(config[key])} is not supported{hint}")
     said = {key for each in FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
     for key in sorted(said & config.keys()):
         if config[key] not in (ABSENT[key], None):
@@ -323,6 +327,11 @@ def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) 
         if config[key] and WITHOUT_EFFECT.fullmatch(key) is None:
             what = "is not known here, and may change what the model computes; if it does not, set [model]"
             raise ValueError(f"{key} = {config[key]!r} {what} ignore = [{json.dumps(key)}]")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _head_dim(config: dict[str, Any], family: Family) -> int:

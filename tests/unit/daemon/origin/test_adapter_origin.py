@@ -260,6 +260,6 @@ def test_tensors_that_the_config_does_not_say_are_refused(folder: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(ConfigError, match=r"has no tensor model.layers.0.self_attn.q_proj.lora_A.weight"):
         with_parts(job_from(folder))
-    save_file(tensors | {name.replace("q_proj", "k_proj"): odd}, path)
+    save_file(tensors | {name: odd, name.replace("q_proj", "k_proj"): odd.clone()}, path)
     with pytest.raises(ConfigError, match=r"k_proj.lora_A.weight, which a model of this adapter_config.json does not"):
         with_parts(job_from(folder))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, Sto
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.rules import check_job
+from headway.daemon.origin import tensor_places
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_model import with_parts
@@ -27,6 +29,7 @@ from headway.daemon.origin.safetensors_header import HeaderError, tensors_of
 from headway.daemon.origin.tensor_places import find_tensors
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
+from headway.stages.model.mixture_config import MOST_EXPERTS
 from headway.stages.spec import ModelSpec, layer_names
 from tests.fakes.file_server import serving
 
@@ -111,7 +114,7 @@ def written(name: str, raw: bytes) -> Callable[[Path], None]:
 INDEX = "model.safetensors.index.json"
 FIRST = "model.embed_tokens.weight"
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), r"config.json: is missing"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"config.json: is missing; `hf download OWNER/NAME"),
     "config is no JSON": (written("config.json", b"{"), r"config.json: is not JSON"),
     "config is a list": (written("config.json", b"[]"), r"config.json: is not a JSON object"),
     "config is deep": (written("config.json", b"[" * 100_000), r"config.json: is not JSON \(RecursionError\)"),
@@ -166,7 +169,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         edit("config.json", lambda c: c.update(model_type="mixtral", num_experts=4, num_local_experts=8)),
         r"config.json: num_local_experts = 8 is not num_experts = 4",
     ),
-    "no weights": (lambda f: (f / INDEX).unlink(), r"has neither model.safetensors nor"),
+    "no weights": (
+        lambda f: (f / INDEX).unlink(),
+        r"has neither model.safetensors nor \S+; `hf download",
+    ),
     "index leads out": (
         edit(INDEX, lambda c: c["weight_map"].update({FIRST: "../one.safetensors"})),
         r"index.json: weight_map\[model.embed_tokens.weight\] = ../one.safetensors is no file of this folder",
@@ -242,7 +248,7 @@ def test_a_config_of_too_many_blocks_costs_no_memory(tmp_path: Path, model_type:
     )(folder)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match=r"model.num_hidden_layers: must be at most 1024|layer_types"):
+        with pytest.raises(ConfigError, match=r"config.json:num_hidden_layers: must be at most 1024|layer_types"):
             parse_job('[job]\nname = "j"\n[model]\nfrom = "model"\n', open_model=model_opener(tmp_path))
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -256,7 +262,7 @@ def test_a_server_that_sends_without_end_is_left(tmp_path: Path) -> None:
         server.is_endless = True
         with pytest.raises(ConfigError, match=r"config.json: comes as a whole: its server does not answer by range"):
             model_opener(tmp_path)(f"{server.url}/model", ())
-    assert [file for file, _ in server.asked] == ["config.json"]
+    assert [file for file, _ in server.asked] == ["adapter_config.json", "config.json"]
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -344,8 +350,96 @@ def test_layers_and_names_are_inverse() -> None:
         assert layer_parameter(odd, MODEL) is None
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "model"])
-def test_a_folder_that_is_not_there_is_no_model_of_the_hub(tmp_path: Path, name: str) -> None:
-    """Names of the Hub look like relative paths: the line says how they are written."""
-    with pytest.raises(ConfigError, match="there is no such folder; a model of the Hub is written hf://OWNER/NAME"):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B`"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", 'from = "hf://Qwen/Qwen3-8B"'),
+        ("model", "there is no such folder; a model of the Hub is written hf://OWNER/NAME"),
+        ("~nobody-here/model", "'~nobody-here/model' is no path"),
+        ("hf://", "names no folder"),
+        ("one.safetensors", "is a file; name the folder in which it lies"),
+    ],
+)
+def test_a_name_that_is_no_folder_says_how_to_write_it(tmp_path: Path, name: str, remedy: str) -> None:
+    """Names of the Hub look like relative paths, and addresses of its pages like URLs."""
+    (tmp_path / "one.safetensors").touch()
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
         model_opener(tmp_path)(name, ())
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def left_with(*names: str, is_config_gone: bool = False) -> Callable[[Path], None]:
+    """Files that people have in place of safetensors."""
+
+    def apply(folder: Path) -> None:
+        for path in folder.glob("*.safetensors*"):
+            path.unlink()
+        if is_config_gone:
+            (folder / "config.json").unlink()
+        for name in names:
+            (folder / name).write_bytes(b"x")
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("spoil", "remedy"),
+    [
+        (left_with("pytorch_model.bin"), r"pytorch_model.bin is not read, .*python -c '.*save_pretrained\S+ /\S+$"),
+        (left_with("pytorch_model-00001-of-00002.bin"), r"is not read, because it is pickled; convert it"),
+        (left_with("consolidated.safetensors", is_config_gone=False), r"consolidated.safetensors has another form"),
+        (left_with("params.json", is_config_gone=True), r"config.json: is missing; params.json has another form"),
+        (left_with("m-Q4_K_M.gguf", is_config_gone=True), r"m-Q4_K_M.gguf is GGUF, .*`hf download OWNER/NAME"),
+        (left_with("manifest.json", is_config_gone=True), r"a checkpoint of Headway: `headway submit --from /"),
+        (left_with("shards.json", is_config_gone=True), r'prepared data: \[data\] source = "/'),
+        (left_with(is_config_gone=True), r"config.json: is missing; `hf download OWNER/NAME --local-dir /\S+` gets"),
+        (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing, and \S+index.json names it; fetch"),
+        (written("one.safetensors", LFS), r"one.safetensors: is a pointer of git-lfs, .*`git lfs pull`"),
+        (written("config.json", LFS), r"config.json: is a pointer of git-lfs"),
+        (written(INDEX, LFS), r"index.json: is a pointer of git-lfs"),
+        (
+            edit("config.json", lambda c: c.update(quantization_config={"quant_method": "gptq"})),
+            r"quantization_config = .*gptq.* is not supported; take the model without it .*quantize",
+        ),
+        (written("adapter_config.json", b"{}"), r"has adapter_config.json and model\S+; delete the one with which"),
+        (edit("config.json", lambda c: c.update(head_dim=7)), r"config.json: heads of 7 values are odd"),
+        (edit("config.json", lambda c: c.update(vocab_size=2**21)), r"config.json:vocab_size: must be at most 1048576"),
+    ],
+)
+def test_a_folder_as_people_have_it_says_what_gets_further(
+    tmp_path: Path, spoil: Callable[[Path], None], remedy: str
+) -> None:
+    """Other formats, half a download, quantized weights: one line, at the first look of any command."""
+    spoil(write_folder(tmp_path / "model"))
+    with pytest.raises(ConfigError, match=remedy) as refused:
+        model_opener(tmp_path)("model", ())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_header_of_many_experts_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its tensors stands for a thousand matrices: the reading stops at a number, not at the memory."""
+    monkeypatch.setattr(tensor_places, "MAX_TENSORS", 3000)
+    folder = write_folder(tmp_path / "model", model=["lm_head.weight"])
+    size = MOST_EXPERTS * 2
+    entry = {"dtype": "I8", "shape": [MOST_EXPERTS, 2, 1]}
+    table = {
+        f"model.layers.{layer}.mlp.experts.gate_up_proj": {**entry, "data_offsets": [layer * size, (layer + 1) * size]}
+        for layer in range(3)
+    }
+    head = json.dumps(table).encode()
+    (folder / INDEX).unlink()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(3 * size))
+    with pytest.raises(RecoveryError, match=r"model.safetensors: has more than 3000 tensors"):
+        find_tensors(OriginFolder(str(folder)))
+
+
+def test_an_index_of_many_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number, before any file is looked for."""
+    monkeypatch.setattr(tensor_places, "MAX_TENSORS", 100)
+    folder = write_folder(tmp_path / "model")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {f"t{number}": "a.safetensors" for number in range(101)}}))
+    with pytest.raises(RecoveryError, match="weight_map names 101 tensors; at most 100 are read"):
+        find_tensors(OriginFolder(str(folder)))

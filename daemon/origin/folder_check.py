@@ -1,0 +1,100 @@
+"""Checks that a folder has one set of weights, and exactly those of its config: for every command that opens it.
+
+Headers are read, and bytes only where two copies of one tensor must be equal. Every fault is a RecoveryError.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from headway.daemon.errors import RecoveryError
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME
+from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
+from headway.daemon.origin.safetensors_header import DTYPES, shown
+from headway.daemon.origin.tensor_places import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    TIED_NAMES,
+    Place,
+    find_adapters,
+    find_tensors,
+)
+from headway.stages.model.decoder import parameter_shapes, trained_shapes
+from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.spec import ModelSpec, layer_names
+
+
+def check_weights(folder: OriginFolder, model: ModelSpec, *, has_more: bool = False) -> None:
+    """Refuse a folder whose tensors are not exactly those of the model, and one that has two sets of weights, or two
+    matrices where the model has one, unless they are equal. has_more: it may have a model of pictures beside the text.
+    """
+    places = find_tensors(folder)
+    if places.beside_text and not has_more:
+        what = f"has {shown(places.beside_text[0])}, which a model of this {CONFIG_NAME} does not have"
+        raise RecoveryError(folder.url, what)
+    given = dict(places.tensors)
+    if model.tie_word_embeddings and given.keys() >= set(TIED_NAMES):
+        matrix, copy = (given[name] for name in TIED_NAMES)
+        if not _are_equal(folder, matrix, copy):
+            what = f"has {' and '.join(TIED_NAMES)}, which differ, and {CONFIG_NAME} has tie_word_embeddings = true"
+            raise RecoveryError(folder.url, f"{what}; set it to false, or delete {TIED_NAMES[1]}")
+        del given[TIED_NAMES[1]]
+    if folder.has(SINGLE_NAME) and folder.has(INDEX_NAME):
+        _check_shards(folder, places.tensors)
+    shapes = (
+        (checkpoint_name(layer, name, model), tuple(shape))
+        for layer in layer_names(model)
+        for name, shape in parameter_shapes(layer, model).items()
+    )
+    _compare(folder, given, shapes, config=CONFIG_NAME)
+
+
+def check_adapters(folder: OriginFolder, model: ModelSpec) -> None:
+    """Refuse a folder whose adapters are not exactly those that its adapter_config.json says."""
+    shapes = (
+        (checkpoint_name(layer, name, model), tuple(shape))
+        for layer in layer_names(model)
+        for name, shape in trained_shapes(layer, model).items()
+    )
+    _compare(folder, find_adapters(folder), shapes, config=ADAPTER_CONFIG_NAME)
+
+
+def _check_shards(folder: OriginFolder, single: Mapping[str, Place]) -> None:
+    """Refuse shards beside a single file that are another set of weights."""
+    try:
+        shards = find_tensors(folder, is_indexed=True).tensors
+    except MissingFileError:
+        return  # an index that was left behind: without its shards it is no second set
+    for name in sorted(shards.keys() | single.keys()):
+        one, other = single.get(name), shards.get(name)
+        if one is None or other is None or not _are_equal(folder, one, other):
+            what = f"has {SINGLE_NAME} and the shards of {INDEX_NAME}, which differ in {shown(name)}"
+            raise RecoveryError(folder.url, f"{what}; delete what is not the model")
+
+
+def _are_equal(folder: OriginFolder, one: Place, other: Place) -> bool:
+    """Return whether two tensors have one dtype, one shape and the same bytes."""
+    (file, entry), (other_file, other_entry) = one, other
+    if (entry.dtype, entry.shape) != (other_entry.dtype, other_entry.shape):
+        return False
+    pieces = folder.read(file, entry.begin, entry.end)
+    others = folder.read(other_file, other_entry.begin, other_entry.end)
+    return all(piece == beside for piece, beside in zip(pieces, others, strict=True))
+
+
+def _compare(
+    folder: OriginFolder, given: Mapping[str, Place], shapes: Iterable[tuple[str, tuple[int, ...]]], *, config: str
+) -> None:
+    """Refuse tensors that are not those that a config asks for. shapes: of these, until one is missing."""
+    left = dict(given)
+    for name, shape in shapes:  # a tied matrix comes twice
+        place = given.get(name)
+        left.pop(name, None)
+        if place is None:
+            raise RecoveryError(folder.url, f"has no tensor {name}, which a model of its {config} has")
+        file, entry = place
+        if entry.shape != shape:
+            what = f"has {name} of shape {list(entry.shape)}, and {config} asks for {list(shape)}"
+            raise RecoveryError(folder.named(file), what)
+        if entry.dtype not in DTYPES:
+            raise RecoveryError(folder.named(file), f"has {name} in {entry.dtype}; read are {', '.join(DTYPES)}")
+    for name, (file, _) in left.items():
+        raise RecoveryError(folder.named(file), f"has {shown(name)}, which a model of this {config} does not have")

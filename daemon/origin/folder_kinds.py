@@ -1,0 +1,43 @@
+"""Says what a folder is that has no weights to read, and which command gets further. Pure."""
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+_CONVERT: Final = (
+    "python -c 'import sys; from transformers import AutoModelForCausalLM as M; "
+    "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])'"
+)
+_KINDS: Final = (
+    (r".+\.gguf", "is GGUF, which is not read; take the model that it was made from: {download}"),
+    (r"pytorch_model.*\.bin", f"is not read, because it is pickled; convert it: {_CONVERT} {{folder}}"),
+    (
+        r"params\.json|consolidated.*\.(safetensors|pth)",
+        "has another form than transformers'; take the files for transformers, mostly of the same name: {download}",
+    ),
+    (r".+\.(h5|msgpack|ot|onnx|pth|pt|bin)", "is no safetensors; take the model as safetensors: {download}"),
+    (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {folder}`"),
+    (r"shards\.json", 'belongs to prepared data: [data] source = "{folder}"'),
+)
+"""Names of files in the place of a model's, and what to do about each."""
+
+
+def instead(names: Collection[str], folder: str) -> str:
+    """Return the end of a sentence about a folder without config.json or weights. names: of its files, if known."""
+    download = f"`hf download OWNER/NAME --local-dir {folder if '://' not in folder else 'FOLDER'}`"
+    for pattern, what in _KINDS:
+        if found := next((name for name in sorted(names) if re.fullmatch(pattern, name)), None):
+            return f"{found} {what.format(download=download, folder=folder)}"
+    return f"{download} gets a model of the Hub"
+
+
+def no_such_folder(named: str) -> str:
+    """Return the sentence about a folder that is not there, which may be a name on the Hub."""
+    known = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-]+/[\w.-]+?)(?:/tree/main)?/?", named, re.ASCII)
+    if known is None:
+        return "there is no such folder; a model of the Hub is written hf://OWNER/NAME"
+    name = known[1]
+    return (
+        f'a model of the Hub is written from = "hf://{name}", or have it here: '
+        f"`hf download {name} --local-dir {name.rpartition('/')[2]}`"
+    )
