@@ -4,10 +4,12 @@ Afterwards no node chooses anything: a spec in etcd has no `auto` on which bits 
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +43,10 @@ def no_urls(url: str) -> "ShardIndex":
 def default_cache_dir() -> Path:
     """Return this user's folder of built-in data: HEADWAY_CACHE_DIR, or `headway` in the XDG cache folder.
 
-    A user of a container may have no home, or none to write to: then it is a folder for temporary files. Raises
-    ConfigError when that is another user's.
+    A user of a container may have no home, or none to write to: then it is a folder for temporary files, and a line on
+    stderr says so. Raises ConfigError when that is another user's, or cannot be made.
     """
+    usual = None
     if told := os.environ.get("HEADWAY_CACHE_DIR"):
         return Path(told)
     with suppress(RuntimeError):  # a user without a name and without HOME
@@ -52,10 +55,22 @@ def default_cache_dir() -> Path:
         if os.access(there, os.W_OK | os.X_OK):
             return usual
     own = Path(tempfile.gettempdir()) / f"headway-cache-{os.getuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
+    remedy = "set HEADWAY_CACHE_DIR to a folder of yours"
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be made, nor can {usual or '~/.cache'}: {error.strerror}; {remedy}", str(own)
+        ) from error
     if own.lstat().st_uid != os.getuid():
-        raise ConfigError("belongs to another user; set HEADWAY_CACHE_DIR to a folder of yours", str(own))
+        raise ConfigError(f"belongs to another user; {remedy}", str(own))
+    _say_once(f"{usual or '~/.cache'} cannot be written to, so data is kept in {own}; {remedy} to keep it longer")
     return own
+
+
+@cache
+def _say_once(text: str) -> None:
+    sys.stderr.write(f"headway: {text}\n")
 
 
 def resolve_job(

@@ -85,7 +85,7 @@ class Leadership:
         decide: Decide,
         write_manifest: Callable[[str, bytes, Beat], None],
         copy_part: Callable[[CopyPart, Beat], None] = lambda _part, _beat: None,
-        take_older: Callable[[SetAside], CheckpointRecord | None] = lambda _: None,
+        take_older: Callable[[SetAside, Beat], CheckpointRecord | None] = lambda _, __: None,
         clock: Callable[[], float] = time.monotonic,
         delete_checkpoint: Callable[[str], None] | None = None,
         manifest_timeout_s: float = MANIFEST_TIMEOUT_S,
@@ -95,10 +95,10 @@ class Leadership:
     ) -> None:
         """write_manifest(url, manifest, beat) and delete_checkpoint(url) may block; they raise RecoveryError.
 
-        copy_part(part, beat) may block, too, and so may take_older(command), which sets a checkpoint aside and returns
-        an older one. clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the source
-        of `decide`'s plans; missing plans are computed here. troubles: receives what blocks decisions about single
-        jobs. wrote_late(job) is called when the write of a manifest ends after it was given up.
+        copy_part(part, beat) may block, too, and so may take_older(command, beat), which sets a checkpoint aside and
+        returns an older one. clock: the clock of `cluster`. Without delete_checkpoint, old checkpoints stay. plans: the
+        source of `decide`'s plans; missing plans are computed here. troubles: receives what blocks decisions about
+        single jobs. wrote_late(job) is called when the write of a manifest ends after it was given up.
         """
         self._client = client
         self._cluster = cluster
@@ -319,7 +319,7 @@ class Leadership:
 
     async def _set_aside(self, command: SetAside) -> Transaction:
         """Mark a damaged checkpoint, and return the transaction that takes an older one."""
-        older = await self._manifests.run(command.url, lambda _: self._take_older(command))
+        older = await self._manifests.run(command.url, lambda beat: self._take_older(command, beat))
         log = self._log.bind(job=command.job, url=command.url, reason=command.reason)
         log.warning("checkpoint_set_aside", older=older.url if older is not None else "")
         return command.then(older)

@@ -502,7 +502,7 @@ class Membership:
         source, target = (resolve_checkpoint_dir(url, root) for url in (part.source, part.target))
         copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
 
-    def _take_older(self, command: SetAside) -> CheckpointRecord | None:
+    def _take_older(self, command: SetAside, beat: Beat) -> CheckpointRecord | None:
         """Set a damaged checkpoint aside, and return the newest older one whose manifest is sound; None: there is none.
 
         Raises RecoveryError while the folder cannot be read or written.
@@ -511,7 +511,7 @@ class Membership:
         set_aside(resolve_checkpoint_dir(command.url, root), command.reason)
         for url in command.older:
             try:
-                return replace(read_manifest(resolve_checkpoint_dir(url, root)), url=url)
+                return replace(read_manifest(resolve_checkpoint_dir(url, root), beat=beat), url=url)
             except DamagedCopyError as error:
                 log.warning("older_checkpoint_passed_over", url=url, reason=str(error))
         return None

@@ -7,6 +7,7 @@ RecoveryError; it is a NoAccessError if this node lacks credentials or a package
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ from headway.stages.state.file_digest import FileDigest
 
 MANIFEST_ASIDE: Final = "manifest.set-aside.json"
 CHUNK_BYTES = 1 << 20
+GONE_LOOKS: Final = 5
+GONE_PAUSE_S: Final = 2.0
+"""A file is gone if so many looks do not find it, with this pause between them."""
 MAX_MANIFEST_BYTES: Final = 16 << 20
 """A manifest names every layer: ten thousand layers take 2 MB."""
 
@@ -75,15 +79,15 @@ def write_manifest(url: str, manifest: bytes, *, beat: Callable[[], None] = lamb
     write_chunks(f"{url}/{MANIFEST}", iter([manifest]), beat=beat)
 
 
-def read_manifest(url: str) -> CheckpointRecord:
-    """Return the manifest of a boundary's folder.
+def read_manifest(url: str, *, beat: Callable[[], None] = lambda: None) -> CheckpointRecord:
+    """Return the manifest of a boundary's folder. beat: is called while it stays missing.
 
-    Raises DamagedCopyError when it is missing, altered or unreadable, RecoveryError when the folder cannot be read.
+    Raises DamagedCopyError when it is altered, unreadable or gone, RecoveryError when the folder cannot be read.
     """
     try:
         raw = read_manifest_bytes(url)
     except StorageAwayError as error:
-        if isinstance(error.__cause__, FileNotFoundError) and _is_there(url.rpartition("/")[0]):
+        if _is_gone(f"{url}/{MANIFEST}", error, beside=url.rpartition("/")[0], beat=beat):
             raise DamagedCopyError(error.item, error.reason) from error
         raise
     try:
@@ -91,6 +95,23 @@ def read_manifest(url: str) -> CheckpointRecord:
         return decode(raw, CheckpointRecord)
     except (ValueError, RecursionError) as error:
         raise DamagedCopyError(f"{url}/{MANIFEST}", f"is not a checkpoint's manifest: {sentence(error)}") from error
+
+
+def _is_gone(url: str, error: StorageAwayError, *, beside: str, beat: Callable[[], None]) -> bool:
+    """Return whether a file that was not found stays away while another one is there.
+
+    A store may say for a moment that a file is not there, and of an unmounted share it is true of all of them. Raises
+    StorageAwayError when their file system fails.
+    """
+    if not isinstance(error.__cause__, FileNotFoundError):
+        return False
+    for look in range(GONE_LOOKS):
+        if look:
+            time.sleep(GONE_PAUSE_S)
+        beat()
+        if _is_there(url) or not _is_there(beside):
+            return False
+    return True
 
 
 def _is_there(url: str) -> bool:
@@ -104,9 +125,12 @@ def _is_there(url: str) -> bool:
 def set_aside(url: str, reason: str) -> None:
     """Take a damaged checkpoint out of use: its manifest gets another name, and a file beside it says why.
 
-    The folder stays. A second call ends what a cut-off one began. Raises RecoveryError, naming the URL.
+    The folder stays. A second call ends what a cut-off one began. Raises RecoveryError, naming the URL: nothing is made
+    where the checkpoint is not there, as on a share that is not mounted.
     """
     if not _is_there(f"{url}/{SET_ASIDE}"):  # the first reason stays: a later one is that the manifest is gone
+        if not (_is_there(f"{url}/{MANIFEST}") or _is_there(f"{url}/{MANIFEST_ASIDE}")):
+            raise StorageAwayError(url, f"has no {MANIFEST} now, so nothing is set aside")
         write_chunks(f"{url}/{SET_ASIDE}", iter([f"{reason}\n".encode()]))
     file_system, path = open_url(url)
     with told_as(url, "set aside"), suppress(FileNotFoundError):
@@ -162,8 +186,8 @@ def fetch_from_checkpoint(
 ) -> None:
     """Fetch one layer's file, verified, to a local path.
 
-    Raises DamagedCopyError when the file is altered, or missing beside a manifest; StorageAwayError when the checkpoint
-    cannot be read; and RecoveryError when the target cannot be written.
+    Raises DamagedCopyError when the file is altered, or gone from beside a manifest; StorageAwayError when the
+    checkpoint cannot be read; and RecoveryError when the target cannot be written.
 
     beat: is called with each chunk.
     """
@@ -171,7 +195,7 @@ def fetch_from_checkpoint(
     try:
         fetch_file(source, expected, target, beat=beat)
     except StorageAwayError as error:
-        if isinstance(error.__cause__, FileNotFoundError) and _is_there(f"{url}/{MANIFEST}"):
+        if _is_gone(source, error, beside=f"{url}/{MANIFEST}", beat=beat):
             raise DamagedCopyError(source, "is missing from the checkpoint") from error
         raise
 

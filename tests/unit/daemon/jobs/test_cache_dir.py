@@ -22,6 +22,29 @@ def test_a_home_has_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert default_cache_dir() == tmp_path / "home/.cache/headway"
 
 
+def test_a_home_that_cannot_be_written_to_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A read-only ~/.cache: one line for all calls says where the data goes, and how to choose."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode == os.F_OK)
+    own = default_cache_dir()
+    assert default_cache_dir() == own
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"headway: {tmp_path}/home/.cache/headway cannot be written to, so data is kept in {own}; set"
+    )
+    assert told.count("\n") == 1
+
+
+def test_without_any_folder_to_write_to_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only root: the line says which variable helps."""
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode == os.F_OK)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
+    with pytest.raises(ConfigError, match=r"/proc/headway-cache-\d+: cannot be made, nor can .*set HEADWAY_CACHE_DIR"):
+        default_cache_dir()
+
+
 def test_a_user_without_a_home_has_a_folder_for_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No HOME, and a number without a name: a private folder, or one line if somebody else took its name."""
 

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 import torch
 
-from headway.daemon.errors import ConfigError, RecoveryError, StorageAwayError
+from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint import (
@@ -17,6 +17,7 @@ from headway.daemon.storage.checkpoint import (
     probe,
     read_manifest,
     resolve_checkpoint_dir,
+    set_aside,
     write_manifest,
 )
 from headway.stages.state.file_digest import FileDigest
@@ -92,6 +93,56 @@ def test_a_damaged_manifest_is_an_error(folder: str) -> None:
     write_manifest(folder, b'{"timeline": 1,')
     with pytest.raises(RecoveryError, match="is not a checkpoint's manifest"):
         read_manifest(folder)
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "head.safetensors"])
+@pytest.mark.parametrize("num_looks", [1, 3, 99])
+def test_what_is_missing_for_a_moment_is_not_damaged(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, num_looks: int
+) -> None:
+    """A store says "not there" and finds the file again: the checkpoint is away. It stays away: it is damaged."""
+    (tmp_path / "head").write_bytes(DATA)
+    copy_to_checkpoint(tmp_path / "head", f"{folder}/5", "head")
+    write_manifest(f"{folder}/5", encode(CheckpointRecord(timeline=1, boundary=5, url=folder)))
+    file_system, path = fsspec.core.url_to_fs(f"{folder}/5/{missing}")
+    file_system.mv(path, f"{path}.hidden")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == num_looks:
+            file_system.mv(f"{path}.hidden", path)
+
+    monkeypatch.setattr("time.sleep", sleep)
+
+    def read() -> None:
+        if missing == "manifest.json":
+            read_manifest(f"{folder}/5")
+        else:
+            fetch_from_checkpoint(f"{folder}/5", "head", FILE, tmp_path / "back")
+
+    with pytest.raises(StorageAwayError if num_looks < 5 else DamagedCopyError, match=missing):
+        read()
+    if num_looks < 5:
+        read()
+
+
+def test_nothing_is_set_aside_on_a_share_that_is_not_mounted(folder: str) -> None:
+    """The folders are not there: an error to try again after, and no folder is made that looks like a checkpoint's."""
+    with pytest.raises(StorageAwayError, match=r"5: has no manifest\.json now, so nothing is set aside"):
+        set_aside(f"{folder}/5", "a bit is wrong")
+    file_system, path = fsspec.core.url_to_fs(folder)
+    assert not file_system.exists(path)
+
+
+def test_a_damaged_checkpoint_is_set_aside_once(folder: str) -> None:
+    """Its manifest gets another name; a second call changes nothing."""
+    write_manifest(f"{folder}/5", b"{}")
+    for _ in range(2):
+        set_aside(f"{folder}/5", "a bit is wrong")
+    file_system, path = fsspec.core.url_to_fs(f"{folder}/5")
+    names = sorted(Path(name).name for name in file_system.ls(path, detail=False))
+    assert names == ["manifest.set-aside.json", "set-aside.txt"]
 
 
 def test_a_deleted_checkpoint_loses_its_manifest_first(
