@@ -100,6 +100,8 @@ def submit(
 
     if job is None and origin is None:
         raise ConfigError("name a job file, or a checkpoint with --from", "submit")
+    if are_changes_meant and origin is None:
+        raise ConfigError("needs --from: only the job of a checkpoint has keys to change", "--change")
     manifest = checkpoint_folder.read_checkpoint(origin) if origin is not None else None
     named: frozenset[str] | None = None
     if model is not None and job is None:

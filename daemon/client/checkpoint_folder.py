@@ -15,6 +15,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.rules import check_job
+from headway.daemon.origin.folder_kinds import kind_of
 from headway.daemon.records.format import decode
 from headway.daemon.records.manifest import check_seal
 from headway.daemon.records.records import CheckpointRecord
@@ -81,12 +82,20 @@ def read_checkpoint(url: str) -> Manifest:
     url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
     found = [entry for entry in list_checkpoints(url) if entry.is_complete]
     if not found:
-        raise ConfigError("found no checkpoint: no folder has a manifest.json", url)
+        hint = kind_of(_names(url), url)
+        raise ConfigError(f"found no checkpoint: no folder has a {MANIFEST}{'; ' if hint else ''}{hint}", url)
     manifests = [read_manifest(entry.url) for entry in found]
     if len(jobs := sorted({manifest.job for manifest in manifests})) > 1:
         raise ConfigError(f"holds checkpoints of several jobs: {', '.join(jobs)}; name the folder of one", url)
     newest = max(range(len(found)), key=lambda index: _age(found[index]))
     return manifests[newest]
+
+
+def _names(url: str) -> list[str]:
+    from headway.daemon.origin.origin_folder import OriginFolder
+
+    with _as_config_error():
+        return OriginFolder(url).names()
 
 
 def read_manifest(url: str) -> Manifest:

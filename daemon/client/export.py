@@ -17,7 +17,7 @@ from headway.daemon.origin.carried import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
-from headway.daemon.results.model_place import told_of
+from headway.daemon.results.model_place import replaced, told_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import in_time
 from headway.daemon.shards.data_source import tokenizer_at
@@ -92,8 +92,8 @@ async def export(
     The folder's old content stays until the model is complete. force: replace a model that was not exported.
 
     dtype: None: that of the folder from which the job started, else float32. on_warning: is told if that folder's
-    tokenizer and config cannot be read any more. merge: adapters are added to the weights beside them; otherwise the
-    folder has the adapters alone. on_layer(done, total) reports progress.
+    tokenizer and config cannot be read any more, and of a model that is replaced. merge: adapters are added to the
+    weights beside them; otherwise the folder has the adapters alone. on_layer(done, total) reports progress.
 
     Raises ConfigError, RecoveryError (a file is missing or differs from its registration), UnavailableError (no node).
     """
@@ -113,6 +113,8 @@ async def export(
             _writer(out, spec, carried, dtype=dtype, merge=merge, force=force) as writer,
             tempfile.TemporaryDirectory(dir=writer.draft) as folder,
         ):
+            if writer.is_replacing:
+                on_warning(replaced(out))
             for done, layer in enumerate(spec.layers):
                 if on_layer is not None:
                     on_layer(done, len(spec.layers))

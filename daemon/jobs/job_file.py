@@ -5,8 +5,9 @@ field, strictly), and rules (jobs/rules.py: is this job possible?). No step depe
 fixes the machine's part at submit time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,6 +114,14 @@ def _sole_or_several(data: DataSpec, table: dict[str, Any], source: str) -> Data
     return DataSpec(source=sole.source, sha256=sole.sha256 or data.sha256)
 
 
+def _shown(value: object) -> str:
+    """Return a value for people: of a table, what is set."""
+    if is_dataclass(value):
+        told = {item.name: getattr(value, item.name) for item in fields(value)}
+        return ", ".join(f"{name} = {_shown(each)}" for name, each in told.items() if each)
+    return str(value)
+
+
 def _taken_folder(raw: dict[str, Any], source: str, model_from: str) -> str:
     """Take `[model] from` out of a parsed job file. Raises ConfigError when it is no text, or names another folder."""
     model = raw.get("model")
@@ -135,6 +144,8 @@ def _taken_keys(raw: dict[str, Any], source: str, *, has_folder: bool) -> tuple[
     keys, place = model.pop(IGNORE), f"{source}:model.{IGNORE}"
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise ConfigError('is no list of keys, such as ["a_key"]', place)
+    if twice := next((key for key, number in Counter(keys).items() if number > 1), ""):
+        raise ConfigError(f"names {twice!r} twice", place)
     if not has_folder:
         raise ConfigError(f"names keys of the config.json of `{FROM}`, which is missing", place)
     return tuple(sorted(set(keys)))
@@ -155,8 +166,10 @@ def _begun_with(
     origin, model = open_model(folder, ignored)
     for key in raw.get("model", {}):
         ours, theirs = getattr(spec.model, key), getattr(model, key)
+        if key == "head_dim":  # a config.json may leave it out, and 0 says the same
+            ours, theirs = ours or model.head_width, model.head_width
         if ours != theirs:
-            what = f"is {ours}, but config.json of {origin.url} gives {theirs}; leave it out"
+            what = f"is {_shown(ours)}, but config.json of {origin.url} gives {_shown(theirs)}; leave it out"
             raise ConfigError(what, f"{source}:model.{key}")
     adapter = spec.model.adapter
     if origin.adapter:

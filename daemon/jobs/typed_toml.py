@@ -147,7 +147,8 @@ class _Reader:
             choices = [str(choice) for choice in get_args(kind)]
             if not isinstance(raw, str) or raw not in choices:
                 hint = nearest(raw, choices) if isinstance(raw, str) else ""
-                raise ConfigError(f"{_show(raw)} is not one of {', '.join(choices)}{hint}", at)
+                told = ", ".join(choice or '""' for choice in choices)
+                raise ConfigError(f"{_show(raw)} is not one of {told}{hint}", at)
             return raw
         try:
             value = msgspec.convert(raw, type=kind, strict=True)

@@ -79,6 +79,9 @@ class LocalCluster:
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
         self.state_dir = state_dir.absolute()
+        if not str(self.state_dir).isprintable():
+            what = "cannot be the state folder: its path is not UTF-8, or has a character that cannot be printed"
+            raise ConfigError(f"{what}; name another one with --state-dir", str(state_dir))
         self.force = force or asyncio.Event()
         self.nodes: list[NodeProcess] = []
         self.has_ended_well = False

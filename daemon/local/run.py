@@ -24,7 +24,7 @@ from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
-from headway.daemon.results.model_place import check_place, make_out
+from headway.daemon.results.model_place import make_out
 from headway.daemon.shards.data_source import index_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.view.cluster_view import ClusterView
@@ -82,6 +82,8 @@ async def run_job(
     An interrupted run continues when it is started again with its folder. Raises ConfigError, UnavailableError, and
     JobFailedError when the job did not finish.
     """
+    state_dir = state_dir or out / "state"
+    starting = LocalCluster(state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force)
     given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
     spec = resolve_job(
         given.with_link(link),
@@ -94,17 +96,12 @@ async def run_job(
     if filled_in := what_was_filled_in(given, spec):
         sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
     folder = RunFolder(out=out)
-    make_out(out)
-    # All of the user's mistakes are reported before a cluster starts.
-    check_place(folder.model)
-    state_dir = state_dir or out / "state"
+    make_out(out, folder.model)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
     check_tokenizer(spec, job_file)
     spec = read_parts(spec)
     async with (
-        LocalCluster(
-            state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force
-        ) as cluster,
+        starting as cluster,
         ClusterSession(cluster.address) as session,
     ):
         if cluster.card_sharing:

@@ -17,6 +17,7 @@ _KINDS: Final = (
     ),
     (r".+\.(h5|msgpack|ot|onnx|pth|pt|bin)", "is no safetensors; take the model as safetensors: {download}"),
     (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {folder}`"),
+    (r"(adapter_)?config\.json", "belongs to a model: `headway submit JOB.toml --model {folder}`"),
     (r"shards\.json", 'belongs to prepared data: [data] source = "{folder}"'),
 )
 """Names of files in the place of a model's, and what to do about each."""
@@ -24,11 +25,22 @@ _KINDS: Final = (
 
 def instead(names: Collection[str], folder: str) -> str:
     """Return the end of a sentence about a folder without config.json or weights. names: of its files, if known."""
-    download = f"`hf download OWNER/NAME --local-dir {folder if '://' not in folder else 'FOLDER'}`"
+    return (
+        kind_of([name for name in names if not name.endswith("config.json")], folder)
+        or f"{_download(folder)} gets a model of the Hub"
+    )
+
+
+def kind_of(names: Collection[str], folder: str) -> str:
+    """Return what to do about a folder that is not of the kind that was asked for; empty: nobody knows it."""
     for pattern, what in _KINDS:
         if found := next((name for name in sorted(names) if re.fullmatch(pattern, name)), None):
-            return f"{found} {what.format(download=download, folder=folder)}"
-    return f"{download} gets a model of the Hub"
+            return f"{found} {what.format(download=_download(folder), folder=folder)}"
+    return ""
+
+
+def _download(folder: str) -> str:
+    return f"`hf download OWNER/NAME --local-dir {folder if '://' not in folder else 'FOLDER'}`"
 
 
 def no_such_folder(named: str) -> str:

@@ -135,6 +135,10 @@ def _local(base: Path, folder: str) -> str:
 
 
 def _model_of(config: dict[str, Any], ignored: Sequence[str], place: str) -> ModelSpec:
+    text = config.get("text_config")
+    has = config.keys() | (text.keys() if isinstance(text, dict) else set())
+    if absent := [key for key in ignored if key not in has]:
+        raise ConfigError(_line(f"has no key {absent[0]!r}, which [model] ignore names; leave it out"), place)
     try:
         return model_spec(config, ignored)
     except (ValueError, TypeError, KeyError, OverflowError) as error:

@@ -23,7 +23,7 @@ from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
-from headway.daemon.results.model_place import check_place, make_out
+from headway.daemon.results.model_place import make_out
 from headway.daemon.shards.data_source import index_at, tokenizer_at
 from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.stages.data.token_mixture import open_tokens
@@ -58,8 +58,7 @@ def run_reference(
     _check_memory(spec, str(job_file), chosen)
     folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
-    make_out(out)
-    check_place(out / "model")
+    make_out(out, out / "model")
     initial, adapters, carried = initial_weights_of(spec), initial_adapters_of(spec), carried_of(spec)
     num_done = 0
     with MetricsFile(out / "metrics.jsonl") as metrics:

@@ -35,7 +35,7 @@ class AdapterFolderWriter(DraftedFolder):
 
         Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
         """
-        check_place(folder, force=force)
+        self.is_replacing = check_place(folder, force=force)
         self.folder = folder
         self._spec = spec
         self._config = adapter_config(spec, base=base)

@@ -62,7 +62,7 @@ class ModelFolderWriter(DraftedFolder):
 
         Raises ConfigError for a folder that `check_place` refuses; force: another model in it may be replaced.
         """
-        check_place(folder, force=force)
+        self.is_replacing = check_place(folder, force=force)
         self.folder = folder
         self._spec = spec
         shapes = {

@@ -3,6 +3,7 @@
 import re
 import secrets
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,20 +41,28 @@ _OURS: Final = re.compile(
 )
 
 
-def make_out(out: Path) -> None:
-    """Make the folder of a run's output. Raises ConfigError."""
+def make_out(out: Path, model: Path) -> None:
+    """Make the folder of a run's output, and say on stderr if its model will replace one. Raises ConfigError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot be written to: {error.strerror}; name another folder with --out", str(out)
         ) from error
+    if check_place(model):
+        sys.stderr.write(f"headway: {replaced(model)}\n")
 
 
-def check_place(folder: Path, *, force: bool = False) -> None:
-    """Raise ConfigError for a folder that cannot be written to, or whose files a model would hide or delete.
+def replaced(folder: Path) -> str:
+    """Return what to say of a folder for which `check_place` is True."""
+    return f"{folder} holds a model, which the new one replaces when it is complete"
 
-    An earlier export may be replaced, and files that belong to no model stay. force: another model may be replaced too.
+
+def check_place(folder: Path, *, force: bool = False) -> bool:
+    """Return whether a folder has a model, which will be replaced.
+
+    An earlier export may be, and files that belong to no model stay. force: another model may be replaced too. Raises
+    ConfigError for a folder that cannot be written to, or whose files a model would hide or delete.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +70,7 @@ def check_place(folder: Path, *, force: bool = False) -> None:
     except OSError as error:
         raise ConfigError(f"cannot be written to: {error.strerror}", str(folder)) from error
     if force:
-        return
+        return any(_MODEL_FILE.fullmatch(name) for name in names)
     is_ours = PRODUCER in (_producer(folder / CONFIG_NAME), _producer(folder / MARK_NAME))
     # Beside an index, AutoModel would load a model.safetensors that is not ours.
     own_single = SINGLE_NAME if INDEX_NAME not in names else ""
@@ -74,6 +83,7 @@ def check_place(folder: Path, *, force: bool = False) -> None:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         what = f"holds {foreign[0]}{more} of a model that was not exported here"
         raise ConfigError(f"{what}; name another folder, or replace that model with --force", str(folder))
+    return is_ours
 
 
 @contextmanager
@@ -124,6 +134,8 @@ class DraftedFolder(ABC):
     """
 
     _draft: Draft
+    is_replacing: bool
+    """Whether the folder has a model that this one will replace."""
 
     @property
     def draft(self) -> Path:

@@ -339,6 +339,30 @@ def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:
     assert headway("checkpoints", "nobody", "--in", str(tmp_path))[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("config.json", "; config.json belongs to a model: `headway submit JOB.toml --model"),
+        ("adapter_config.json", "; adapter_config.json belongs to a model: `headway submit JOB.toml --model"),
+        ("shards.json", '; shards.json belongs to prepared data: [data] source = "'),
+        ("notes.txt", ""),
+    ],
+)
+def test_a_folder_of_another_kind_is_no_checkpoint(headway: Any, tmp_path: Path, name: str, hint: str) -> None:
+    """A model, an adapter, data: the line says how such a folder is named."""
+    (tmp_path / name).touch()
+    code, out, err = headway("submit", "--from", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path}: found no checkpoint: no folder has a manifest.json{hint}" in err
+
+
+def test_changes_are_meant_of_a_checkpoints_job(headway: Any) -> None:
+    """--change without --from would do nothing."""
+    code, out, err = headway("submit", "job.toml", "--change")
+    assert (code, out) == (2, "")
+    assert err == "headway: --change: needs --from: only the job of a checkpoint has keys to change\n"
+
+
 def test_submit_wants_a_job_or_a_checkpoint(headway: Any) -> None:
     """Neither is a usage error of one line."""
     code, _, err = headway("submit")

@@ -62,3 +62,15 @@ def test_a_user_without_a_name_may_submit(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert submitter() == f"{os.getuid()}@{socket.gethostname()}"
+
+
+@pytest.mark.parametrize("command", [("run", "small.toml", "--out"), ("up", "--state-dir")])
+def test_a_state_folder_that_no_node_can_have_is_told_at_once(
+    headway: Headway, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A path that is no UTF-8: one line before anything is read or made."""
+    code, out, err = headway(*command, str(tmp_path / "o\udcff"))
+    assert (code, out) == (2, "")
+    assert "cannot be the state folder: its path is not UTF-8" in err
+    assert "--state-dir" in err
+    assert not list(tmp_path.iterdir())

@@ -234,6 +234,15 @@ REFUSED = {
         NAMED + '[train]\nwire = "int8"\nexactness = "required"',
         'train.wire: "int8" makes the bits depend on the cuts, which exactness = "required" does not allow',
     ),
+    "what follows the end": (
+        NAMED + '[optim]\nafter_end = "restart"',
+        "optim.after_end: 'restart' is not one of \"\", floor, warm_up_again",
+    ),
+    "an ignored key twice": (NAMED + '[model]\nfrom = "m"\nignore = ["a", "a"]', "model.ignore: names 'a' twice"),
+    "an ignored key of no folder": (
+        NAMED + '[model]\nignore = ["a"]',
+        "names keys of the config.json of `from`, which",
+    ),
     "compression between what": (NAMED + '[train]\nwire_between = "nodes"', "'nodes' is not one of sites, stages"),
     "no copy": (NAMED + "[fault]\ncopies = 0", "fault.copies: must be at least 1, is 0"),
     "too many copies": (NAMED + "[fault]\ncopies = 17", "fault.copies: must be at most 16, is 17"),

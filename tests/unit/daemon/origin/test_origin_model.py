@@ -173,6 +173,17 @@ def test_a_key_that_says_something_else_is_refused(tmp_path: Path) -> None:
     assert job_from(folder, text="hidden_size = 32\n").model.hidden_size == 32
     with pytest.raises(ConfigError, match=r"j.toml:model.hidden_size: is 64, but config.json of .* gives 32"):
         job_from(folder, text="hidden_size = 64\n")
+    assert job_from(folder, text="head_dim = 8\n").model.head_width == 8  # which the config says by other keys
+    with pytest.raises(ConfigError, match=r"j.toml:model.head_dim: is 7, but config.json of .* gives 8; leave it out"):
+        job_from(folder, text="head_dim = 7\n")
+    with pytest.raises(
+        ConfigError, match=r"rope_scaling: is rope_type = linear, factor = 2.0, but .* = default; leave"
+    ):
+        job_from(folder, text='rope_scaling = { rope_type = "linear", factor = 2.0 }\n')
+    with pytest.raises(
+        ConfigError, match=r"config.json: has no key 'nope', which \[model\] ignore names; leave it out"
+    ):
+        job_from(folder, text='ignore = ["nope"]\n')
 
 
 def test_a_folder_can_be_named_outside_of_the_job_file(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.data.special_tokens import SpecialTokens
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
+from headway.daemon.results.model_place import make_out
 from headway.daemon.results.sample import sample
 from headway.daemon.results.shard_layout import planned_shards
 from headway.stages.model.initial_weights import initial_parameters
@@ -236,6 +237,16 @@ def test_a_foreign_model_is_not_replaced_without_force(tmp_path: Path, name: str
     assert read_model(tmp_path).spec == SPEC
     assert (tmp_path / "thesis.tex").exists()
     assert name == "config.json" or not (tmp_path / name).exists()
+
+
+def test_an_export_over_another_one_is_told_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run into a folder with a model says so before it begins; into an empty one it says nothing."""
+    make_out(folder.parent, folder)
+    assert (
+        capsys.readouterr().err == f"headway: {folder} holds a model, which the new one replaces when it is complete\n"
+    )
+    make_out(folder.parent / "new", folder.parent / "new/model")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_foreign_file_beside_an_export_is_noticed(folder: Path) -> None:
