@@ -8,7 +8,7 @@ the conversation up to it, as a model sees it that gives the answer.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
@@ -20,9 +20,12 @@ from headway.daemon.data.chat_template import ChatTemplate, Rendered
 from headway.daemon.data.documents import Conversation
 from headway.daemon.data.message_form import called, thought_of
 from headway.daemon.data.special_words import unguarded
+from headway.daemon.data.template_limits import MAX_CHARACTERS
 from headway.daemon.data.template_loops import ENDED
 from headway.daemon.errors import ConfigError
 
+NEAR: Final = 16
+"""Messages before an answer's end of which a long conversation is asked whether the template changes them later."""
 _BEGIN: Final = "<think>"
 _END: Final = "</think>"
 Span = tuple[int, int]
@@ -81,33 +84,37 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
         marked = ChatText(text=whole.text, spans=whole.marked, words=whole.words)
         return ChatTexts(texts=[marked], way=Way.MARKED)
     followed = _followed(template, chat, chat.messages, whole)
+    view = _View(template, chat, followed, _places(followed))
     text, spans, texts, num_left_out = whole.text, list[Span](), list[ChatText](), 0
     is_apart = False
     for number, message in enumerate(chat.messages):
         if message["role"] != "assistant":
             continue
+        if sum(len(each.text) for each in texts) > MAX_CHARACTERS:
+            what = "is too long for a text of each answer, which the chat template changes when the chat goes on"
+            raise ConfigError(f"{what}; split it into shorter ones", chat.where)
         is_last = number + 1 == len(chat.messages)
-        so_far = followed if is_last else template.follow(chat, chat.messages[: number + 1])
-        answer = _answer(template, chat, number, so_far)
+        so_far = view.whole if is_last else view.until(number + 1)
+        answer = _answer(view, number, so_far)
         if _check_words(message, so_far.text[answer.start : answer.last], number, chat):
-            with_thought = _with_thought(template, chat, number, so_far, answer)
+            with_thought = _with_thought(view, number, so_far, answer)
             if with_thought is not None:
                 texts.append(with_thought)
                 is_apart = is_last
                 continue
             num_left_out += 1
         if not is_last and text.startswith(so_far.text[: answer.end]):
-            stop = None if answer.is_ended else _end_of_turn(template, followed, answer.end)
+            stop = None if answer.is_ended else _end_of_turn(template, view.whole, answer.end)
             spans.append((answer.start, stop or answer.end))
             continue
-        stop_text = "" if answer.is_ended else _stop(template, chat, number)
+        stop_text = "" if answer.is_ended else _stop(view, number)
         ended = so_far.text[: answer.end] + stop_text if stop_text else so_far.text
         span = (answer.start, len(ended) if stop_text else answer.last)
         if is_last:
             text = ended
             spans.append(span)
         else:
-            _followed(template, chat, chat.messages[: number + 1])
+            _followed(template, chat, _near(chat.messages[: number + 1]))
             texts.append(ChatText(text=ended, spans=[span], words=so_far.words))
     way = Way.PER_ANSWER if texts else Way.WHOLE
     if spans or not texts:
@@ -125,14 +132,85 @@ def _followed(
     return found
 
 
-def _answer(template: ChatTemplate, chat: Conversation, number: int, so_far: Rendered) -> _Answer:
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A conversation as a chat template renders it: all of it, and what stands there while less of it has been said."""
+
+    template: ChatTemplate
+    chat: Conversation
+    whole: Rendered
+    places: Mapping[int, Span]
+    """What the template's loops write for a message, by its identity."""
+
+    def until(self, end: int, *, is_prompt: bool = False) -> Rendered:
+        """Return the conversation up to a message. is_prompt: with the begin of an answer.
+
+        Of a long one, only the end is rendered, and what is before it stands there as in the whole text: so it takes
+        time in proportion to its length.
+        """
+        messages = self.chat.messages[:end]
+        near = _near(messages)
+        with suppress(ConfigError):  # the template wants all of it
+            if len(near) < end and (found := self._continued(near, end, is_prompt=is_prompt)):
+                return found
+        return self.template.follow(self.chat, messages, is_prompt=is_prompt)
+
+    def _continued(self, near: Sequence[Any], end: int, *, is_prompt: bool) -> Rendered | None:
+        """Return the text of some messages after what stands before them in the whole text.
+
+        None: they are other than in the whole text, and not because the template changes the last ones later.
+        """
+        rendered = self.template.follow(self.chat, near, is_prompt=is_prompt)
+        places = _places(rendered)
+        seams = [id(each) for each in near[-NEAR:] if id(each) in places and id(each) in self.places]
+        if not seams or not self._holds(rendered, seams[: 1 + len(seams) // 2]):
+            return None
+        if not self._holds(rendered, seams):
+            followed = self.template.follow(self.chat, [*near, *self.chat.messages[end : end + NEAR]])
+            if not self._holds(followed, seams):
+                return None
+        start, at = places[seams[0]][0], self.places[seams[0]][0]
+        words = {word for word in self.whole.words if word < at}
+        words |= {word - start + at for word in rendered.words if word >= start}
+        rounds = (replace(each, start=each.start - start + at, end=each.end - start + at) for each in rendered.rounds)
+        text = self.whole.text[:at] + rendered.text[start:]
+        return replace(rendered, text=text, words=frozenset(words), rounds=tuple(rounds))
+
+    def _holds(self, rendered: Rendered, messages: Sequence[int]) -> bool:
+        """Return whether messages, by their identities, stand as in the whole text."""
+        places = _places(rendered)
+        there = [rendered.text[slice(*places.get(each, (0, 0)))] for each in messages]
+        return there == [self.whole.text[slice(*self.places[each])] for each in messages]
+
+
+def _near(messages: Sequence[Any]) -> Sequence[Any]:
+    """Return messages; of many, the system prompt, a question and the last ones."""
+    start = len(messages) - 2 * NEAR
+    if start <= 0:
+        return messages
+    start += next((at for at, each in enumerate(messages[start:]) if each["role"] in ("user", "assistant")), 0)
+    asked = next((at for at in range(start, -1, -1) if messages[at]["role"] == "user"), start)
+    system = messages[:1] if messages[0]["role"] == "system" else []
+    return [*system, *messages[asked : asked + 1], *messages[start + (asked == start) :]]
+
+
+def _places(rendered: Rendered) -> dict[int, Span]:
+    """Return what the template's loops write for each message, by its identity, if it stands in one place."""
+    found: dict[int, list[Span]] = {}
+    for each in rendered.rounds:
+        if rendered.text[each.start : each.end].strip():
+            found.setdefault(id(each.item), []).append((each.start, each.end))
+    return {item: spans[0] for item, spans in found.items() if len(spans) == 1}
+
+
+def _answer(view: _View, number: int, so_far: Rendered) -> _Answer:
     """Return the answer that a message is, in the conversation up to it."""
-    text = so_far.text
-    begin, end = _place(chat, number, so_far)
-    start = begin + _header(template, chat, number, text[begin:end])
-    last = len(text) if _is_of_names(template, text[end:]) else end
+    text, names = so_far.text, view.template.names
+    begin, end = _place(view.chat, number, so_far)
+    start = begin + _header(view, number, text[begin:end])
+    last = len(text) if _is_of_names(view.template, text[end:]) else end
     spoken = start + len(text[start:last].rstrip())
-    is_ended = any(start <= at and stop == spoken for at, stop in template.names.places(text, so_far.words))
+    is_ended = any(stop == spoken for _, stop in names.places(text, so_far.words, start=start))
     return _Answer(start=start, end=end, last=last, is_ended=is_ended)
 
 
@@ -146,15 +224,14 @@ def _place(chat: Conversation, number: int, rendered: Rendered) -> Span:
     return spans[0]
 
 
-def _header(template: ChatTemplate, chat: Conversation, number: int, text: str) -> int:
+def _header(view: _View, number: int, text: str) -> int:
     """Return how much of a message's text is the begin of an answer, which a prompt for it has: no model says it."""
-    before = chat.messages[:number]
     prompts = [""]
     with suppress(ConfigError):  # the template wants more than a question
-        prompts.append(_usual_prompt(template))
+        prompts.append(_usual_prompt(view.template))
     with suppress(ConfigError):  # the template wants a question, or any message
-        prompts.append(_end_of_prompt(template.follow(chat, before, is_prompt=True)))
-    return max(_common(template, text, prompt) for prompt in prompts)
+        prompts.append(_end_of_prompt(view.until(number, is_prompt=True)))
+    return max(_common(view.template, text, prompt) for prompt in prompts)
 
 
 @lru_cache(maxsize=8)
@@ -178,21 +255,20 @@ def _common(template: ChatTemplate, text: str, prompt: str) -> int:
 
 def _end_of_turn(template: ChatTemplate, rendered: Rendered, at: int) -> int | None:
     """Return the end of the special token that follows a place, but for spaces; None: another text follows."""
-    for start, end in template.names.places(rendered.text, rendered.words):
-        if start >= at:
-            return end if not rendered.text[at:start].strip() else None
-    return None
+    start, end = next(template.names.places(rendered.text, rendered.words, start=at), (at, at))
+    return end if end > at and not rendered.text[at:start].strip() else None
 
 
-def _stop(template: ChatTemplate, chat: Conversation, number: int) -> str:
+def _stop(view: _View, number: int) -> str:
     """Return what ends a turn that the template leaves open: the special token with which it begins the next one."""
+    template, chat = view.template, view.chat
     role = "tool" if next(called(chat.messages[number]), None) else "user"
     probe = {"role": role, "content": "x", "name": "x", "tool_call_id": "x"}
     following = chat.messages[number + 1 : number + 2]
     if not following:
         following = template.conversation(Conversation(messages=[probe], tools=None, where=chat.where)).messages
     try:
-        rendered = template.follow(chat, [*chat.messages[: number + 1], *following])
+        rendered = template.follow(chat, [*_near(chat.messages[: number + 1]), *following])
         _, end = _place(chat, number, rendered)
     except ConfigError:
         return template.end_of_text
@@ -202,26 +278,24 @@ def _stop(template: ChatTemplate, chat: Conversation, number: int) -> str:
 
 def _is_of_names(template: ChatTemplate, text: str) -> bool:
     """Return whether a text is special tokens alone."""
-    places = template.names.places(text)
+    places = list(template.names.places(text))
     return bool(places) and sum(end - start for start, end in places) == len("".join(text.split()))
 
 
-def _with_thought(
-    template: ChatTemplate, chat: Conversation, number: int, so_far: Rendered, answer: _Answer
-) -> ChatText | None:
+def _with_thought(view: _View, number: int, so_far: Rendered, answer: _Answer) -> ChatText | None:
     """Return a prompt that begins a thought, with the thought and the answer; None: the prompt begins none.
 
     It is for templates that never render a thought, and yet ask the model for one, such as DeepSeek-R1's.
     """
-    prompt = template.render(chat, chat.messages[:number], is_prompt=True)
+    prompt = view.until(number, is_prompt=True)
     if not prompt.text.rstrip().endswith(_BEGIN):
         return None
     start = len(prompt.text)
-    thought, in_thought = unguarded(thought_of(chat.messages[number]).strip())
+    thought, in_thought = unguarded(thought_of(view.chat.messages[number]).strip())
     opened = f"{prompt.text}{thought}\n{_END}\n\n"
     spoken = so_far.text[answer.start : answer.last].lstrip()
     moved = len(opened) + len(spoken) - answer.last
-    stop = "" if answer.is_ended else _stop(template, chat, number)
+    stop = "" if answer.is_ended else _stop(view, number)
     words = {*prompt.words, *(start + word for word in in_thought)}
     words |= {word + moved for word in so_far.words if word >= answer.start}
     text = opened + spoken + stop

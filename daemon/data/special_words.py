@@ -5,7 +5,7 @@ then says which names in the text are only words.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 GUARD: Final = "\ufdd0"
@@ -26,9 +26,9 @@ class SpecialWords:
         """Return how many names stand in a text, given in UTF-8."""
         return sum(1 for _ in self._in_utf8.finditer(text))
 
-    def places(self, text: str, words: Collection[int] = ()) -> list[tuple[int, int]]:
-        """Return the spans of the names in a text, except for those that `words` gives the begins of."""
-        return [match.span() for match in self._pattern.finditer(text) if match.start() not in words]
+    def places(self, text: str, words: Collection[int] = (), *, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the spans of the names in a text from a place on, but for those that `words` gives the begins of."""
+        return (match.span() for match in self._pattern.finditer(text, start) if match.start() not in words)
 
     def guarded(self, value: Any) -> Any:
         """Return messages, tools, or any part of them, with every name in their texts broken by a guard."""

@@ -243,6 +243,16 @@ def test_an_answer_that_is_rewritten_later_has_a_row_of_its_own(tmp_path: Path) 
     assert rows[1][1] == "Hm</think>Two<|start|>"
 
 
+def test_a_conversation_that_is_too_long_for_a_text_of_each_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text has all that was said before it."""
+    monkeypatch.setattr("headway.daemon.data.chat_mask.MAX_CHARACTERS", 50)
+    folder = folder_of(tmp_path, LONG_TURNS)
+    with pytest.raises(ConfigError, match=r"line 7: is too long for a text of each answer, .*; split it into shorter"):
+        text_of(read_encoder(str(folder)), folder, two_turns(reasoning_content="Hm"))
+
+
 def test_a_call_that_the_template_leaves_out_is_no_answer(tmp_path: Path) -> None:
     """An empty answer is not trained in place of a tool call: the record is named."""
     folder = folder_of(tmp_path, HEADERS)

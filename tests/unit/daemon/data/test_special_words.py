@@ -95,5 +95,5 @@ def test_guards_say_where_words_are() -> None:
     text, begins = unguarded(guarded)
     assert text == "to <s> and <|end|>"
     assert list(begins) == [3, 11]
-    assert words.places(text, {3}) == [(11, 18)]
+    assert list(words.places(text, {3})) == [(11, 18)]
     assert words.count(text.encode()) == 2
