@@ -36,9 +36,9 @@ def model_opener(base: Path, *, on_no_weights: Callable[[ConfigError], None] | N
         url, adapter_url, table = _url_of(base, folder), "", None
         if url.endswith(":") or url.startswith("https://huggingface.co/"):
             raise ConfigError("names no folder" if url.endswith(":") else no_such_folder(folder), folder)
-        if "://" not in folder and not Path(url).exists():
+        if "://" not in url and not Path(url).exists():
             raise ConfigError(no_such_folder(folder), url)
-        if "://" not in folder and not Path(url).is_dir():
+        if "://" not in url and not Path(url).is_dir():
             raise ConfigError("is a file; name the folder in which it lies", url)
         with as_config_error():
             opened = OriginFolder(url)
@@ -103,7 +103,8 @@ def whole_path(folder: str | None) -> str:
 
 
 def _url_of(base: Path, folder: str) -> str:
-    return folder.rstrip("/") if "://" in folder else _local(base, folder)
+    path = folder.removeprefix("file://") or folder  # of this machine, so `~` is this user's
+    return path.rstrip("/") if "://" in path else _local(base, path)
 
 
 def _base_of(base: Path, table: dict[str, Any], place: str) -> str:

@@ -289,6 +289,17 @@ def test_no_rule_lets_nan_pass(key: str) -> None:
         check_job(spec, "job")
 
 
+@pytest.mark.parametrize("named", ["~/model", "file://~/model", "file://{home}/model"])
+def test_a_folder_of_this_machine_is_a_path_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Nodes open absolute paths alone, so `~` is the home folder of whoever names it."""
+    write_folder(tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    origin, _ = model_opener(tmp_path / "elsewhere")(named.format(home=tmp_path), ())
+    assert origin.url == str(tmp_path / "model")
+
+
 def test_a_whole_folder_is_taken(tmp_path: Path) -> None:
     """Without a fault, each layer and the carried files get a digest."""
     assert len(submitted(write_folder(tmp_path / "model")).origin.parts) == len(layer_names(MODEL)) + 1
