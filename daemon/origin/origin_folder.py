@@ -18,6 +18,7 @@ PIECE_BYTES: Final = 16 << 20
 """Bytes of one request: a server answers each within a minute on a slow line."""
 
 
+_MISSING: Final = "is missing"
 _NOT_NOW: Final = (408, 425, 429)
 """Answers of HTTP below 500 after which another attempt may succeed."""
 
@@ -40,12 +41,14 @@ class OriginFolder:
         return f"{self.url}/{name}"
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists. Raises RecoveryError when nobody can say it now."""
+        """Return whether a file exists. Raises RecoveryError when nobody can say it now, and for a broken link."""
         self._beat()
         try:
             with self._told(name):
                 found: Any = self._file_system.info(self._at(name))
-        except MissingFileError:
+        except MissingFileError as error:
+            if error.reason != _MISSING:
+                raise
             return False
         return bool(found.get("type") == "file")
 
@@ -114,7 +117,7 @@ class OriginFolder:
                 link = Path(self._at(name))
                 is_broken = is_local(self._file_system) and link.is_symlink()
                 what = f"is a link to {link.readlink()}, which is not there; download it again" if is_broken else ""
-                raise MissingFileError(url, what or "is missing") from error
+                raise MissingFileError(url, what or _MISSING) from error
 
 
 def _is_outage(cause: Exception) -> bool:

@@ -96,7 +96,8 @@ def _places_of(
         try:
             header, found = _read_header(folder, file)
         except MissingFileError as error:
-            raise MissingFileError(error.item, f"{error.reason}, and {INDEX_NAME} names it; fetch it again") from error
+            what = f"{error.reason}, and {INDEX_NAME} names it; {instead((), folder.url)}"
+            raise MissingFileError(error.item, what) from error
         if headers is not None:
             headers[file] = header
         if weight_map is not None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from headway.daemon.origin import tensor_places
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_model import with_parts
+from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.origin.safetensors_header import HeaderError, tensors_of
 from headway.daemon.origin.tensor_places import find_tensors
 from headway.stages.model.decoder import parameter_shapes
@@ -407,7 +409,7 @@ def left_with(*names: str, is_config_gone: bool = False) -> Callable[[Path], Non
         (left_with("manifest.json", is_config_gone=True), r"a checkpoint of Headway: `headway submit --from /"),
         (left_with("shards.json", is_config_gone=True), r'prepared data: \[data\] source = "/'),
         (left_with(is_config_gone=True), r"config.json: is missing; `hf download OWNER/NAME --local-dir /\S+` gets"),
-        (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing, and \S+index.json names it; fetch"),
+        (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing, and \S+ names it; `hf d"),
         (written("one.safetensors", LFS), r"one.safetensors: is a pointer of git-lfs, .*`git lfs pull`"),
         (written("config.json", LFS), r"config.json: is a pointer of git-lfs"),
         (written(INDEX, LFS), r"index.json: is a pointer of git-lfs"),
@@ -428,6 +430,33 @@ def test_a_folder_as_people_have_it_says_what_gets_further(
     with pytest.raises(ConfigError, match=remedy) as refused:
         model_opener(tmp_path)("model", ())
     assert "\n" not in str(refused.value)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_folder(tmp_path: Path) -> None:
+    """Its files are links to blobs: the same digests. A broken link is named, before the submission and after it."""
+    plain = write_folder(tmp_path / "plain")
+    snapshot, blobs = tmp_path / "cache/snapshots/abc", tmp_path / "cache/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(plain.iterdir())):
+        shutil.copy(path, blobs / f"{number}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    spec = submitted(snapshot)
+    assert [part.checksum for part in spec.origin.parts] == [part.checksum for part in submitted(plain).origin.parts]
+    blobs.rename(tmp_path / "cache/moved")
+    link = r"is a link to \.\./\.\./blobs/\d, which is not there; download it again"
+    with pytest.raises(RecoveryError, match=rf"/snapshots/abc/\S+: {link}"):
+        list(read_part(spec, "embed"))
+    with pytest.raises(ConfigError, match=rf"/snapshots/abc/\S+: {link}"):
+        submitted(snapshot)
+    (tmp_path / "cache/moved").rename(blobs)
+    for name in ("config.json", "one.safetensors", INDEX):
+        blob = (snapshot / name).resolve()
+        raw = blob.read_bytes()
+        blob.unlink()
+        with pytest.raises(ConfigError, match=rf"{name}: {link}"):
+            submitted(snapshot)
+        blob.write_bytes(raw)
 
 
 def test_a_header_of_many_experts_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

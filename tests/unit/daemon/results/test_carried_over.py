@@ -62,6 +62,23 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
+def test_each_tensor_is_exported_in_the_dtype_that_it_had(tmp_path: Path) -> None:
+    """Norms in float32, the rest in bfloat16: the export of other weights has these dtypes, unless one is named."""
+    folder = write_tiny_model(tmp_path / "model", dtype=torch.bfloat16)
+    mixed = {name: each.float() if "norm" in name else each for name, each in tensors_in(folder).items()}
+    save_file(mixed, folder / "model.safetensors", metadata={"format": "pt"})
+    spec = job_from(folder)
+    read = initial_weights_of(spec)
+    assert read is not None
+    for dtype in (None, "bfloat16"):
+        out = tmp_path / f"{dtype}"
+        with ModelFolderWriter(out, spec.model, sequence_length=16, carried=carried_of(spec), dtype=dtype) as writer:
+            for layer in spec.layers:
+                writer.add(layer, {name: each + 0.125 for name, each in read(layer).items()})
+        found = {name: each.dtype for name, each in tensors_in(out).items()}
+        assert found == {name: (dtype and torch.bfloat16) or each.dtype for name, each in mixed.items()}
+
+
 def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> None:
     """Tensors for pictures and for several tokens at once are left out, and the person is told. Experts that lie in one
     tensor, as in published folders, become as many. The export opens with the same logits.

@@ -94,6 +94,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "yarn": ("llama", {"rope_parameters": YARN}),
+    "yarn, factor 1": ("llama", {"rope_parameters": YARN | {"factor": 1.0}, "max_position_embeddings": 16}),
     "yarn of DeepSeek": ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0, "beta_fast": 8}}),
     "yarn, not truncated": ("llama", {"rope_parameters": YARN | {"truncate": False, "attention_factor": 1.3}}),
     "Llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
