@@ -1,12 +1,12 @@
 """A new machine joins by one line, and everybody who may not join is refused: over real TLS, before a real etcd."""
 
 import asyncio
-import os
 import ssl
-import subprocess
 import sys
 import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -431,15 +431,12 @@ async def test_a_machine_joins_by_one_line_within_ten_seconds(playground: Playgr
 
 
 async def program(folder: Path, *words: str) -> str:
-    """What `headway` prints for a command that succeeds."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}
-    command = [sys.executable, "-m", "headway.daemon.cli.main", *words]
+    """What `headway` prints for a command that succeeds: in this process, which has imported it."""
+    out, error = StringIO(), StringIO()
 
-    def run() -> str:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert not done.returncode, done.stderr
-        return done.stdout.strip()
+    def here() -> int:
+        with chdir(folder), redirect_stdout(out), redirect_stderr(error):
+            return cli.run(list(words))
 
-    return await asyncio.to_thread(run)
+    assert await asyncio.to_thread(here) == 0, error.getvalue()
+    return out.getvalue().strip()

@@ -30,8 +30,8 @@ from headway.daemon.records.records import Desired, Phase, PlanRecord
 from headway.daemon.view.job_view import JobView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
-BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]
-NUM_SEEDS, NUM_STEPS = 3, 400
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 30))]
+NUM_SEEDS, NUM_STEPS = 2, 400
 JOBS = ("first", "second", "third")
 PAUSES_S = (0.0, 0.0, 0.01, 0.3, 1.0, 2.5, 9.0, 31.0, 130.0)
 

@@ -134,7 +134,7 @@ def test_a_quantized_part_has_the_codes(folder: Path, tmp_path: Path, quantizer:
     expected = frozen_beside(read(name), name, spec.model, spec.train, device="cpu")
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[key], tensor) for key, tensor in expected.items())
-    for offset in range(0, len(whole), 61):
+    for offset in range(0, len(whole), len(whole) // 16 + 1):
         assert b"".join(read_part(spec, name, offset=offset)) == whole[offset:]
 
 

@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,22 @@ def test_signals_that_come_again_and_again_leave_no_limit(monkeypatch: pytest.Mo
         with pytest.raises(ConfigError, match=r"takes longer than"):
             template.render(Conversation(messages=[], tools=None, where="line 1"), [])
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
+
+
+def test_a_late_signal_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes as the limit is taken back."""
+    before, set_timer = signal.getsignal(signal.SIGALRM), signal.setitimer
+
+    def with_signal(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        handler = signal.getsignal(signal.SIGALRM)
+        if seconds == 0 and callable(handler):
+            handler(signal.SIGALRM, sys._getframe(1))
+        return set_timer(which, seconds, interval)
+
+    monkeypatch.setattr(signal, "setitimer", with_signal)
+    with template_limits.limited_time():
+        pass
+    assert signal.getsignal(signal.SIGALRM) == before
 
 
 def test_a_token_that_reaches_over_the_begin_of_an_answer_counts() -> None:

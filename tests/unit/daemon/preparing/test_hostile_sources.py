@@ -43,10 +43,10 @@ def prepared(source: Path, **options: Any) -> tuple[Any, int]:
 
 
 def test_a_line_without_an_end_takes_bounded_memory(tmp_path: Path) -> None:
-    """2 GiB without a line end, on a disk that holds them as a hole: left out, and the line after it is used."""
+    """1 GiB without a line end, on a disk that holds them as a hole: left out, and the line after it is used."""
     source = tmp_path / "in.jsonl"
     with source.open("wb") as file:
-        file.seek(2 << 30)
+        file.seek(1 << 30)
         file.write(b'\n{"text": "good"}\n')
     said, peak = prepared(source, max_bad=1)
     assert said == 1

@@ -43,7 +43,7 @@ class Disk:
     def hang(self) -> None:
         """For some seconds at most: pytest, too, uses these calls when it tells of a failure."""
         self.answers.clear()
-        timer = threading.Timer(3.0, self.answers.set)
+        timer = threading.Timer(2 * PATIENCE_S, self.answers.set)
         timer.daemon = True
         timer.start()
 
