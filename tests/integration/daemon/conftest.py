@@ -87,10 +87,10 @@ class Playground:
         )
         return done.returncode, done.stderr
 
-    async def started(self, *names: str) -> None:
+    async def started(self, *names: str, environment: dict[str, str] | None = None) -> None:
         """Start daemons, and return when they are registered."""
         for name in names:
-            self.start(name)
+            self.start(name, environment=environment)
         await self.until(lambda view: set(names) <= set(view.nodes) or None, f"nodes {names}")
 
     def signal(self, name: str, number: signal.Signals) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import NodeRecord, Phase
@@ -38,6 +39,8 @@ from tests.integration.exactness.training import (
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 HOST = "127.0.0.1"
+LAYER_S = 0.005
+"""Pace of the layers until a relay has died, so that it does not die too late."""
 
 
 def free_ports(number: int) -> list[int]:
@@ -69,8 +72,9 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
     spec = replace(small_job("met", batches=40), placement=placement)
     ports = free_ports(2)
     outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": ",".join(f"{HOST}:{port}" for port in ports)}
+    around = outside | paced_layers(tmp_path, LAYER_S)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=outside) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=around) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         authority = CertificateAuthority.kept_in(cluster.state_dir / "authority").issuing_into(tmp_path / "relays")
@@ -88,6 +92,7 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
             accepting = listening_ports(nodes[job.plan.stages[1].node].address)[0]
             carries = ports.index(int(accepting.rpartition(":")[2]))
             (first, second)[carries].kill()
+            paced_layers(tmp_path, 0)
             result = await finished(session, "met", tmp_path / "out")
     assert_same_bits(result, Oracle(tmp_path / "plain")(spec))
     assert len(set(result.generations)) == 1, "a cut link was not resumed"
@@ -108,7 +113,7 @@ async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -
     placement = PlacementSpec(min_nodes=2, max_nodes=2, recut=False)
     spec = replace(job, placement=placement, fault=replace(job.fault, link_timeout_s=5.0))
     [port] = free_ports(1)
-    outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": f"{HOST}:{port}"}
+    outside = {"HEADWAY_ONE_PORT": "true", "HEADWAY_RELAY": f"{HOST}:{port}"} | paced_layers(tmp_path, LAYER_S)
     async with (
         LocalCluster(tmp_path / "state", num_nodes=1, node_settings=WITHOUT_SPARES, environment=outside) as cluster,
         ClusterSession(cluster.address) as session,
@@ -128,6 +133,7 @@ async def test_a_job_goes_on_soon_after_the_only_relay_is_back(tmp_path: Path) -
             since = time.monotonic()
             await until(session, lambda _, job: job.phase.phase is Phase.RUNNING and job.phase.generation > 1, "back")
             back_s = time.monotonic() - since
+            paced_layers(tmp_path, 0)
             view = await session.view()
             result = await finished(session, "back", tmp_path / "out")
     assert not any(view.failures.values()), "nobody is to blame"

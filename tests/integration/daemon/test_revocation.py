@@ -16,6 +16,7 @@ from headway.daemon.client.revocations import in_etcd, known_certificates, resto
 from headway.daemon.client.user_shares import set_share
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
@@ -37,15 +38,16 @@ from tests.integration.exactness.training import assert_same_bits, finished, sma
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
 
-SOON_S = 5.0
+SOON_S = 20.0
 
 
 @pytest.mark.slow
 async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: Path, oracle: "Oracle") -> None:
     """Three nodes train, one is revoked: its daemon ends with a line, two go on, losses and weights are the loop's."""
-    spec = small_job("three", batches=200)
+    spec = small_job("three", batches=60)
+    settings, paces = {"num_spares": 1, "devices": "cpu"}, paced_layers(tmp_path, 0.005)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings={"num_spares": 1, "devices": "cpu"}) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=settings, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3)))
@@ -59,6 +61,7 @@ async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: P
         while "has revoked it" not in process.log_path.read_text():
             assert time.monotonic() - began < SOON_S
             await asyncio.sleep(0.05)
+        paced_layers(tmp_path, 0)
         piped = await finished(session, "three", tmp_path / "out")
         view = await session.view()
         reasons = [event.text for event in view.jobs["three"].events.values()]

@@ -27,7 +27,6 @@ from tests.integration.exactness.training import (
 pytestmark = pytest.mark.timeout(240)  # several starts of a cluster, on a loaded machine
 
 BATCHES = 60
-BATCHES_WHILE_A_NODE_STARTS = 800
 MICROBATCHES = 8
 LAYER_S = 0.005
 """Pace of the layers until the last change has happened: half a second a batch, so that no change comes too late."""
@@ -65,17 +64,19 @@ async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
 @pytest.mark.slow
 async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, oracle: Oracle) -> None:
     """Two nodes train, a third joins, the stages are cut anew between two batches: the reference's bits."""
-    spec = small_job("join", batches=BATCHES_WHILE_A_NODE_STARTS)
+    spec = small_job("join", batches=BATCHES, microbatches=MICROBATCHES)
+    paces = paced_layers(tmp_path, LAYER_S)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await submit(session, spec)
-        first = await wait_for_phase(session, "join", frozenset({Phase.PREPARING, Phase.RUNNING}), timeout_s=TIMEOUT_S)
-        planned = first.plan or first.next
-        assert planned is not None
-        assert len(planned.stages) == 2
+        first = await until_batch(session, "join", 2)
+        assert first.plan is not None
+        assert len(first.plan.stages) == 2
         await cluster.add_node()
+        await until_batch(session, "join", 3, generation=first.phase.generation + 1)
+        paced_layers(tmp_path, 0)
         result = await finished(session, "join", tmp_path / "out")
     assert_same_bits(result, oracle(spec))
     assert len(set(result.generations)) >= 2, "the join came too late to change anything"

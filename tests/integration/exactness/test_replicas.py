@@ -123,7 +123,7 @@ async def test_a_replica_that_is_killed_in_the_middle_of_a_batch(
 @pytest.mark.slow  # the planner's own shape follows from speeds that a busy machine measures
 async def test_a_planned_change_to_another_shape(harness: FaultHarness, oracle: Oracle) -> None:
     """The planner's own 2-2-1 loses a node to a drain while it trains, and goes on in another shape: the same bits."""
-    spec = replicated_job("reshaped", batches=160)
+    spec = replicated_job("reshaped", batches=60)
     spec = replace(spec, model=replace(MODEL, num_hidden_layers=2))
     name, away = spec.job.name, ""
 

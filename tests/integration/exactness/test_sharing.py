@@ -11,6 +11,7 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.user_shares import report_shares, set_times
+from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
@@ -27,13 +28,14 @@ from tests.integration.exactness.training import (
 
 pytestmark = pytest.mark.timeout(500)
 
+LAYER_S = 0.005
+"""Pace of the layers until all has been seen that is to be seen while jobs train."""
 FINISHED_S = 300.0
 """Seconds for a job to end on a busy machine."""
 
 
 def long_job(name: str) -> JobSpec:
-    """Seconds long by what it computes, and not by its number of batches: each costs a busy machine many turns."""
-    return small_job(name, batches=140, sequence_length=128)
+    return small_job(name, batches=140)
 
 
 def short_job(name: str) -> JobSpec:
@@ -66,8 +68,9 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
     """Alice trains on three nodes, bob submits: her job gives up nodes between two batches, his starts, hers takes them
     back when he is done. Both have the bits of the reference, and nothing was computed twice."""
     first, second = long_job("shrinks"), short_job("comes")
+    paces = paced_layers(tmp_path, LAYER_S)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await workers_up(session, 3)
@@ -77,6 +80,7 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
         await submit_as(monkeypatch, "bob", session, second)
         both = await until(session, lambda _, job: job.phase.phase is Phase.RUNNING, "comes")
         view = await session.view()
+        paced_layers(tmp_path, 0)
         shrunk, users = job_of(view, "shrinks"), {line.user for line in report_shares(view)}
         assert shrunk.plan is not None
         assert not shrunk.devices & both.devices
@@ -96,10 +100,11 @@ async def test_a_job_that_is_stopped_for_another_changes_no_bit(
 ) -> None:
     """Two jobs need both nodes: the one of the lower priority is saved and queued, and goes on after the other."""
     both = PlacementSpec(min_nodes=2, max_nodes=2)
+    paces = paced_layers(tmp_path, LAYER_S)
     low = replace(long_job("low"), placement=both)
     high = replace(short_job("high"), placement=both).with_priority(5)
     async with (
-        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES) as cluster,
+        LocalCluster(tmp_path / "state", num_nodes=2, node_settings=WITHOUT_SPARES, environment=paces) as cluster,
         ClusterSession(cluster.address) as session,
     ):
         await set_times(session, slice_s=1.0, half_life_s=None)
@@ -108,6 +113,7 @@ async def test_a_job_that_is_stopped_for_another_changes_no_bit(
         await until_batch(session, "low", 5)
         await submit_as(monkeypatch, "bob", session, high)
         of_bob = await finished(session, "high", tmp_path / "bob", timeout_s=FINISHED_S)
+        paced_layers(tmp_path, 0)
         of_alice = await finished(session, "low", tmp_path / "alice", timeout_s=FINISHED_S)
         final = job_of(await session.view(), "low")
     assert any(event.text.startswith("Gives way to job high of bob (priority 5)") for event in final.events.values())

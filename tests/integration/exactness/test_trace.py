@@ -9,7 +9,6 @@ import pytest
 
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.fault_points import pace_faults
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.records.records import Phase
 from headway.stages.spec import weight_version
@@ -29,12 +28,12 @@ async def test_every_microbatch_is_computed_once_on_the_version_before(harness: 
         small_job("trace", batches=BATCHES, microbatches=4),
         placement=PlacementSpec(min_nodes=2, max_nodes=2, recut=False),
     )
-    harness.arm(*pace_faults(LAYER_S))
+    harness.set_pace(LAYER_S)
     await submit(harness.session, spec)
     await harness.until_batch("trace", 3)
     await pause(harness.session, "trace")
     await wait_for_phase(harness.session, "trace", frozenset({Phase.PAUSED}), timeout_s=TIMEOUT_S)
-    harness.arm()
+    harness.set_pace(0)
     await resume(harness.session, "trace")
     result = await finished(harness.session, "trace", tmp_path / "out")
     assert len(set(result.generations)) == 2

@@ -36,10 +36,16 @@ from tests.integration.exactness.training import (
     until,
 )
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 150.0
+"""A few seconds on a quiet machine."""
+ROW_S = 2 * TIMEOUT_S + 100
+"""For a whole row, whose own deadlines say more."""
 SNAPSHOT_EVERY = 4
 LEASE_TTL_S = 2
 HISTORY = "history"
+LAYER_S = 0.005
+"""Pace of the layers while something happens to a job: a third of a second a batch, so that it does not come too late.
+"""
 
 recoveries: dict[str, float] = {}
 """Seconds from the last strike to the first forward of a later generation, by job."""
@@ -108,21 +114,27 @@ class FaultHarness:
         self.faults = faults
         self.history_folder = folder / HISTORY
         self._folder = folder
-        self._num_faults = 0
-        self._paces = fault_points.pace_faults(layer_s)
+        self._num_faults = self._armed_after = 0
+        self._lines: list[str] = []
+        self._layer_s = self._pace_s = layer_s
         if layer_s:
-            self.arm()
+            self.set_pace(layer_s)
 
     def arm(self, *faults: Fault) -> None:
         """These faults, and no other, from now on. `after`: the position of one of them that must strike before."""
-        first = self._num_faults + 1
+        self._armed_after, first = self._num_faults, self._num_faults + 1
         self._num_faults += len(faults)
-        lines = [json.dumps(pace) for pace in self._paces]
+        self._lines = []
         for number, fault in enumerate(faults, first):
             waits = {"after": f"{first + fault['after']:04d}"} if "after" in fault else {}
-            lines.append(json.dumps({"id": f"{number:04d}", **fault, **waits}))
+            self._lines.append(json.dumps({"id": f"{number:04d}", **fault, **waits}))
+        self.set_pace(self._pace_s)
+
+    def set_pace(self, layer_s: float) -> None:
+        """The least seconds of a layer's forward from now on, in stages that begin while there is a pace. 0: none."""
+        self._pace_s = layer_s
         draft = self.faults.with_suffix(".draft")
-        draft.write_text("\n".join(lines))
+        draft.write_text("\n".join([*map(json.dumps, fault_points.pace_faults(layer_s)), *self._lines]))
         draft.replace(self.faults)
 
     def struck(self, *, after: int = 0) -> list[dict[str, Any]]:
@@ -133,10 +145,9 @@ class FaultHarness:
         return [note for note in notes if int(note["id"]) > after]
 
     async def until_struck(self) -> dict[str, Any]:
-        """The note of the next fault that strikes."""
-        known = len(self.struck())
+        """The note of the newest strike, as soon as one of the armed faults has struck."""
         async with asyncio.timeout(TIMEOUT_S):
-            while len(notes := self.struck()) == known:
+            while not (notes := self.struck(after=self._armed_after)):
                 await asyncio.sleep(0.02)
         return notes[-1]
 
@@ -148,9 +159,11 @@ class FaultHarness:
         expect: Phase = Phase.FINISHED,
         timeout_s: float = TIMEOUT_S,
     ) -> Outcome:
-        """Submit, let the faults strike, wait for the end. during: runs beside the training once it runs."""
+        """Submit, let the faults strike, wait for the end. during: runs beside the training, which is paced as long."""
         armed_before = self._num_faults
         self.arm(*faults)
+        if during is not None:
+            self.set_pace(max(LAYER_S, self._layer_s))
         await submit(self.session, spec)
         return await self.wait(spec, during=during, expect=expect, armed_before=armed_before, timeout_s=timeout_s)
 
@@ -171,7 +184,7 @@ class FaultHarness:
             start_s = max(TIMEOUT_S, timeout_s)
             running = await wait_for_phase(self.session, name, frozenset({Phase.RUNNING}), timeout_s=start_s)
             before = _worker_pids(running)
-            task = asyncio.ensure_future(during()) if during is not None else None
+            task = asyncio.ensure_future(self._meanwhile(during)) if during is not None else None
             job = await wait_for_phase(self.session, name, frozenset({expect}), timeout_s=timeout_s)
             assert job.phase.phase is expect, f"{job.phase.phase}: {job.phase.reason}\n{job.phase.error}"
             if task is not None:
@@ -182,7 +195,7 @@ class FaultHarness:
         finally:
             if task is not None:
                 task.cancel()
-            self.arm()
+            self._rest()
         result = None
         if expect is Phase.FINISHED:
             out = self._folder / name
@@ -204,6 +217,18 @@ class FaultHarness:
             violations=_violations(history, spec),
         )
 
+    async def _meanwhile(self, during: Callable[[], Awaitable[None]]) -> None:
+        """What happens to a job; then its layers are as fast again as they can be."""
+        try:
+            await during()
+        finally:
+            self.set_pace(self._layer_s)
+
+    def _rest(self) -> None:
+        """No fault is armed, and layers have the cluster's own pace."""
+        self._pace_s = self._layer_s
+        self.arm()
+
     def history(self, spec: JobSpec, struck: list[dict[str, Any]]) -> History:
         """What daemons and workers, also those of nodes that are gone, wrote down about a job."""
         history = read_history(self.history_folder, job=spec.job.name)
@@ -212,7 +237,7 @@ class FaultHarness:
 
     async def _clear(self, name: str) -> None:
         """A row that failed leaves its nodes to the next one."""
-        self.arm()
+        self._rest()
         if job_of(await self.session.view(), name).phase.phase not in TERMINAL_PHASES:
             await cancel(self.session, name)
             await wait_for_phase(self.session, name, TERMINAL_PHASES, timeout_s=TIMEOUT_S)

@@ -6,9 +6,9 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
+from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
 def collective_job(name: str) -> JobSpec:

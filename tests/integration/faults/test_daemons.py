@@ -12,9 +12,16 @@ from headway.daemon.client.node_drain import drain, release
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, FaultHarness, at_operation, fault_harness, faulty_job
+from tests.integration.faults.fault_harness import (
+    ROW_S,
+    SNAPSHOT_EVERY,
+    FaultHarness,
+    at_operation,
+    fault_harness,
+    faulty_job,
+)
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ async def test_daemon_sigkill(harness: FaultHarness, oracle: Oracle, stage: int)
 @pytest.mark.slow  # the short soak kills leaders too
 async def test_leaders_daemon_killed(harness: FaultHarness, oracle: Oracle) -> None:
     """Whoever decides is the one that dies, in the middle of a batch that it computes a stage of."""
-    spec = faulty_job("leader", num_nodes=4, batches=100)
+    spec = faulty_job("leader", num_nodes=4, batches=40)
     leader = ""
 
     async def strike() -> None:
@@ -51,13 +58,11 @@ async def test_leaders_daemon_killed(harness: FaultHarness, oracle: Oracle) -> N
 @pytest.mark.slow
 async def test_daemon_sigstop(harness: FaultHarness, oracle: Oracle) -> None:
     """A daemon that hangs loses its lease; its worker, alive, is replaced with it, and both come back harmless."""
-    spec = faulty_job("daemon-stop", batches=120)
+    spec = faulty_job("daemon-stop", batches=40)
 
     async def thaw() -> None:
         struck = await harness.until_struck()
-        job = (await harness.session.view()).jobs[spec.job.name]
-        assert job.plan is not None
-        generation = job.plan.generation
+        generation = struck["generation"]
         try:
             await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, spec.job.name)
         finally:
@@ -112,11 +117,9 @@ async def test_coordinator_dies_before_it_writes_a_plan(harness: FaultHarness, o
 async def test_leader_is_killed_in_each_phase(harness: FaultHarness, oracle: Oracle, phase: str) -> None:
     """Right after it has written that the job is in this phase: the next leader goes on from there."""
     spec = faulty_job(f"phase-{phase}")
-    num_before = len(harness.struck())
 
     async def strike() -> None:
-        while len(harness.struck()) == num_before:
-            await asyncio.sleep(0.02)
+        await harness.until_struck()
 
     wrote = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": phase}, "do": "kill"}
     outcome = await harness.train(spec, wrote, during=strike)
@@ -126,7 +129,7 @@ async def test_leader_is_killed_in_each_phase(harness: FaultHarness, oracle: Ora
 @pytest.mark.slow
 async def test_leader_is_killed_in_a_planned_change(harness: FaultHarness, oracle: Oracle) -> None:
     """A node of the plan drains; the leader dies when it has written that its layers are to be moved."""
-    spec = faulty_job("phase-changing", batches=120)
+    spec = faulty_job("phase-changing", batches=40)
     changing = {"at": "leader.wrote", "when": {"job": spec.job.name, "phase": "changing"}, "do": "kill"}
 
     async def drain_one() -> None:
@@ -147,7 +150,7 @@ async def test_leader_is_killed_in_a_planned_change(harness: FaultHarness, oracl
 @pytest.mark.slow
 async def test_node_flaps(harness: FaultHarness, oracle: Oracle) -> None:
     """The same node dies three times as soon as it is back."""
-    spec = faulty_job("flap", batches=200)
+    spec = faulty_job("flap", batches=80)
     num_nodes = len(harness.cluster.nodes)
 
     async def flap() -> None:
@@ -166,7 +169,7 @@ async def test_node_flaps(harness: FaultHarness, oracle: Oracle) -> None:
 @pytest.mark.slow
 async def test_all_nodes_killed_at_once(harness: FaultHarness, oracle: Oracle) -> None:
     """Nothing is left but the checkpoint; the daemons come back, and the job goes on by itself."""
-    spec = faulty_job("all", batches=60)
+    spec = faulty_job("all", batches=40)
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8))
 
     async def kill_all() -> None:
@@ -182,7 +185,7 @@ async def test_all_nodes_killed_at_once(harness: FaultHarness, oracle: Oracle) -
 @pytest.mark.slow
 async def test_too_few_nodes_wait_and_go_on(tmp_path: Path, oracle: Oracle) -> None:
     """The only other node dies and stays away: the job says what it waits for, and goes on when one comes."""
-    spec = faulty_job("wait", batches=150, num_nodes=2)
+    spec = faulty_job("wait", batches=40, num_nodes=2)
     spec = replace(spec, placement=replace(spec.placement, min_nodes=2))
     async with fault_harness(tmp_path, num_nodes=2) as harness:
 

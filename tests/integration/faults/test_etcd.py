@@ -14,6 +14,7 @@ from headway.daemon.reports.set_aside import vanished_jobs
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import (
     LEASE_TTL_S,
+    ROW_S,
     TIMEOUT_S,
     FaultHarness,
     at_operation,
@@ -23,15 +24,14 @@ from tests.integration.faults.fault_harness import (
 from tests.integration.faults.members_cluster import MembersCluster
 from tests.machines import page
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.slow  # tests/integration/etcd has outages of etcd alone
 @pytest.mark.parametrize("away_s", [4.0, 30.0])
 async def test_etcd_stopped_and_restarted_with_its_data(harness: FaultHarness, oracle: Oracle, away_s: float) -> None:
     """Longer than every lease: nobody is taken for dead, nothing is planned anew, training never stops."""
-    spec = faulty_job(f"away-{away_s:.0f}", batches=int(60 + away_s * 10))
+    spec = faulty_job(f"away-{away_s:.0f}", batches=int(20 + away_s * 4))
 
     async def outage() -> None:
         await harness.until_batch(spec.job.name, 5)
@@ -49,14 +49,15 @@ async def test_etcd_stopped_and_restarted_with_its_data(harness: FaultHarness, o
 @pytest.mark.slow
 async def test_etcd_away_while_a_worker_dies(harness: FaultHarness, oracle: Oracle) -> None:
     """Nothing can be decided; the others keep their state, and all goes on when etcd is back."""
-    spec = faulty_job("away-death", batches=80)
+    spec = faulty_job("away-death", batches=40)
 
     async def outage() -> None:
         await harness.until_batch(spec.job.name, 5)
         await harness.cluster.stop_etcd()
-        harness.arm(*(at_operation(1, batch) for batch in range(10, 80)))
-        await asyncio.sleep(4)
+        harness.arm(*(at_operation(1, batch) for batch in range(6, 40)))
+        await harness.until_struck()
         harness.arm()
+        await asyncio.sleep(2 * LEASE_TTL_S)
         await harness.cluster.start_etcd()
 
     outcome = await harness.train(spec, during=outage)
@@ -66,7 +67,7 @@ async def test_etcd_away_while_a_worker_dies(harness: FaultHarness, oracle: Orac
 @pytest.mark.slow
 async def test_etcd_away_while_a_daemon_dies(harness: FaultHarness, oracle: Oracle) -> None:
     """Its lease lapses with the outage."""
-    spec = faulty_job("away-daemon", batches=120)
+    spec = faulty_job("away-daemon", batches=40)
 
     async def outage() -> None:
         job = await harness.until_batch(spec.job.name, 5)
@@ -84,7 +85,7 @@ async def test_etcd_away_while_a_daemon_dies(harness: FaultHarness, oracle: Orac
 @pytest.mark.slow
 async def test_etcd_restored_from_an_older_backup(tmp_path: Path, oracle: Oracle) -> None:
     """Its revisions and its plan go backwards; the nodes know better, and the coordinator starts above all of them."""
-    spec = faulty_job("restored", batches=300, num_nodes=2)
+    spec = faulty_job("restored", batches=60, num_nodes=2)
     async with fault_harness(tmp_path, num_nodes=2) as harness:
 
         async def restore() -> None:
@@ -134,7 +135,7 @@ async def test_etcd_restored_from_before_a_job_names_the_checkpoint_that_brings_
 @pytest.mark.slow
 async def test_one_of_three_members_is_killed(tmp_path: Path, oracle: Oracle) -> None:
     """The one that leads, for good: the other two elect; daemons and clients change over, and training never stops."""
-    spec = faulty_job("member", batches=120, num_nodes=2)
+    spec = faulty_job("member", batches=40, num_nodes=2)
     async with fault_harness(tmp_path, num_nodes=2, kind=MembersCluster) as harness:
         cluster = harness.cluster
         assert isinstance(cluster, MembersCluster)
@@ -187,7 +188,7 @@ async def test_two_of_three_members_are_lost_for_good(tmp_path: Path, oracle: Or
 @pytest.mark.slow
 async def test_compaction_while_a_watcher_is_behind(harness: FaultHarness, oracle: Oracle) -> None:
     """A daemon sleeps through many changes and a compaction: it lists again and goes on."""
-    spec = faulty_job("compaction", batches=100)
+    spec = faulty_job("compaction", batches=40)
 
     async def compact() -> None:
         job = await harness.until_batch(spec.job.name, 5)

@@ -7,9 +7,9 @@ import pytest
 
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, fault_harness, faulty_job
+from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ async def test_link_stays_cut(harness: FaultHarness, oracle: Oracle) -> None:
 async def test_node_is_cut_off_until_its_lease_is_gone(tmp_path: Path, oracle: Oracle) -> None:
     """Neither etcd nor its neighbours reach it: the others go on without; healed, it joins again as the same process
     with the same worker, and what it had to say meanwhile moves nothing."""
-    spec = faulty_job("cut-off", batches=160)
+    spec = faulty_job("cut-off", batches=60)
     async with fault_harness(tmp_path, num_nodes=2) as harness:
         etcd_port = int(harness.cluster.address.etcd[0].rpartition(":")[2])
         with TcpProxy(etcd_port) as proxy:

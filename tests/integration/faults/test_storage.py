@@ -13,9 +13,9 @@ from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
 from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, fault_harness, faulty_job
+from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
 @pytest.mark.parametrize("do", ["flip_bit", pytest.param("truncate", marks=pytest.mark.slow)])
@@ -76,9 +76,7 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
             room = os.statvfs(own_memory)
             file.write(bytes(room.f_bavail * room.f_bsize))
         assert os.statvfs(own_memory).f_bavail == 0
-        outcome = await harness.train(
-            faulty_job("no-space", num_nodes=2, batches=150), at_operation(1, 60), during=cure
-        )
+        outcome = await harness.train(faulty_job("no-space", num_nodes=2, batches=40), at_operation(1, 20), during=cure)
     outcome.assert_exact(oracle, hit=frozenset({outcome.struck[0]["node"]}))
     assert outcome.num_rollbacks == 1
 
@@ -86,7 +84,7 @@ async def test_memory_for_state_is_full(tmp_path: Path, own_memory: Path, oracle
 @pytest.mark.slow
 async def test_checkpoint_folder_cannot_be_written(harness: FaultHarness, tmp_path: Path, oracle: Oracle) -> None:
     """A file lies where the folder should be: training goes on; the end is retried until it is cured."""
-    spec = faulty_job("readonly", num_nodes=2, batches=40)
+    spec = faulty_job("readonly", num_nodes=2)
     target = tmp_path / "checkpoints"
     target.write_text("in the way")
     spec = replace(spec, fault=replace(spec.fault, checkpoint_every=8, checkpoint_dir=str(target)))

@@ -9,9 +9,9 @@ from headway.daemon.client.job_requests import resume
 from headway.daemon.records.records import Phase
 from headway.daemon.worker.out_of_memory import CUDA_FAULT
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
+from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_the_same_error_on_every_retry(harness: FaultHarness, oracle: Orac
 @pytest.mark.slow
 async def test_frozen_node_comes_back_after_it_was_replaced(harness: FaultHarness, oracle: Oracle) -> None:
     """Daemon and worker stop for longer than the lease, the others go on; back again, its old frames move nothing."""
-    spec = faulty_job("frozen", batches=160)
+    spec = faulty_job("frozen", batches=60)
 
     async def freeze() -> None:
         job = await harness.until_batch(spec.job.name, 12)
@@ -123,12 +123,10 @@ async def test_second_failure_during_recovery(harness: FaultHarness, oracle: Ora
 @pytest.mark.slow
 async def test_node_joins_during_a_recovery(harness: FaultHarness, oracle: Oracle) -> None:
     """A fifth node comes while the rest goes back."""
-    spec = faulty_job("join-recovery", batches=60)
+    spec = faulty_job("join-recovery", batches=40)
 
     async def join() -> None:
-        await harness.until(
-            lambda _, job: bool(harness.struck()) and job.phase.phase is not Phase.QUEUED, spec.job.name
-        )
+        await harness.until_struck()
         await harness.cluster.add_node()
 
     outcome = await harness.train(spec, at_operation(1, 10), during=join)
