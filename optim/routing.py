@@ -25,6 +25,8 @@ class Group(StrEnum):
 
 ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 ROUTER_BIAS = "mlp.gate.e_score_correction_bias"
+CONSTANT = "layer_scalar"
+"""A parameter whose gradient is zero. Without decay no optimizer moves it."""
 
 
 def route(layer_name: str, name: str, parameter: Tensor) -> Group:
@@ -60,5 +62,5 @@ def split_by_decay(
     names: Collection[str], parameters: Mapping[str, Tensor], undecayed: Collection[Undecayed]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of `rest` with weight decay, and those without, both in the given order."""
-    without = {name for name in names if kind_of_rest(name, parameters[name]) in undecayed}
+    without = {name for name in names if name == CONSTANT or kind_of_rest(name, parameters[name]) in undecayed}
     return tuple(name for name in names if name not in without), tuple(name for name in names if name in without)

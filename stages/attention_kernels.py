@@ -52,9 +52,9 @@ def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: 
         return "on a card it takes no mask, which separate documents need"
     if kernel == "flash" and 0 < model.sliding_window < train.sequence_length:
         return "on a card it takes no sliding window that is shorter than a sequence"
-    if kernel == "efficient":
-        return _why_not_efficient(model.head_width, train.dtype, compute)
-    return _why_not_flash(model.head_width, train.dtype, compute)
+    why_not_head = _why_not_efficient if kernel == "efficient" else _why_not_flash
+    widths = {model.head_width_of(block) for block in range(len(model.layer_types) or 1)}
+    return next(filter(None, (why_not_head(width, train.dtype, compute) for width in sorted(widths))), "")
 
 
 def _why_not_efficient(head_dim: int, dtype: str, compute: tuple[int, int] | None) -> str:

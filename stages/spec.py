@@ -47,7 +47,7 @@ class RopeSpec:
     The names are those of Hugging Face's `rope_scaling`. A setting that the type does not use is 0.
     """
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 0.0
     original_max_position_embeddings: int = 0
     """Tokens of a sequence in the first training. Used by dynamic, llama3, yarn, longrope."""
@@ -69,6 +69,8 @@ class RopeSpec:
     """The same in longer ones."""
     llama_4_scaling_beta: float = 0.0
     """May be used with yarn: queries grow with the logarithm of their positions beyond the first training."""
+    partial_rotary_factor: float = 0.0
+    """Used by proportional: part of a head's pairs that turn, the fastest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,14 @@ class ModelSpec:
     """Whether queries and keys are normed before they turn."""
     qk_norm_over: Literal["head", "heads"] = "head"
     """What one norm of queries and keys is over: each head by itself, or all heads together."""
+    value_norm: bool = False
+    """Whether values are normed too, each head by itself and without a gain."""
     norm_placement: Literal["before", "after", "both"] = "before"
     """Where attention and MLP have their norms."""
     zero_centered_norms: bool = False
     """Whether the gain of a norm is 1 + its weight."""
+    layer_scalar: bool = False
+    """Whether a number of its own multiplies each block's output. It is kept as it is, and not trained."""
     attn_output_gate: bool = False
     """Whether q_proj makes a gate beside each query, whose sigmoid multiplies what attention returns."""
     fused_projections: bool = False
@@ -138,6 +144,12 @@ class ModelSpec:
     """Number of blocks at the beginning that attend to all tokens all the same."""
     layer_types: tuple[LayerType, ...] = ()
     """Types of the blocks, repeated until each has one; empty: as the two keys before say."""
+    global_head_dim: int = 0
+    """Width of one head in blocks of full attention; 0: that of the other blocks."""
+    num_global_key_value_heads: int = 0
+    """Key/value heads in blocks of full attention; 0: as many as in the other blocks."""
+    attention_k_eq_v: bool = False
+    """Whether values are the keys before their norm and turn, in blocks of full attention."""
     linear_num_key_heads: int = 0
     """Heads of queries and keys in blocks of linear attention."""
     linear_num_value_heads: int = 0
@@ -221,6 +233,31 @@ class ModelSpec:
     def rotary_width(self) -> int:
         """Return how many values of a head turn."""
         return int(self.head_width * self.partial_rotary_factor)
+
+    def head_width_of(self, block: int) -> int:
+        """Return the width of one attention head of a block."""
+        is_full = self.type_of(block) == "full_attention"
+        return self.global_head_dim if is_full and self.global_head_dim else self.head_width
+
+    def key_value_heads_of(self, block: int) -> int:
+        """Return the number of key/value heads of a block."""
+        is_full = self.type_of(block) == "full_attention"
+        return (
+            self.num_global_key_value_heads if is_full and self.num_global_key_value_heads else self.num_key_value_heads
+        )
+
+    def rotary_width_of(self, block: int) -> int:
+        """Return how many values of a head turn in a block."""
+        return int(self.head_width_of(block) * self.partial_rotary_factor)
+
+    def has_values_of_keys(self, block: int) -> bool:
+        """Return whether a block's values are its keys before their norm and turn."""
+        return self.attention_k_eq_v and self.type_of(block) == "full_attention"
+
+    @property
+    def turns_by_type(self) -> bool:
+        """Return whether blocks with a sliding window turn heads otherwise than those without."""
+        return self.sliding_window > 0 and (self.window_rope_theta > 0 or self.global_head_dim > 0)
 
     @property
     def linear_key_width(self) -> int:
@@ -400,6 +437,8 @@ def matrix_names(model: ModelSpec, block: int | None = None) -> tuple[str, ...]:
         mixing = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
     elif model.fused_projections:
         mixing = ("qkv_proj", "o_proj")
+    elif model.has_values_of_keys(block):
+        mixing = ("q_proj", "k_proj", "o_proj")
     return (*mixing, *(("gate_up_proj",) if model.fuses_gate_up else ("gate_proj", "up_proj")), "down_proj")
 
 

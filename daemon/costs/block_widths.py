@@ -36,7 +36,7 @@ def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> Block
     second = (of_norms - 1) * hidden if model.norm_placement == "both" else 0
     above = of_norms * hidden + second + 4 * inner + _of_routing(model)
     is_linear = model.type_of(block) == "linear_attention"
-    normed = _of_q_and_k(model) if model.qk_norm and of_norms == 3 and not is_linear else 0
+    normed = _of_q_and_k(model, block) if model.qk_norm and of_norms == 3 and not is_linear else 0
     return BlockWidths(kept=of_norms * hidden + second + normed + _of_mixing(model, block) + above, kept_above=above)
 
 
@@ -63,16 +63,19 @@ def _of_mixing(model: ModelSpec, block: int, *, keeps_output: bool = True) -> in
     if model.type_of(block) == "linear_attention":
         projected = 2 * model.linear_key_width + 2 * model.linear_value_width + 2 * model.linear_num_value_heads
         return projected + model.linear_value_width * keeps_output
-    query = model.num_attention_heads * model.head_width
+    query = model.num_attention_heads * model.head_width_of(block)
+    value = model.key_value_heads_of(block) * model.head_width_of(block)
     # Norms keep their inputs. v is a part of a fused projection's output, and keeps all of it.
-    before = _of_q_and_k(model) if model.qk_norm or model.fused_projections else 0
+    before = _of_q_and_k(model, block) if model.qk_norm or model.fused_projections else 0
+    if model.value_norm and not model.has_values_of_keys(block):
+        before += value
     # The gate and its sigmoid, and the mix times that.
     gate = (2 + keeps_output) * query if model.attn_output_gate else 0
-    return query + _of_q_and_k(model) + model.num_key_value_heads * model.head_width + before + gate
+    return query + _of_q_and_k(model, block) + value + before + gate
 
 
-def _of_q_and_k(model: ModelSpec) -> int:
-    return (model.num_attention_heads + model.num_key_value_heads) * model.head_width
+def _of_q_and_k(model: ModelSpec, block: int) -> int:
+    return (model.num_attention_heads + model.key_value_heads_of(block)) * model.head_width_of(block)
 
 
 def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWidths:
@@ -87,7 +90,7 @@ def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWid
     of_attention = hidden * any(name not in ("o_proj", "out_proj") for name in in_attention)
     if model.adapter.dropout:  # instead, each adapter keeps an input of its own, and which values that has: bytes
         own = {
-            "o_proj": model.num_attention_heads * model.head_width,
+            "o_proj": model.num_attention_heads * model.head_width_of(block),
             "out_proj": model.linear_num_value_heads * model.linear_value_head_dim,
             "down_proj": inner,
         }

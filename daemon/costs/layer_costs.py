@@ -157,8 +157,9 @@ def document_bytes(spec: JobSpec) -> int:
     if not train.separates_documents:
         return 0
     num_masks = 2 if 0 < model.sliding_window < train.sequence_length else 1
-    num_tables = 2 if model.window_rope_theta else 1
-    values = num_masks * train.sequence_length + num_tables * 2 * model.rotary_width
+    width = int((model.global_head_dim or model.head_width) * model.partial_rotary_factor)
+    turning = width + (model.rotary_width if model.turns_by_type else 0)
+    values = num_masks * train.sequence_length + 2 * turning
     positions = position_bytes(train) if model.has_linear_attention else 0
     return element_bytes(train) * _tokens(train) * values + positions
 
@@ -194,9 +195,11 @@ def _tokens(train: TrainSpec) -> int:
 
 def _mixing_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
     """Return the shapes of the matrices of a block's attention, full or linear: (rows, columns)."""
-    hidden, query = model.hidden_size, model.num_attention_heads * model.head_width
-    key_value = model.num_key_value_heads * model.head_width
+    hidden, query = model.hidden_size, model.num_attention_heads * model.head_width_of(block)
+    key_value = model.key_value_heads_of(block) * model.head_width_of(block)
     inputs: tuple[int, ...] = (query * (1 + model.attn_output_gate), key_value, key_value)
+    if model.has_values_of_keys(block):
+        inputs = inputs[:2]
     if model.fused_projections:
         inputs = (query + 2 * key_value,)
     elif model.type_of(block) == "linear_attention":
@@ -259,8 +262,10 @@ def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
         sizes += [channels * model.linear_conv_kernel_dim, model.linear_value_head_dim]
         sizes += [model.linear_num_value_heads] * 2
     elif model.qk_norm:
-        of_heads = model.num_attention_heads, model.num_key_value_heads
-        sizes += [model.head_width * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
+        of_heads = model.num_attention_heads, model.key_value_heads_of(block)
+        sizes += [model.head_width_of(block) * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
+    if model.layer_scalar:
+        sizes.append(1)
     if model.has_experts:
         sizes.append(model.num_experts * model.hidden_size)
     if model.router_bias:
@@ -302,9 +307,9 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         attention, kept, passing = _rule_flops(model), 0, _rule_bytes(model, train)
         again = tokens * attention  # the rule is always computed again
     else:
-        attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width
+        attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width_of(index)
         # gradients of the scores after and before the softmax
-        kept, passing = _attention_bytes(model, train), 2 * _score_bytes(model, train)
+        kept, passing = _attention_bytes(model, train, index), 2 * _score_bytes(model, train)
     whole = kept = tokens * size * widths.kept + kept
     of_mlp = tokens * size * widths.passing
     if recompute == "block":
@@ -407,7 +412,7 @@ def _rule_bytes(model: ModelSpec, train: TrainSpec) -> int:
     return FP32_BYTES * (_tokens(train) * width + states)
 
 
-def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
+def _attention_bytes(model: ModelSpec, train: TrainSpec, block: int) -> int:
     """Return what the kernel of attention keeps of a microbatch, beside its inputs and its output.
 
     A fused kernel keeps one fp32 log-sum-exp a token and head, `math` all scores after the softmax, in fp32. `auto` is
@@ -415,9 +420,9 @@ def _attention_bytes(model: ModelSpec, train: TrainSpec) -> int:
     """
     tokens = _tokens(train)
     has_copies = train.attention_backend == "math" or (train.attention_backend, train.dtype) == ("efficient", "float32")
-    num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_width if has_copies else 0
+    copied = 2 * (model.num_attention_heads - model.key_value_heads_of(block)) * model.head_width_of(block)
+    num_copied = copied if has_copies or model.attn_logit_softcapping else 0
     if model.attn_logit_softcapping:
-        num_copied = 2 * (model.num_attention_heads - model.num_key_value_heads) * model.head_width
         # The tanh and the shares, which in bfloat16 are there twice.
         return element_bytes(train) * tokens * num_copied + 2 * _score_bytes(model, train)
     if train.attention_backend == "math":

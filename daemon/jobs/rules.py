@@ -135,7 +135,7 @@ def _check_texts(spec: JobSpec, source: str) -> None:
 
 
 def _check_model(model: ModelSpec, source: str) -> None:
-    heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
+    heads = model.num_attention_heads
     if not model.head_dim and model.hidden_size % heads:
         _refuse(
             source,
@@ -148,12 +148,13 @@ def _check_model(model: ModelSpec, source: str) -> None:
             key = "model.hidden_size"
             what = f"hidden_size {model.hidden_size} over {heads} heads gives a head of {model.head_width}"
         _refuse(source, key, f"{what}; rotary positions need an even one")
-    if heads % key_value_heads:
-        _refuse(
-            source,
-            "model.num_key_value_heads",
-            f"{key_value_heads} key/value heads do not divide num_attention_heads {heads}; choose a divisor",
-        )
+    for name in ("num_key_value_heads", "num_global_key_value_heads"):
+        if heads % (number := getattr(model, name) or heads):
+            what = f"{number} key/value heads do not divide num_attention_heads {heads}; choose a divisor"
+            _refuse(source, f"model.{name}", what)
+    if model.global_head_dim % 2:
+        what = f"a head of {model.global_head_dim} is odd; rotary positions need an even one"
+        _refuse(source, "model.global_head_dim", what)
     _check_options(model, source)
     _check_adapter(model, source)
     if (number := num_parameters(model)) > MAX_PARAMETERS:
@@ -192,6 +193,8 @@ def _check_options(model: ModelSpec, source: str) -> None:
             _refuse(source, f"model.rope_scaling.{name}", what)
     if rope.rope_type == "dynamic" and model.head_width < 4:
         _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
+    if model.num_global_key_value_heads and not model.attention_k_eq_v:
+        _refuse(source, "model.num_global_key_value_heads", "is not used without attention_k_eq_v; leave it out")
     if model.first_window_layer and not model.sliding_window:
         _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
     _check_types(model, source)
@@ -287,16 +290,20 @@ def _why_no_target(name: str, known: tuple[str, ...]) -> str:
 def num_parameters(model: ModelSpec) -> int:
     """Return the parameters of the whole model without biases and heads' norms, counted without building it."""
     width, inner = model.hidden_size, model.intermediate_size
-    query, key_value = model.num_attention_heads * model.head_width, model.num_key_value_heads * model.head_width
     of_mlp = 3 * width * inner
     if model.has_experts:
         num_inner = (model.num_experts + model.num_shared_experts) * model.moe_intermediate_size
         of_mlp = 3 * width * num_inner + width * model.num_experts
-    attention = (2 + model.attn_output_gate) * width * query + 2 * width * key_value
     linear = width * (2 * model.linear_key_width + 3 * model.linear_value_width + 2 * model.linear_num_value_heads)
     num_blocks = model.num_hidden_layers
-    num_linear = sum(model.type_of(block) == "linear_attention" for block in range(num_blocks))
-    mixing = (num_blocks - num_linear) * attention + num_linear * linear
+    mixing = 0
+    for block in range(num_blocks):
+        if model.type_of(block) == "linear_attention":
+            mixing += linear
+            continue
+        queries = (2 + model.attn_output_gate) * model.num_attention_heads
+        keys = (2 - model.has_values_of_keys(block)) * model.key_value_heads_of(block)
+        mixing += width * model.head_width_of(block) * (queries + keys)
     of_norms = (4 if model.norm_placement == "both" else 2) * width
     return mixing + num_blocks * (of_mlp + of_norms) + 2 * model.vocab_size * width + width
 

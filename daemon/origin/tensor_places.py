@@ -37,7 +37,9 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 _TEXT_PREFIX: Final = re.compile(r"(model\.language_model|language_model\.model)\.")
 """Before the names of the text model, in a folder with a model of pictures and text: new and old."""
 _ALL_EXPERTS: Final = re.compile(r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)", re.ASCII)
-_BESIDE_TEXT: Final = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.|mtp\.")
+_BESIDE_TEXT: Final = re.compile(
+    r"(model\.)?(visual|(vision|audio)_tower|embed_(vision|audio)|multi_modal_projector)\.|mtp\."
+)
 TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """The names under which a checkpoint may have a tied matrix."""
 Place = tuple[str, TensorEntry]

@@ -10,7 +10,7 @@ Layers are built on the meta device: they are the formula, and the weights come 
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +141,8 @@ class Block(nn.Module):
         for name in filter(None, self.norms):
             setattr(self, name, _rms_norm(spec, spec.hidden_size))
         self.residual_multiplier = spec.residual_multiplier
+        if spec.layer_scalar:
+            self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"))
         self.recomputes_attention = False
         """Whether the backward computes attention and its norm again, from the block's input."""
 
@@ -151,7 +153,11 @@ class Block(nn.Module):
         else:
             mixed = self._attention(hidden, documents)
         hidden = self._added(hidden, mixed)
-        return self._added(hidden, self._normed(self.mlp(self._normed(hidden, 2)), 3))
+        hidden = self._added(hidden, self._normed(self.mlp(self._normed(hidden, 2)), 3))
+        if not hasattr(self, "layer_scalar"):
+            return hidden
+        scaled: Tensor = _TimesConstant.apply(hidden, self.layer_scalar)  # type: ignore[no-untyped-call]
+        return scaled
 
     def _added(self, hidden: Tensor, branch: Tensor) -> Tensor:
         return hidden + (branch if self.residual_multiplier == 1.0 else branch * self.residual_multiplier)
@@ -186,6 +192,20 @@ class Head(nn.Module):
         return _capped(scaled, self.cap) if self.cap else scaled
 
 
+class _TimesConstant(torch.autograd.Function):
+    """hidden · scalar. The scalar is a constant, whose gradient is zero: transformers has it as a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, scalar: Tensor) -> Tensor:
+        ctx.save_for_backward(scalar)
+        return hidden * scalar
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (scalar,) = ctx.saved_tensors
+        return gradients[0] * scalar, torch.zeros_like(scalar)
+
+
 class ZeroCenteredNorm(nn.RMSNorm):
     """A norm whose gain is 1 + weight, in float32: near 1 bfloat16 is coarse."""
 
@@ -199,10 +219,10 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, backend: AttentionBackend, *, block: int) -> None:
         super().__init__()
-        self.head_dim = spec.head_width
-        self.num_groups = spec.num_attention_heads // spec.num_key_value_heads
+        self.head_dim, num_keys = spec.head_width_of(block), spec.key_value_heads_of(block)
+        self.num_groups = spec.num_attention_heads // num_keys
         self.rope_theta, self.rope_scaling = spec.rope_of(block)
-        self.rotary_width = spec.rotary_width
+        self.rotary_width = spec.rotary_width_of(block)
         self.is_interleaved = spec.rope_interleaved
         self.is_turned = spec.is_turned(block)
         self.has_gate = spec.attn_output_gate
@@ -210,13 +230,15 @@ class Attention(nn.Module):
         self.window = spec.window_of(block)
         self.scale = spec.attention_multiplier or None
         self.cap = spec.attn_logit_softcapping
-        self.sizes = (spec.num_attention_heads * self.head_dim, *[spec.num_key_value_heads * self.head_dim] * 2)
+        self.value_eps = spec.rms_norm_eps if spec.value_norm else None
+        self.sizes = (spec.num_attention_heads * self.head_dim, *[num_keys * self.head_dim] * 2)
         if spec.fused_projections:
             self.qkv_proj = _linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias)
         else:
             self.q_proj = _linear(spec.hidden_size, self.sizes[0] * (1 + self.has_gate), bias=spec.qkv_bias)
             self.k_proj = _linear(spec.hidden_size, self.sizes[1], bias=spec.qkv_bias)
-            self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
+            if not spec.has_values_of_keys(block):
+                self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
         self.o_proj = _linear(self.sizes[0], spec.hidden_size, bias=spec.output_bias)
         if spec.qk_norm:
             self.norms_heads_together = spec.qk_norm_over == "heads"
@@ -302,9 +324,12 @@ class Attention(nn.Module):
             if self.has_gate:
                 query, gate = query.view(*query.shape[:-1], -1, 2 * self.head_dim).chunk(2, -1)
             query = self._turned(query, "q_norm", angles)
-            key = self._turned(self.k_proj(hidden), "k_norm", angles)
-            value = self.v_proj(hidden)
+            keys = self.k_proj(hidden)
+            key = self._turned(keys, "k_norm", angles)
+            value = self.v_proj(hidden) if hasattr(self, "v_proj") else keys
         value = self._split(value)
+        if self.value_eps is not None:
+            value = functional.rms_norm(value, (self.head_dim,), eps=self.value_eps)
         if (scales := self._query_scales(hidden, documents)) is not None:
             query = query * scales
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), gate

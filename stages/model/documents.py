@@ -17,7 +17,7 @@ class DocumentRows(NamedTuple):
     """What blocks read beside hidden states. A compiler takes its tensors for inputs."""
 
     cosine: Tensor
-    """[size, length, 1, width that turns]"""
+    """[size, length, 1, width that turns], in blocks of full attention."""
     sine: Tensor
     mask: Tensor
     """[size, 1, length, length]: 0 where a token attends to another one of its document, else minus infinity."""
@@ -36,10 +36,10 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
     """Return it for positions int32 [size, length] in documents, on their device."""
     length = positions.shape[1]
 
-    def angles(theta: float, scaling: RopeSpec) -> tuple[Tensor, Tensor]:
+    def angles(theta: float, scaling: RopeSpec, width: int) -> tuple[Tensor, Tensor]:
         cosine, sine = rotary_table(
             length,
-            model.rotary_width,
+            width,
             theta=theta,
             scaling=scaling,
             is_interleaved=model.rope_interleaved,
@@ -48,7 +48,9 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
         )
         return cosine[positions], sine[positions]
 
-    in_windows = angles(model.window_rope_theta, RopeSpec()) if model.window_rope_theta else None
+    of_all = model.rope_theta, model.rope_scaling
+    of_windows = (model.window_rope_theta, RopeSpec()) if model.window_rope_theta else of_all
+    in_windows = angles(*of_windows, model.rotary_width) if model.turns_by_type else None
     scales = query_scales(length, model.rope_scaling, device=positions.device, dtype=dtype)
     places = torch.arange(length, device=positions.device)
     distance = places[:, None] - places
@@ -56,7 +58,7 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
     is_own = (distance >= 0) & (distance <= positions[:, :, None])
     has_window = 0 < model.sliding_window < length
     return DocumentRows(
-        *angles(model.rope_theta, model.rope_scaling),
+        *angles(*of_all, int((model.global_head_dim or model.head_width) * model.partial_rotary_factor)),
         _added(is_own, dtype),
         _added(is_own & (distance < model.sliding_window), dtype) if has_window else None,
         window_cosine=in_windows and in_windows[0],

@@ -29,6 +29,8 @@ class Family:
     """
     window_period: int = 0
     """n: of a config.json without `layer_types` every n-th block has no window; 0: all blocks have one."""
+    ends_full: bool = False
+    """Whether its last block has no window."""
     window_theta: float = 0.0
     """Base of the positions in blocks with a window, in a family that has them by type of block; 0: it has not."""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +40,9 @@ class Family:
     turns_parts: bool = False
     """Whether it may turn a part of each head alone."""
     scales_by_width: bool = False
-    """Whether its embeddings are multiplied by √hidden_size, and its scores by query_pre_attn_scalar^(−½)."""
+    """Whether its embeddings are multiplied by √hidden_size. Unless `options` say another factor, its scores are then
+    multiplied by query_pre_attn_scalar^(−½).
+    """
     scales_queries: bool = False
     """Whether it scales queries by their positions."""
     has_blocks_without_rope: bool = False
@@ -46,6 +50,11 @@ class Family:
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of its config.json that change the computation, with the values that are computed here."""
+
+    @property
+    def has_scalar(self) -> bool:
+        """Return whether its config.json has `query_pre_attn_scalar`."""
+        return self.scales_by_width and "attention_multiplier" not in self.options
 
 
 _BIASES_OF_ATTENTION: Final = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
@@ -70,6 +79,7 @@ _ONLY_IN_GEMMA: Final = {
     "hidden_activation": ("gelu_pytorch_tanh",),
 }
 CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+GLOBAL_HEADS: Final = ("global_head_dim", "num_global_key_value_heads")
 _ABSENT_IN_GLM: Final = {
     "attention_bias": True,
     "head_dim": 128,
@@ -195,6 +205,50 @@ FAMILIES: Final[dict[str, Family]] = {
         scales_by_width=True,
         only=_ONLY_IN_GEMMA,
     ),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        {
+            "norm_placement": "both",
+            "hidden_act": "gelu_pytorch_tanh",
+            "qk_norm": True,
+            "value_norm": True,
+            "layer_scalar": True,
+            "attention_multiplier": 1.0,
+        },
+        absent={
+            **_ABSENT_IN_GEMMA,
+            "enable_moe_block": False,
+            "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256,
+            "num_attention_heads": 8,
+            "num_kv_shared_layers": 0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "sliding_window": 512,
+            "vocab_size": 262_144,
+        },
+        window="types",
+        window_period=6,
+        window_theta=1e4,
+        ends_full=True,
+        keys={
+            **_BIASES_OF_ATTENTION,
+            "attention_k_eq_v": "attention_k_eq_v",
+            "final_logit_softcapping": "final_logit_softcapping",
+            **{name: name for name in GLOBAL_HEADS},
+        },
+        scales_by_width=True,
+        rope_types=("default", "proportional"),
+        only={
+            **_ONLY_IN_GEMMA,
+            "enable_moe_block": (False,),
+            "hidden_size_per_layer_input": (0, None),
+            "num_kv_shared_layers": (0,),
+            "use_bidirectional_attention": (None, False, "vision"),  # of pictures alone
+        },
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         _GEMMA | {"qk_norm": True},
@@ -217,7 +271,11 @@ OPTIONS: Final = (
     "mlp_bias",
     "qk_norm",
     "qk_norm_over",
+    "value_norm",
     "norm_placement",
+    "layer_scalar",
+    "attention_k_eq_v",
+    *GLOBAL_HEADS,
     "zero_centered_norms",
     "attn_output_gate",
     "fused_projections",
@@ -235,11 +293,13 @@ PERIOD: Final = ("sliding_window_pattern",)
 
 ABSENT: Final[dict[str, Any]] = {
     "attention_bias": False,
+    "attention_k_eq_v": False,
     "attention_multiplier": None,
     **dict.fromkeys(CAPS),
     "attention_out_bias": False,
     "embedding_multiplier": 1.0,
     "full_attention_interval": 4,
+    **dict.fromkeys(GLOBAL_HEADS),
     "head_dim": None,
     "hidden_act": "silu",
     "initializer_range": 0.02,
@@ -298,7 +358,7 @@ WITHOUT_EFFECT: Final = re.compile(
     r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|cache_implementation|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
     r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
-    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+"
+    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+|vocab_size_per_layer_input"
 )
 """Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
 trains without them.
@@ -329,3 +389,11 @@ NOT_COMPUTED: Final[Mapping[str, tuple[str, str]]] = {
     "starcoder2": ("norm_epsilon, LayerNorm with biases, is", "qwen2"),
 }
 """By `model_type`, the key or the arithmetic that is missing, and the nearest family."""
+
+_OF_SMALL_GEMMA: Final = "which Gemma 4 E2B and E4B have; the nearest family that works is gemma3_text"
+WHY_NOT: Final[Mapping[str, str]] = {
+    "hidden_size_per_layer_input": f": inputs of their own for blocks, {_OF_SMALL_GEMMA}",
+    "quantization_config": '; take the model without it (bfloat16); [adapter] quantize = "nf4" makes it small here',
+    "num_kv_shared_layers": f": keys and values that blocks share, {_OF_SMALL_GEMMA}",
+}
+"""By key, what is to be said beside its value when it is refused."""

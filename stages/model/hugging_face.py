@@ -17,12 +17,14 @@ from headway.stages.model.families import (
     ABSENT,
     CAPS,
     FAMILIES,
+    GLOBAL_HEADS,
     NOT_COMPUTED,
     ONLY,
     OPTIONS,
     PERIOD,
     PLAIN,
     READ_ELSEWHERE,
+    WHY_NOT,
     WITHOUT_EFFECT,
     Family,
 )
@@ -142,8 +144,13 @@ def hugging_face_config(
         config["sliding_window"] = spec.sliding_window or None
         config["layer_types"] = [spec.type_of(block) for block in range(spec.num_hidden_layers)]
     if family.scales_by_width:
-        config |= {"hidden_activation": spec.hidden_act, "query_pre_attn_scalar": _scalar_of(spec)}
-        config |= {name: getattr(spec, name) or None for name in CAPS}
+        config |= {"hidden_activation": spec.hidden_act, **{name: getattr(spec, name) or None for name in CAPS}}
+        if family.has_scalar:
+            config["query_pre_attn_scalar"] = _scalar_of(spec)
+    if GLOBAL_HEADS[0] in family.keys:
+        config["global_head_dim"] = spec.global_head_dim or spec.head_width
+        config["num_global_key_value_heads"] = spec.num_global_key_value_heads or None
+        config |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
     if family.turns_parts:
         config["rope_parameters"]["partial_rotary_factor"] = spec.partial_rotary_factor
     return config
@@ -165,7 +172,9 @@ def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
     """Return the fields whose values a family's config.json cannot say."""
     fixed = {name: getattr(PLAIN, name) for name in OPTIONS} | dict(family.options)
     if family.scales_by_width:
-        fixed |= {"embedding_multiplier": spec.hidden_size**0.5, "attention_multiplier": _scalar_of(spec) ** -0.5}
+        fixed["embedding_multiplier"] = spec.hidden_size**0.5
+        if family.has_scalar:
+            fixed["attention_multiplier"] = _scalar_of(spec) ** -0.5
     found = [name for name, value in fixed.items() if name not in family.keys and getattr(spec, name) != value]
     of_key: dict[str, object] = {}
     for name, key in family.keys.items():
@@ -185,6 +194,8 @@ def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
         found.append("first_window_layer")
     if family.window not in ("chosen", "types", "linear") and spec.layer_types:
         found.append("layer_types")
+    if family.ends_full and spec.type_of(spec.num_hidden_layers - 1) != "full_attention":
+        found.append("layer_types")
     if not family.window_theta and spec.window_rope_theta:
         found.append("window_rope_theta")
     if not family.turns_parts and spec.partial_rotary_factor != 1.0:
@@ -201,6 +212,7 @@ def _scalar_of(spec: ModelSpec) -> int:
 
 _TEXT_OF: Final = {
     "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
     "mistral3": ("mistral", "ministral3"),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
@@ -246,6 +258,8 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise ValueError(_why_not_computed(name))
+    if GLOBAL_HEADS[0] in family.keys:
+        config = _with_global_heads(config)
     _check_keys(config, family, ignored)
     told = ABSENT | dict(family.absent) | config
     sizes = {
@@ -261,7 +275,8 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
     window_theta = family.window_theta
     if family.scales_by_width:
         by_width["embedding_multiplier"] = sizes["hidden_size"] ** 0.5
-        by_width["attention_multiplier"] = whole_above_zero(told, "query_pre_attn_scalar") ** -0.5
+        if family.has_scalar:
+            by_width["attention_multiplier"] = whole_above_zero(told, "query_pre_attn_scalar") ** -0.5
         window_theta = window_theta and config.get("rope_local_base_freq", window_theta)
     rope = rope_of(dict(family.absent) | config, window_theta=window_theta)
     if (scaling := rope["rope_scaling"]).rope_type not in family.rope_types:
@@ -284,8 +299,9 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         **_said(told, family),
         **mixture_of(str(name), config),
     )
-    if spec.num_key_value_heads < 1 or heads % spec.num_key_value_heads:
-        raise ValueError(f"num_key_value_heads = {spec.num_key_value_heads!r} does not divide {heads} heads")
+    for number in (spec.num_key_value_heads, spec.num_global_key_value_heads or 1):
+        if number < 1 or heads % number:
+            raise ValueError(f"num_key_value_heads = {number!r} does not divide {heads} heads")
     for factors in (spec.rope_scaling.short_factor, spec.rope_scaling.long_factor):
         if factors and 2 * len(factors) != spec.rotary_width:
             raise ValueError(f"{len(factors)} factors of longrope are not one for each pair of {spec.rotary_width}")
@@ -306,11 +322,10 @@ def _why_not_computed(model_type: object) -> str:
 
 def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) -> None:
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
+    told = dict(family.absent) | config
     for key, values in (ONLY | dict(family.only)).items():
-        if key in config and config[key] not in values:
-            remedy = '; take the model without it (bfloat16); [adapter] quantize = "nf4" makes it small here'
-            hint = remedy if key == "quantization_config" else ""
-            raise ValueError(f"{key} = {_short(config[key])} is not supported{hint}")
+        if key in told and told[key] not in values:
+            raise ValueError(f"{key} = {_short(told[key])} is not supported{WHY_NOT.get(key, '')}")
     said = {key for each in FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
     for key in sorted(said & config.keys()):
         if config[key] not in (ABSENT[key], None):
@@ -318,7 +333,7 @@ def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) 
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
     known = READ_ELSEWHERE | ABSENT.keys() | ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
-    if family.scales_by_width:
+    if family.has_scalar:
         known |= {"query_pre_attn_scalar"} | ({"rope_local_base_freq", *PERIOD} if family.window_theta else set())
     for key in ignored:
         if key in known:
@@ -363,8 +378,12 @@ def _windows(config: dict[str, Any], family: Family) -> dict[str, Any]:
     kinds = config["layer_types"]
     if family.window == "types":
         period = family.window_period
-        if family.scales_by_width and family.window_theta and PERIOD[0] in config:
+        if family.has_scalar and family.window_theta and PERIOD[0] in config:
             period = whole_above_zero(config, PERIOD[0])
+        if family.ends_full and isinstance(kinds, list) and kinds[-1:] != ["full_attention"]:
+            raise ValueError(f"layer_types = {kinds!r} is not supported: the last block has full_attention")
+        if family.ends_full and kinds is None and num_blocks % period:
+            raise ValueError(f"layer_types is missing, and {period} does not divide num_hidden_layers = {num_blocks}")
         return _windows_by_type(window, kinds, num_blocks, period)
     if family.window == "linear":
         return {"layer_types": _hybrid_types(config)}
@@ -413,6 +432,8 @@ def _said(config: dict[str, Any], family: Family) -> dict[str, Any]:
             fields[name] = _truth(config, key)
         elif name in CAPS and config[key] is None:
             fields[name] = 0.0
+        elif name in GLOBAL_HEADS:
+            fields[name] = _of_full_attention(config, name)
         elif isinstance(getattr(PLAIN, name), int):
             fields[name] = _whole(config, key)
         elif not 0 < _number(config, key) < 1e6:
@@ -422,6 +443,33 @@ def _said(config: dict[str, Any], family: Family) -> dict[str, Any]:
     if family.has_blocks_without_rope:
         fields["no_rope_layer_interval"] = _no_rope_interval(config)
     return fields
+
+
+def _with_global_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config that says heads of full attention as published ones do, and not by block as in transformers 5.
+
+    Raises ValueError when blocks of one type differ.
+    """
+    table, kinds = config.get("per_layer_config"), config.get("layer_types")
+    if table is None:
+        return config
+    full = {str(block) for block, kind in enumerate(kinds or ()) if kind == "full_attention"}
+    heads: object = next(iter(table.values()), {}) if isinstance(table, dict) else None
+    usual = {"head_dim": config.get("head_dim"), "num_key_value_heads": config.get("num_key_value_heads")}
+    is_by_type = isinstance(heads, dict) and table == dict.fromkeys(full if table else (), heads)
+    if not isinstance(heads, dict) or not is_by_type or heads.keys() - usual.keys():
+        raise ValueError(f"per_layer_config = {table!r} is not supported: it is not one for each full_attention")
+    if (usual | heads)["num_key_value_heads"] != usual["num_key_value_heads"] and not config.get("attention_k_eq_v"):
+        raise ValueError(f"per_layer_config = {table!r} is not supported without attention_k_eq_v")
+    told = dict(zip(GLOBAL_HEADS, (usual | heads).values(), strict=True))
+    return {key: value for key, value in config.items() if key != "per_layer_config"} | told
+
+
+def _of_full_attention(config: dict[str, Any], name: str) -> int:
+    """Return a size of heads in blocks of full attention; 0: it is that of the other blocks."""
+    usual = config["head_dim" if name == "global_head_dim" else "num_key_value_heads"]
+    is_told = config[name] is not None and (name == "global_head_dim" or config["attention_k_eq_v"])
+    return 0 if not is_told or config[name] == usual else _whole(config, name)
 
 
 def _no_rope_interval(config: dict[str, Any]) -> int:

@@ -25,7 +25,7 @@ def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, T
         norm = norms.get(name.removesuffix(".weight"))
         if isinstance(norm, ZeroCenteredNorm):
             return torch.zeros(shape)
-        if norm is not None or name.endswith(".dt_bias"):
+        if norm is not None or name.endswith((".dt_bias", "layer_scalar")):
             return torch.ones(shape)
         if name.endswith(".A_log"):  # of decays between those of transformers
             drawn = _generator(f"{seed}/{layer}/{name}").random(tuple(shape), dtype=np.float32)

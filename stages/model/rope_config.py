@@ -36,6 +36,7 @@ ROPE_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
         "truncate",
         "llama_4_scaling_beta",
     ),
+    "proportional": ("factor", "partial_rotary_factor"),
     "longrope": ("original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
 }
 """Keys of each type in a config.json; those that RopeSpec has are its settings."""
@@ -122,6 +123,8 @@ def _read(config: dict[str, Any], table: object, key: str) -> tuple[float, RopeS
     theta = rope.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))
     _check_number(theta, "rope_theta")
     settings = {name: rope[name] for name in ROPE_SETTINGS[kind] if rope.get(name) is not None}
+    if kind == "proportional":  # the part is one of its pairs, not of the head
+        settings, part = {"factor": 1.0, "partial_rotary_factor": 1.0} | settings, 1.0
     if kind == "longrope":
         return theta, _longrope(config, settings, rope.get("factor")), float(part)
     return theta, _scaling(kind, config, settings), float(part)

@@ -2,7 +2,7 @@
 
 RoFormer, Su et al. 2021. The scaled types are Hugging Face's (`modeling_rope_utils.py`): `linear` of kaiokendev,
 `dynamic` of bloc97 and emozilla, `llama3` of Llama 3.1, `yarn` of Peng et al. 2023, arXiv 2309.00071, `longrope` of
-Ding et al. 2024, arXiv 2402.13753. All numbers are in docs/numerics.md, section 9.
+Ding et al. 2024, arXiv 2402.13753, `proportional` of Gemma 4. All numbers are in docs/numerics.md, section 9.
 """
 
 import math
@@ -75,6 +75,10 @@ def frequencies(length: int, head_dim: int, *, theta: float, scaling: RopeSpec) 
         case "longrope":
             is_long = length > scaling.original_max_position_embeddings
             return 1.0 / (torch.tensor(scaling.long_factor if is_long else scaling.short_factor, device="cpu") * powers)
+        case "proportional":
+            turns = 1.0 / powers
+            turns[int(scaling.partial_rotary_factor * head_dim // 2) :] = 0.0
+            return turns / scaling.factor
         case _:
             return 1.0 / powers
 

@@ -36,6 +36,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_fact
 FAMILIES: dict[str, dict[str, Any]] = {
     **{plain: {"head_dim": 8} for plain in ("granite", "smollm3", "olmo2", "ministral3", "glm", "glm4", "seed_oss")},
     **dict.fromkeys(("olmo3", "ministral", "gemma2", "gemma3_text"), WINDOWED),
+    "gemma4_text": WINDOWED | {"hidden_size_per_layer_input": 0, "global_head_dim": 16, "attention_k_eq_v": True},
     "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": EXPERTS,

@@ -52,6 +52,8 @@ def normed_output(
             model,
             attention_backend=attention_backend,
             window=window,
+            heads_of=model.heads_of(index),
+            has_values=not (model.attention_k_eq_v and model.type_of(index) == "full_attention"),
             knows_positions=n == 0 or (index + 1) % n != 0,
             is_linear=model.type_of(index) == "linear_attention",
             routed=routed,
@@ -82,6 +84,8 @@ def block(
     *,
     attention_backend: str,
     window: int,
+    heads_of: tuple[int, int],
+    has_values: bool,
     knows_positions: bool,
     is_linear: bool,
     routed: Routed,
@@ -103,6 +107,8 @@ def block(
             positions,
             backend=attention_backend,
             window=window,
+            heads_of=heads_of,
+            has_values=has_values,
             knows_positions=knows_positions,
         )
     if is_after:
@@ -114,7 +120,11 @@ def block(
     made = mixture(model, parameters, n, routed) if model.num_experts else feed_forward(model, parameters, n)
     if is_after:
         made = normed(made, "post_feedforward")
-    return hidden + multiplied(model, made)
+    hidden = hidden + multiplied(model, made)
+    if not model.layer_scalar:
+        return hidden
+    constant = parameters["layer_scalar"]
+    return hidden * (constant.detach() + 0 * constant)
 
 
 def multiplied(model: Model, branch: Tensor) -> Tensor:
@@ -149,13 +159,15 @@ def attention(
     *,
     backend: str,
     window: int,
+    heads_of: tuple[int, int],
+    has_values: bool,
     knows_positions: bool,
 ) -> Tensor:
     """Causal attention with rotary positions; several query heads may share one key and value head."""
     num_rows, length, _ = hidden.shape
-    head_dim = model.width_of_head
-    queries, keys = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
-    cosine, sine = rotary(model, length, has_window=window > 0, dtype=hidden.dtype)
+    head_dim, num_keys = heads_of
+    queries, keys = model.num_attention_heads * head_dim, num_keys * head_dim
+    cosine, sine = rotary(model, length, head_dim, has_window=window > 0, dtype=hidden.dtype)
     growth = scales_of_queries(model.rope_scaling, length).to(hidden.dtype)
     if positions is not None:
         cosine, sine, growth = cosine[positions], sine[positions], growth[positions]
@@ -187,9 +199,13 @@ def attention(
         if model.attn_output_gate:
             q, gate = q.reshape(num_rows, length, -1, 2, head_dim).unbind(3)
         query = turned(q, "q_norm")
-        key = turned(linear(parameters, "self_attn.k_proj", hidden), "k_norm")
-        value = heads(linear(parameters, "self_attn.v_proj", hidden)).transpose(1, 2)
-    are_shared = model.num_key_value_heads < model.num_attention_heads
+        k = linear(parameters, "self_attn.k_proj", hidden)
+        key = turned(k, "k_norm")
+        v = heads(linear(parameters, "self_attn.v_proj", hidden) if has_values else k)
+        if model.value_norm:
+            v = functional.rms_norm(v, (head_dim,), None, model.rms_norm_eps)
+        value = v.transpose(1, 2)
+    are_shared = num_keys < model.num_attention_heads
     mask = None
     if 0 < window < length:
         behind = torch.arange(length).unsqueeze(1) - torch.arange(length)
@@ -247,14 +263,14 @@ def scales_of_queries(rope: Rope, length: int) -> Tensor:
     return (1 + rope.llama_4_scaling_beta * torch.log(1 + times)).view(length, 1, 1)
 
 
-def rotary(model: Model, length: int, *, has_window: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(model: Model, length: int, head_dim: int, *, has_window: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine of every position and value that turns, both [length, 1, w], computed in float32."""
     is_own = has_window and model.window_rope_theta > 0
+    width = int(head_dim * model.partial_rotary_factor)
     if is_own:
-        width = int(model.width_of_head * model.partial_rotary_factor)
         speeds = 1.0 / model.window_rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     else:
-        speeds = turns(model, length)
+        speeds = turns(model, length, width)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds)
     if model.rope_interleaved:
         cosine = angles.cos().repeat_interleave(2, 1).unsqueeze(1)
@@ -267,10 +283,9 @@ def rotary(model: Model, length: int, *, has_window: bool, dtype: torch.dtype) -
     return cosine.to(dtype), sine.to(dtype)
 
 
-def turns(model: Model, length: int) -> Tensor:
+def turns(model: Model, length: int, width: int) -> Tensor:
     """f_j: the angle of each pair for one token."""
     rope, theta = model.rope_scaling, model.rope_theta
-    width = int(model.width_of_head * model.partial_rotary_factor)
     first = rope.original_max_position_embeddings
     if rope.rope_type == "dynamic":
         grown = rope.factor * (max(length, first) / first) - (rope.factor - 1)
@@ -279,6 +294,9 @@ def turns(model: Model, length: int) -> Tensor:
     plain = 1.0 / powers
     if rope.rope_type == "linear":
         return plain / rope.factor
+    if rope.rope_type == "proportional":
+        stays = torch.arange(width // 2) >= int(rope.partial_rotary_factor * width // 2)
+        return torch.where(stays, 0.0, plain) / rope.factor
     if rope.rope_type == "llama3":
         wave = 2 * math.pi / plain
         low, high = rope.low_freq_factor, rope.high_freq_factor

@@ -14,9 +14,17 @@ Weights = dict[str, dict[str, Tensor]]
 
 def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     """Layer name to parameter name to shape. A linear weight is [outputs, inputs]."""
+    blocks = {f"block.{index}": block_shapes(model, index) for index in range(model.num_hidden_layers)}
+    vocabulary = (model.vocab_size, model.hidden_size)
+    head = {"norm.weight": (model.hidden_size,), "lm_head.weight": vocabulary}
+    return {"embed": {"weight": vocabulary}, **blocks, "head": head}
+
+
+def block_shapes(model: Model, index: int) -> dict[str, tuple[int, ...]]:
+    """Parameter name to shape of one block."""
     hidden, inner = model.hidden_size, model.intermediate_size
-    queries = model.num_attention_heads * model.width_of_head
-    keys = model.num_key_value_heads * model.width_of_head
+    width, num_keys = model.heads_of(index)
+    queries, keys = model.num_attention_heads * width, num_keys * width
     block: dict[str, tuple[int, ...]] = {}
 
     def linear(name: str, outputs: int, inputs: int, *, has_bias: bool) -> None:
@@ -29,12 +37,13 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     else:
         linear("self_attn.q_proj", queries * (1 + model.attn_output_gate), hidden, has_bias=model.qkv_bias)
         linear("self_attn.k_proj", keys, hidden, has_bias=model.qkv_bias)
-        linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
+        if not (model.attention_k_eq_v and model.type_of(index) == "full_attention"):
+            linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
     linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
     if model.qk_norm:
         together = model.qk_norm_over == "heads"
-        block["self_attn.q_norm.weight"] = (queries if together else model.width_of_head,)
-        block["self_attn.k_norm.weight"] = (keys if together else model.width_of_head,)
+        block["self_attn.q_norm.weight"] = (queries if together else width,)
+        block["self_attn.k_norm.weight"] = (keys if together else width,)
     if model.num_experts:
         linear("mlp.gate", model.num_experts, hidden, has_bias=False)
         if model.router_bias:
@@ -62,11 +71,11 @@ def parameter_shapes(model: Model) -> dict[str, dict[str, tuple[int, ...]]]:
     }
     for name in norms[model.norm_placement]:
         block[f"{name}_layernorm.weight"] = (hidden,)
-    of_rule = {name: shape for name, shape in block.items() if not name.startswith("self_attn.")} | delta_rule(model)
-    types = [model.type_of(index) for index in range(model.num_hidden_layers)]
-    blocks = {f"block.{i}": of_rule if kind == "linear_attention" else block for i, kind in enumerate(types)}
-    vocabulary = (model.vocab_size, hidden)
-    return {"embed": {"weight": vocabulary}, **blocks, "head": {"norm.weight": (hidden,), "lm_head.weight": vocabulary}}
+    if model.layer_scalar:
+        block["layer_scalar"] = (1,)
+    if model.type_of(index) != "linear_attention":
+        return block
+    return {name: shape for name, shape in block.items() if not name.startswith("self_attn.")} | delta_rule(model)
 
 
 def delta_rule(model: Model) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,7 @@ class Rope:
     short_factor: list[float]
     long_factor: list[float]
     llama_4_scaling_beta: float
+    partial_rotary_factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +51,23 @@ class Model:
     mlp_bias: bool
     qk_norm: bool
     qk_norm_over: str
+    value_norm: bool
     norm_placement: str
     fused_projections: bool
     fused_gate_up: bool
     sliding_window: int
     first_window_layer: int
     layer_types: list[str]
+    global_head_dim: int
+    num_global_key_value_heads: int
+    attention_k_eq_v: bool
     linear_num_key_heads: int
     linear_num_value_heads: int
     linear_key_head_dim: int
     linear_value_head_dim: int
     linear_conv_kernel_dim: int
     zero_centered_norms: bool
+    layer_scalar: bool
     attn_output_gate: bool
     num_experts: int
     num_experts_per_tok: int
@@ -95,6 +101,12 @@ class Model:
     def width_of_head(self) -> int:
         """Its own, or the heads' share of the hidden states."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def heads_of(self, block: int) -> tuple[int, int]:
+        """Width of a head, and number of key/value heads."""
+        if self.type_of(block) != "full_attention":
+            return self.width_of_head, self.num_key_value_heads
+        return self.global_head_dim or self.width_of_head, self.num_global_key_value_heads or self.num_key_value_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ def rest_of(job: Job, name: str, weight: Tensor) -> Group:
     if name in ROUTERS or weight.dim() == 3:
         return job.rest
     kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith(".bias") else "norms"
-    return replace(job.rest, weight_decay=0.0) if kind in job.undecayed else job.rest
+    has_none = kind in job.undecayed or name == "layer_scalar"
+    return replace(job.rest, weight_decay=0.0) if has_none else job.rest
 
 
 class Update:

@@ -1,33 +1,13 @@
 """Every slip gives one line that says what and where, the right exit code, no traceback, and leaves no process."""
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from headway.daemon.cli.program import run
-
-Outcome = tuple[int, str, str]
 FOREIGN = "203.0.113.9"
 """An address of a range reserved for documentation: no machine has it."""
 
 
-@pytest.fixture
-def run_here(
-    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Outcome]:
-    """Runs a command line that starts nothing in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(program.folder)
-
-    def run_here(*arguments: str) -> Outcome:
-        code = run(list(arguments))
-        return code, *capsys.readouterr()
-
-    return run_here
-
-
-def refused(outcome: Outcome, *, code: int, line: str) -> None:
+def refused(outcome: tuple[int, str, str], *, code: int, line: str) -> None:
     """The outcome is one line on stderr with this text, and this exit code."""
     found, _, err = outcome
     assert line in err, err
@@ -45,25 +25,25 @@ def test_missing_data(program: Any) -> None:
     assert program.leftovers() == []
 
 
-def test_other_data_than_the_jobs(program: Any, run_here: Callable[..., Outcome]) -> None:
+def test_other_data_than_the_jobs(program: Any) -> None:
     """[data] sha256 insists on other data than the folder holds: refused with both hashes."""
     job = program.job()
     job.write_text(job.read_text().replace("[data]\n", f'[data]\nsha256 = "{"0" * 64}"\n'))
-    refused(run_here("run", str(job), "--out", "out"), code=2, line="tiny.toml:data.sha256")
+    refused(program.run("run", str(job), "--out", "out"), code=2, line="tiny.toml:data.sha256")
 
 
-def test_unknown_key(program: Any, run_here: Callable[..., Outcome]) -> None:
+def test_unknown_key(program: Any) -> None:
     """A misspelt key is refused with the right one, by `run` as by `reference`."""
     job = program.job(more="mid_nodes = 2\n")
     for command in ("run", "reference"):
-        outcome = run_here(command, str(job), "--out", "out")
+        outcome = program.run(command, str(job), "--out", "out")
         refused(outcome, code=2, line="tiny.toml:placement.mid_nodes: unknown key; did you mean `min_nodes`?")
 
 
-def test_output_folder_that_is_a_file(program: Any, run_here: Callable[..., Outcome]) -> None:
+def test_output_folder_that_is_a_file(program: Any) -> None:
     """--out names a file: one line, nothing started."""
     (program.folder / "out").write_text("")
-    refused(run_here("run", str(program.job()), "--out", "out"), code=2, line="name another folder with --out")
+    refused(program.run("run", str(program.job()), "--out", "out"), code=2, line="name another folder with --out")
 
 
 def test_checkpoint_folder_that_cannot_be_used(program: Any) -> None:

@@ -54,9 +54,9 @@ def total(batch: int) -> Frame:
     )
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:
     """Raises AssertionError when it is not so in time."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < deadline, "not in time"
         threading.Event().wait(0.01)
@@ -91,9 +91,9 @@ class Sides:
         assert isinstance(frame, Frame), frame
         return frame
 
-    def lost(self, side: int) -> LinkLost:
+    def lost(self, side: int, *, within_s: float = DEADLINE_S) -> LinkLost:
         """What arrives next."""
-        item = self.inboxes[side].get(timeout=DEADLINE_S)
+        item = self.inboxes[side].get(timeout=within_s)
         assert isinstance(item, LinkLost), item
         return item
 
@@ -220,8 +220,8 @@ def test_a_dead_peer_is_noticed_while_both_directions_wait_for_its_card(sides: S
     below.send(on_card(FrameKind.GRADIENT, 1))
     wait_until(lambda: all((wire.num_sent, wire.num_received) == (2, 2) for wire in sides.nccl.wires))
     below.interrupt()  # its connections are closed, as the kernel closes a dead process's
-    assert "closed" in sides.lost(0).reason
-    wait_until(lambda: bool(above.is_ended))
+    assert "closed" in sides.lost(0, within_s=8).reason
+    wait_until(lambda: bool(above.is_ended), within_s=3)
     assert sides.nccl.communicators[DIALLER, DIALLER].num_aborts == 1
 
 

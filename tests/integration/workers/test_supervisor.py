@@ -169,9 +169,11 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
             spare = await harness.spare()
             assert os.getpriority(os.PRIO_PROCESS, spare) == os.getpriority(os.PRIO_PROCESS, os.getpid())
 
+            killed_at = time.monotonic()
             os.kill(harness.status.pid, signal.SIGKILL)
             failure = await harness.failure(first)
             await harness.until(lambda: harness.status.is_up, "the spare as worker")
+            assert time.monotonic() - killed_at < 1.0
             assert (harness.status.pid, harness.status.has_died, harness.supervisor.down_devices) == (spare, False, ())
             assert "ended by signal SIGKILL" in failure.text
             assert (failure.batch >= 0, failure.fault, failure.is_hopeless) == (True, "", False)
@@ -182,7 +184,7 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
             stopped_at = time.monotonic()
             os.kill(harness.status.pid, signal.SIGSTOP)
             failure = await harness.failure(second)
-            assert time.monotonic() - stopped_at > 4.0
+            assert 4.0 < time.monotonic() - stopped_at < 8.0
             assert "said nothing for 5 s; it was killed" in failure.text
             await harness.until(lambda: harness.status.pid == spare, "the spare as worker")
 
@@ -193,7 +195,7 @@ async def test_a_spare_takes_over_at_once_from_each_that_dies(tmp_path: Path) ->
             await harness.until((tmp_path / "faults.jsonl.struck").exists, "the fault")
             hung_at = time.monotonic()
             failure = await harness.failure(third)
-            assert time.monotonic() - hung_at > 4.0
+            assert 4.0 < time.monotonic() - hung_at < 9.0
             assert "stood still for 5 s in batch" in failure.text
     finally:
         del os.environ[ENVIRONMENT]

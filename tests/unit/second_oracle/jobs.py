@@ -110,6 +110,18 @@ sliding_window = 4
 layer_types = ["sliding_attention", "full_attention"]"""
 GEMMA2 = GEMMA + "\nattn_logit_softcapping = 0.5\nfinal_logit_softcapping = 3.0"
 GEMMA3 = GEMMA + "\nqk_norm = true\nwindow_rope_theta = 100.0"
+GEMMA4 = (
+    GEMMA.replace("zero_centered_norms = true\n", "").replace("multiplier = 0.25", "multiplier = 1.0")
+    + """
+qk_norm = true
+value_norm = true
+layer_scalar = true
+global_head_dim = 12
+num_global_key_value_heads = 1
+attention_k_eq_v = true
+window_rope_theta = 100.0
+rope_scaling = { rope_type = "proportional", factor = 2.0, partial_rotary_factor = 0.5 }"""
+)
 
 JOBS = {
     "defaults": job_file(),
@@ -274,6 +286,9 @@ JOBS = {
     ),
     "Gemma 3": job_file('dtype = "bfloat16"', model=GEMMA3, layers=3),
     "adapters beside Gemma 3": "[adapter]\nrank = 2\n" + job_file(model=GEMMA3),
+    "gemma4_bfloat16": job_file('dtype = "bfloat16"', f"rest = {ADAMW}", model=GEMMA4),
+    "gemma4_separate_documents": job_file('loss_mask = "data"\ndocuments = "separate"', model=GEMMA4),
+    "adapters beside Gemma 4": "[adapter]\nrank = 2\n" + job_file(model=GEMMA4),
     "Granite": job_file('recompute = "attention"', model=GRANITE),
     "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
     "smollm3_separate_documents": job_file(
@@ -284,6 +299,7 @@ CUT = (
     "Gemma 2",
     "gemma2_separate_documents",
     "Gemma 3",
+    "gemma4_separate_documents",
     "Phi-4-mini",
     "Qwen2-MoE",
     "olmo3_separate_documents",

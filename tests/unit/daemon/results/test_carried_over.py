@@ -121,6 +121,11 @@ def test_a_model_of_pictures_and_text_gives_its_text_model(tmp_path: Path) -> No
 
 OF_PICTURES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "Gemma 3": ("gemma3", True, {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 4}),
+    "Gemma 4": (
+        "gemma4",
+        True,
+        {"model_type": "gemma4_text", "head_dim": 8, "hidden_size_per_layer_input": 0, "pad_token_id": 0},
+    ),
     "Mistral 3": ("mistral3", False, {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
     "Ministral 3": ("mistral3", True, {"model_type": "ministral3", "head_dim": 16}),
 }
@@ -143,7 +148,8 @@ def test_the_text_of_a_model_of_pictures_has_its_logits(tmp_path: Path, name: st
         )
     told: list[str] = []
     out = exported(with_parts(job_from(folder), warn=told.append), tmp_path / "out")
-    assert "tensors of multi_modal_projector and " in told[0]
+    projector = "embed_vision" if model_type == "gemma4" else "multi_modal_projector"
+    assert f"tensors of {projector} and " in told[0]
     assert "tensors of vision_tower are left out" in told[0]
     assert json.loads((out / "config.json").read_text())["model_type"] == text["model_type"]
     tokens = torch.arange(9)[None]

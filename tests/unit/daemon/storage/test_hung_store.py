@@ -20,7 +20,6 @@ from headway.daemon.node.membership import Membership
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.storage import answering_folder
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
@@ -143,21 +142,6 @@ async def test_a_file_counts_as_held_only_when_its_size_was_seen(store: StateSto
     disk.answers.set()
     await adopting
     assert KEY in store.contents
-
-
-async def test_a_start_says_what_it_waits_for_and_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answering_folder, "SAID_EVERY_S", 0.01)
-    answers, told = threading.Event(), list[str]()
-
-    def tell(text: str) -> None:
-        told.append(text)
-        if len(told) == 2:
-            answers.set()
-
-    assert await answering_folder.answered("state_dir", tmp_path, lambda: answers.wait(PATIENCE_S), tell=tell)
-    assert told[0] == f"waiting for state_dir {tmp_path}: its file system has not answered for 0 s"
 
 
 @pytest.fixture

@@ -68,6 +68,49 @@ def _mistral3(text: Config, **more: Any) -> Config:
     } | more
 
 
+def _gemma4(sizes: tuple[int, int, int, int, int, int], period: int, **text: Any) -> Config:
+    """A Gemma 4 of pictures and text."""
+    named = _of("gemma4_text", sizes, act=None, theta=None, **GEMMA4 | text)
+    kinds = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "audio_config": None,
+        "boi_token_id": 255999,
+        "eoi_token_id": 258882,
+        "image_token_id": 258880,
+        "model_type": "gemma4",
+        "text_config": named | {"layer_types": kinds * (sizes[2] // period)},
+        "tie_word_embeddings": True,
+        "video_token_id": 258884,
+        "vision_config": {"model_type": "gemma4_vision"},
+    }
+
+
+GEMMA4: Final[Config] = {
+    "attention_bias": False,
+    "attention_k_eq_v": True,
+    "enable_moe_block": False,
+    "expert_intermediate_size": None,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": None,
+    "num_experts": None,
+    "num_kv_shared_layers": 0,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+    },
+    "sliding_window": 1024,
+    "tie_word_embeddings": True,
+    "top_k_experts": None,
+    "use_bidirectional_attention": "vision",
+    "use_double_wide_mlp": False,
+    "vocab_size_per_layer_input": 262144,
+}
 LLAMA3: Final[Config] = {
     "factor": 8.0,
     "high_freq_factor": 4.0,
@@ -482,6 +525,28 @@ CONFIGS: Final[dict[str, Config]] = {
         num_hidden_layers=62,
         num_key_value_heads=16,
         query_pre_attn_scalar=168,
+    ),
+    "google/gemma-4-31B-it": _gemma4((5376, 21504, 60, 32, 16, 262144), 6, num_global_key_value_heads=4),
+    "google/gemma-4-26B-A4B-it": _gemma4(
+        (2816, 2112, 30, 16, 8, 262144),
+        6,
+        enable_moe_block=True,
+        moe_intermediate_size=704,
+        num_experts=128,
+        num_global_key_value_heads=2,
+        top_k_experts=8,
+    ),
+    "google/gemma-4-E2B-it": _gemma4(
+        (1536, 6144, 35, 8, 1, 262144),
+        5,
+        attention_k_eq_v=False,
+        hidden_size_per_layer_input=256,
+        max_position_embeddings=131072,
+        num_global_key_value_heads=None,
+        num_kv_shared_layers=20,
+        sliding_window=512,
+        use_bidirectional_attention=None,
+        use_double_wide_mlp=True,
     ),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _mistral3(
         _of(

@@ -29,7 +29,7 @@ MODEL = ModelSpec(
 LLAMA3 = RopeSpec(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8
 )
-MODELS = {
+MODELS: dict[str, ModelSpec] = {
     "Llama": MODEL,
     "Mistral's window": replace(MODEL, sliding_window=3),
     "llama3": replace(MODEL, rope_scaling=LLAMA3),
@@ -47,6 +47,16 @@ MODELS = {
         rms_norm_eps=1e-2,
     ),
 }
+MODELS["heads by type"] = replace(
+    MODEL,
+    num_key_value_heads=4,
+    num_global_key_value_heads=2,
+    global_head_dim=12,
+    attention_k_eq_v=True,
+    layer_types=("sliding_attention", "full_attention"),
+    rope_scaling=RopeSpec(rope_type="proportional", factor=1.0, partial_rotary_factor=0.5),
+    sliding_window=3,
+)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).to(torch.int32)[None]
 
 
@@ -116,7 +126,7 @@ def test_no_gradient_crosses_the_end_of_a_document(name: str) -> None:
     assert gradient[:, -LENGTHS[-1] :].abs().min() > 0
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral's window", "gated delta rule"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral's window", "gated delta rule", "heads by type"])
 def test_the_plan_counts_what_a_microbatch_keeps(name: str) -> None:
     """Masks, cosines and sines → exactly the bytes of the cost model; none without separate documents."""
     model = MODELS[name]

@@ -79,6 +79,21 @@ GEMMA = {
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-2,  # norms of values near zero enlarge the roundings of both
 }
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "attention_k_eq_v": True,
+    "sliding_window": 8,
+    "final_logit_softcapping": 3.0,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": "vision",
+    "rms_norm_eps": 1e-2,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("llama", {}),
     "Llama 3": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
@@ -193,6 +208,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         GEMMA | {"num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_local_base_freq": 2e4, "rope_theta": 5e5},
     ),
+    "Gemma 4": ("gemma4_text", GEMMA4),
+    "Gemma 4, values of their own, another order": (
+        "gemma4_text",
+        GEMMA4
+        | {
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_hidden_layers": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "Granite": (
         "granite",
         {
@@ -247,8 +277,9 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = transformers.AutoConfig.for_model(model_type, **(SHAPE | options))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
-        for parameter in [*model.parameters(), *biases]:  # norms that are not ones, biases that are not zeros
+        kept = ("e_score_correction_bias", "layer_scalar")
+        buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(kept)]
+        for parameter in [*model.parameters(), *buffers]:  # norms that are not ones, biases that are not zeros
             parameter.add_(0.2 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("theirs")
     model.save_pretrained(folder)
@@ -331,6 +362,9 @@ def test_gradients_are_theirs(theirs: Any) -> None:
             if key.endswith(ROUTER_BIAS):
                 continue  # its gradient is the load, which theirs does not have
             assert parameter.grad is not None
+            if key == "layer_scalar":  # a buffer of theirs
+                assert not parameter.grad.any()
+                continue
             stored = ours.stored(name, key)  # two copies of a tied matrix have one gradient together
             found[stored] = found[stored] + parameter.grad if stored in found else parameter.grad
     assert found.keys() == expected.keys()
@@ -366,6 +400,7 @@ def test_options_that_no_family_has_are_named() -> None:
 
 
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SMALL_GEMMA = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 ONE_FACTOR = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if value is not None}
 
@@ -376,7 +411,7 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
         ({"model_type": "lfm2"}, "model_type is 'lfm2'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "original_max_position_embeddings = None"),
         ({"model_type": "phi3", "rope_scaling": ONE_FACTOR}, "1 factors of longrope"),
-        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type = 'proportional'"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type = 'proportional' is not supported in a llama"),
         ({"rope_parameters": {"rope_type": "su"}}, "rope_parameters.rope_type = 'su'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "rope_scaling.beta = 1"),
         ({"rope_scaling": {"type": "linear"}}, "needs factor"),
@@ -408,6 +443,13 @@ BASE = {"model_type": "llama"} | {key: value for key, value in SHAPE.items() if 
         ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear'"),
         ({"num_local_experts": 8}, "num_local_experts = 8"),
         ({"embedding_multiplier": 12.0}, "embedding_multiplier = 12.0"),
+        ({"model_type": "gemma4_text"}, "hidden_size_per_layer_input = 256 .*the nearest family that works is gemma3"),
+        (SMALL_GEMMA | {"num_kv_shared_layers": 2}, "num_kv_shared_layers = 2 is not supported: keys and values that"),
+        (SMALL_GEMMA | {"layer_types": ["sliding_attention"] * 3}, "the last block has full_attention"),
+        (
+            SMALL_GEMMA | {"per_layer_config": {"1": {"head_dim": 8}}},
+            "per_layer_config = .*one for each full_attention",
+        ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
     ],
 )
