@@ -392,6 +392,8 @@ NOT_COMPUTED: Final[Mapping[str, tuple[str, str]]] = {
 
 _OF_SMALL_GEMMA: Final = "which Gemma 4 E2B and E4B have; the nearest family that works is gemma3_text"
 WHY_NOT: Final[Mapping[str, str]] = {
+    "enable_moe_block": ": experts beside the MLP, which Gemma 4 26B-A4B has; the nearest family that works is "
+    "qwen3_5_moe_text",
     "hidden_size_per_layer_input": f": inputs of their own for blocks, {_OF_SMALL_GEMMA}",
     "quantization_config": '; take the model without it (bfloat16); [adapter] quantize = "nf4" makes it small here',
     "num_kv_shared_layers": f": keys and values that blocks share, {_OF_SMALL_GEMMA}",
