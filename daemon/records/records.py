@@ -429,7 +429,7 @@ class WorkerRecord:
     fault: str = ""
     """One line that is equal for workers with equal errors; empty when it was killed or lost a neighbour."""
     is_hopeless: bool = False
-    """True if another attempt would end in this error again: a loss that is not finite."""
+    """True if another attempt would end in this error again: a loss that is not finite, a package that is missing."""
     lost_peer: int = -1
     """Position of the neighbour whose link is lost, if it failed for that reason; -1: it did not."""
     was_unreached: bool = False

@@ -209,7 +209,11 @@ class StageWorker:
             reason = " ".join(str(error).split())
             log.warning("order_refused", order=kind, job=about.job_name, generation=generation, reason=reason)
             refused = control_pb2.Refused(
-                job=about.job_name, generation=generation, reason=f"{kind}: {reason}", damaged_path=damaged_path(error)
+                job=about.job_name,
+                generation=generation,
+                reason=f"{kind}: {reason}",
+                hopeless=isinstance(error, MissingPackageError),
+                damaged_path=damaged_path(error),
             )
             self._report(Report(refused=refused))
 

@@ -171,6 +171,11 @@ JOBS = {
     "adapters on experts": '[adapter]\nrank = 2\ntargets = ["q_proj", "gate_proj", "up_proj", "down_proj"]\n'
     + job_file("router_balance_loss = 0.02", model=QWEN3_MOE),
     "adapters beside NF4": '[adapter]\nrank = 2\nquantize = "nf4"\n' + job_file(),
+    "adapters with dropout and rsLoRA beside NF4": "[adapter]\nrank = 3\nalpha = 5.0\nrslora = true\ndropout = 0.2\n"
+    'quantize = "nf4"\n' + job_file('recompute = "block"', model="qkv_bias = true"),
+    "adapters with dropout and rsLoRA beside int8, bfloat16": "[adapter]\nrank = 3\nrslora = true\ndropout = 0.05\n"
+    'quantize = "int8"\ntargets = ["v_proj", "o_proj", "up_proj", "down_proj"]\n'
+    + job_file('dtype = "bfloat16"\nrecompute = "attention"', f"matrices = {ADAMW}"),
     "adapters beside int8 experts, bfloat16": '[adapter]\nrank = 2\nquantize = "int8"\n'
     + job_file('dtype = "bfloat16"', model=QWEN3_MOE),
     "tied": job_file("reduction_groups = 3\nclip_norm = 0.3", model="tie_word_embeddings = true"),

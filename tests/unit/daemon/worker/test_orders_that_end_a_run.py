@@ -1,5 +1,7 @@
 """Some orders end a run. The worker then obeys them, and all that follow, in the order in which they came."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +15,8 @@ from headway.daemon.worker.stage_worker import StageWorker
 from headway.proto.control_pb2 import LayerSource, Order, Quit, Release, Report, StageAssignment, Start
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import AbortedError
-from headway.stages.spec import layer_names
+from headway.stages.model import quantized
+from headway.stages.spec import AdapterSpec, layer_names
 from tests.unit.stages.stage.pipeline import CountingTokens, make_job
 
 
@@ -90,3 +93,22 @@ def test_a_librarys_refusal_of_memory_ends_a_run_as_a_shortage(tmp_path: Path) -
     worker._compute(cast(Any, SimpleNamespace(loop=SimpleNamespace(run=run), executor=SimpleNamespace(batch=3))))
     assert [report.refused.HasField("shortage") for report in told] == [True]
     assert (told[0].refused.batch, told[0].refused.fault) == (3, "")
+
+
+def test_a_package_that_is_missing_ends_the_job_at_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base in NF4 where bitsandbytes is missing: no other attempt follows, and the line has the command."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr(quantized, "_kernels", cast(Any, quantized._kernels).__wrapped__)
+    job, worker, told = make_job(), make_worker(WorkerInbox(), tmp_path), list[Report]()
+    job = replace(job, model=replace(job.model, adapter=AdapterSpec(rank=2, quantize="nf4")))
+    worker._report = cast(Any, told.append)  # type: ignore[method-assign]
+    worker._session.did_prepare("tiny", 1, spec=job, tokens=cast(Any, CountingTokens()))
+    layers = layer_names(job.model)
+    sources = [LayerSource(layer=layer, initial=True) for layer in layers]
+    stage = StageAssignment(num_stages=1, layers=layers, depth=1)
+    start = Start(job_name="tiny", generation=1, timeline=1, stage=stage, sources=sources)
+    worker._obey(Order(start=start))
+    assert [report.refused.hopeless for report in told] == [True]
+    assert "needs bitsandbytes, which is not installed: `pip install 'headway[quantized]'`" in told[0].refused.reason

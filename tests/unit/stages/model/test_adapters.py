@@ -14,10 +14,11 @@ from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import adapt, kept_values, merged
-from headway.stages.model.decoder import build_layer, trained_shapes
-from headway.stages.model.hugging_face import model_spec
+from headway.stages.model.decoder import build_layer, parameter_shapes, trained_shapes
+from headway.stages.model.frozen_weights import frozen_beside
+from headway.stages.model.hugging_face import checkpoint_name, model_spec
 from headway.stages.model.initial_weights import initial_adapters, initial_parameters
-from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec
+from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, layer_names
 from headway.stages.state.layer_state import LayerState
 
 MODEL = ModelSpec(
@@ -153,3 +154,38 @@ def test_peft_opens_the_folder(tmp_path: Path, rslora: bool) -> None:
     theirs = model.merge_and_unload().model.layers[0]
     for name in ADAPTED:
         torch.testing.assert_close(ours[f"{name}.weight"], theirs.get_parameter(f"{name}.weight"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_peft_opens_the_folder_beside_a_base_in_4_bits(tmp_path: Path) -> None:
+    """transformers loads the folder with load_in_4bit, PEFT adds the adapters: the logits of our frozen W' and A, B."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    pytest.importorskip("bitsandbytes")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=2, vocab_size=32
+    )  # fmt: skip
+    torch.manual_seed(2)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    spec = replace(model_spec(config.to_dict()), adapter=AdapterSpec(rank=2, alpha=6.0, quantize="nf4"))
+    given = load_file(tmp_path / "model/model.safetensors")
+    tokens = torch.arange(24).reshape(2, 12) * 7 % 32
+    hidden = tokens
+    with AdapterFolderWriter(tmp_path / "adapter", spec, base=str(tmp_path / "model")) as writer:
+        for name in layer_names(spec):
+            weights = {key: given[checkpoint_name(name, key, spec)] for key in parameter_shapes(name, spec)}
+            adapters = {key: 0.1 * torch.randn(shape) for key, shape in trained_shapes(name, spec).items()}
+            layer = build_layer(name, spec)
+            frozen = frozen_beside(weights, LayerName(name), spec, TrainSpec(), device="cpu")
+            layer.load_state_dict(frozen | adapters, assign=True)
+            hidden = layer(hidden)
+            writer.add(name, adapters)
+    in_4_bits = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", quantization_config=in_4_bits, dtype=torch.float32, device_map="cpu"
+    )
+    opened = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
+    opened.train()  # for evaluations on some CPUs bitsandbytes rounds to bfloat16
+    torch.testing.assert_close(opened(tokens).logits, hidden, atol=1e-4, rtol=1e-4)
