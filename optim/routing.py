@@ -55,7 +55,7 @@ def kind_of_rest(parameter_name: str, parameter: Tensor) -> Undecayed | None:
         return None
     if parameter.ndim == 2:
         return "embeddings"
-    return "biases" if parameter_name.endswith(".bias") else "norms"
+    return "biases" if parameter_name.endswith((".bias", ".sinks")) else "norms"
 
 
 def split_by_decay(

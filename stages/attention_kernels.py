@@ -43,6 +43,8 @@ def why_not(kernel: Kernel, model: ModelSpec, train: TrainSpec, *, device_kind: 
         return ""
     if model.attn_logit_softcapping:
         return "it has no attn_logit_softcapping"
+    if model.attention_sinks and device_kind != "cpu":
+        return "on a card it has no attention_sinks"
     if device_kind != "cuda":
         return "" if kernel == "flash" else "a CPU has no memory-efficient kernel"
     compute = _numbers(capability)

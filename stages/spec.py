@@ -174,6 +174,13 @@ class ModelSpec:
     """Whether each token weighs what they return."""
     routed_scaling_factor: float = 1.0
     """Factor of the weights of a token's experts."""
+    expert_bias: bool = False
+    """Whether router and experts have biases, and a file has the matrices of a block's experts as one, transposed."""
+    swiglu_limit: float = 0.0
+    """Largest gate of an expert, and largest size of up, whose product is gate · sigmoid(alpha · gate) · (up + 1) then;
+    0: it is silu(gate) · up, of any size.
+    """
+    swiglu_alpha: float = 0.0
     embedding_multiplier: float = 1.0
     """Factor of the embeddings."""
     attention_multiplier: float = 0.0
@@ -184,6 +191,8 @@ class ModelSpec:
     """Divisor of the logits."""
     hidden_act: Literal["silu", "gelu_pytorch_tanh"] = "silu"
     """Activation of an MLP's gate."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in the softmax of attention, and has no value."""
     attn_logit_softcapping: float = 0.0
     """Largest score of attention, by a tanh; 0: there is none."""
     final_logit_softcapping: float = 0.0

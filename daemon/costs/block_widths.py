@@ -34,7 +34,7 @@ def block_widths(model: ModelSpec, train: TrainSpec, *, block: int = 0) -> Block
     of_norms = 2 if train.dtype == "bfloat16" and not model.zero_centered_norms else 3
     # A second norm of a branch keeps its input, which nothing else does. Its output is added, and not kept.
     second = (of_norms - 1) * hidden if model.norm_placement == "both" else 0
-    above = of_norms * hidden + second + 4 * inner + _of_routing(model)
+    above = of_norms * hidden + second + (4 + _of_limit(model)) * inner + _of_routing(model)
     is_linear = model.type_of(block) == "linear_attention"
     normed = _of_q_and_k(model, block) if model.qk_norm and of_norms == 3 and not is_linear else 0
     return BlockWidths(kept=of_norms * hidden + second + normed + _of_mixing(model, block) + above, kept_above=above)
@@ -45,6 +45,11 @@ def _inner_width(model: ModelSpec) -> int:
     if not model.has_experts:
         return model.intermediate_size
     return (model.num_experts_per_tok + model.num_shared_experts) * model.moe_intermediate_size
+
+
+def _of_limit(model: ModelSpec) -> int:
+    """Return how many values more an expert of limited size keeps for each of its width."""
+    return 3 if model.swiglu_limit else 0
 
 
 def _of_routing(model: ModelSpec) -> int:
@@ -101,7 +106,8 @@ def _beside_adapters(model: ModelSpec, train: TrainSpec, block: int) -> BlockWid
     if model.has_experts and in_mlp:  # an expert's rows are its own; a token has as many as experts that it meets
         num_met = model.num_experts_per_tok + model.num_shared_experts
         of_mlp += hidden * (num_met - 1) * any(name != "down_proj" for name in in_mlp)
-    above = hidden * num_norms + inner * 3 + of_mlp + model.adapter.rank * len(in_mlp) * num_met + _of_routing(model)
+    of_mlp += inner * (3 + _of_limit(model))
+    above = hidden * num_norms + of_mlp + model.adapter.rank * len(in_mlp) * num_met + _of_routing(model)
     below = hidden * num_norms + of_attention + model.adapter.rank * len(in_attention)
     mixing = _of_mixing(model, block, keeps_output=bool({"o_proj", "out_proj"} & {*adapted}))
     # The gradients of the product, of silu and of up; the first takes the place of the product, if that was kept.

@@ -270,6 +270,10 @@ def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
         sizes.append(model.num_experts * model.hidden_size)
     if model.router_bias:
         sizes.append(model.num_experts)
+    if model.expert_bias:
+        sizes += [model.num_experts, *(rows for rows, _ in _mlp_shapes(model))]
+    if model.attention_sinks and model.type_of(block) != "linear_attention":
+        sizes.append(model.num_attention_heads)
     if model.shared_expert_gate:
         sizes.append(model.hidden_size)
     if model.qkv_bias:
@@ -425,6 +429,10 @@ def _attention_bytes(model: ModelSpec, train: TrainSpec, block: int) -> int:
     if model.attn_logit_softcapping:
         # The tanh and the shares, which in bfloat16 are there twice.
         return element_bytes(train) * tokens * num_copied + 2 * _score_bytes(model, train)
+    if train.attention_backend == "math" and model.attention_sinks:
+        # The shares, which in bfloat16 are there twice.
+        times = 3 if train.dtype == "bfloat16" else 2
+        return element_bytes(train) * tokens * num_copied + times * _score_bytes(model, train) // 2
     if train.attention_backend == "math":
         return FP32_BYTES * tokens * num_copied + _score_bytes(model, train)
     return FP32_BYTES * tokens * (num_copied + model.num_attention_heads)

@@ -237,7 +237,8 @@ def _check_experts(model: ModelSpec, source: str) -> None:
     plain = ModelSpec()
     others = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_scoring", "router_bias")
     if not model.has_experts:
-        for name in (*others, "num_shared_experts", "shared_expert_gate", "routed_scaling_factor"):
+        of_experts = ("expert_bias", "swiglu_limit", "swiglu_alpha")
+        for name in (*others, "num_shared_experts", "shared_expert_gate", "routed_scaling_factor", *of_experts):
             if getattr(model, name) != getattr(plain, name):
                 _refuse(source, f"model.{name}", "is not used without num_experts; leave it out")
         return
@@ -246,6 +247,8 @@ def _check_experts(model: ModelSpec, source: str) -> None:
         _refuse(source, "model.num_experts_per_tok", what)
     if model.shared_expert_gate and not model.num_shared_experts:
         _refuse(source, "model.shared_expert_gate", "is not used without num_shared_experts; leave it out")
+    if bool(model.swiglu_limit) != bool(model.swiglu_alpha):
+        _refuse(source, "model.swiglu_limit", "is used with swiglu_alpha; set both, or leave both out")
     if not model.moe_intermediate_size:
         _refuse(source, "model.moe_intermediate_size", "must be above 0 with num_experts")
 
@@ -266,6 +269,9 @@ def _check_adapter(model: ModelSpec, source: str) -> None:
             _refuse(source, key, f"{name} is named twice")
     if model.has_experts and {*adapter.targets} & {"gate_proj", "up_proj", "down_proj"}:
         # What PEFT cannot say of experts, whose matrices transformers has joined.
+        if model.expert_bias:
+            what = "PEFT has no adapter beside experts that lie in one tensor, transposed"
+            _refuse(source, "adapter.targets", f"{what}; name matrices of attention alone")
         if ("gate_proj" in adapter.targets) != ("up_proj" in adapter.targets):
             _refuse(source, "adapter.targets", "gate_proj and up_proj of experts are one matrix for PEFT; name both")
         if model.num_shared_experts:

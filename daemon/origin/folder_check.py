@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from headway.daemon.errors import RecoveryError
 from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, CONFIG_NAME
 from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
+from headway.daemon.origin.origin_parts import range_of
 from headway.daemon.origin.safetensors_header import DTYPES, shown
 from headway.daemon.origin.tensor_places import (
     INDEX_NAME,
     SINGLE_NAME,
     TIED_NAMES,
+    PackedEntry,
     Place,
     find_adapters,
     find_tensors,
@@ -77,6 +79,8 @@ def _are_equal(folder: OriginFolder, one: Place, other: Place) -> bool:
         return False
     pieces = folder.read(file, entry.begin, entry.end)
     others = folder.read(other_file, other_entry.begin, other_entry.end)
+    if isinstance(entry, PackedEntry) or isinstance(other_entry, PackedEntry):  # one may be in MXFP4
+        pieces, others = (iter([b"".join(range_of(folder, "", *each).read())]) for each in (one, other))
     return all(piece == beside for piece, beside in zip(pieces, others, strict=True))
 
 

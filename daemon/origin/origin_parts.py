@@ -7,22 +7,32 @@ A matrix that the job quantizes is in the file as codes and scales, so the check
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.safetensors_header import DTYPES, TensorEntry, shown
-from headway.daemon.origin.tensor_places import INDEX_NAME, SINGLE_NAME, TensorPlaces, find_adapters, find_tensors
+from headway.daemon.origin.tensor_places import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    PackedEntry,
+    TensorPlaces,
+    find_adapters,
+    find_tensors,
+)
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.errors import MissingPackageError
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes
+from headway.stages.model.expert_stacks import from_mxfp4, part_of
 from headway.stages.model.hugging_face import layer_parameter
 from headway.stages.model.quantized import ABSMAX, quantize, quantized_matrices
 from headway.stages.spec import TIED, ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
-from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, state_start, tensor_of
+from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, raw_bytes, state_start, tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +45,36 @@ class Range:
     file: str
     begin: int
     end: int
+    packed: PackedEntry | None = None
+    """What the range has, if that is more than the tensor, or has it in another form."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the number of the tensor's bytes."""
+        if self.packed is None:
+            return self.end - self.begin
+        return prod(self.shape) * (4 if self.dtype == "F32" else 2)
 
     def read(self, *, skipped_bytes: int = 0) -> Iterator[bytes]:
         """Yield its bytes, piece by piece. Raises RecoveryError."""
-        return self.folder.read(self.file, min(self.begin + skipped_bytes, self.end), self.end)
+        if self.packed is None:
+            return self.folder.read(self.file, min(self.begin + skipped_bytes, self.end), self.end)
+        return iter([self._unpacked(self.packed)[skipped_bytes:]])
+
+    def _unpacked(self, packed: PackedEntry) -> bytes:
+        raw = _read_whole(self.folder, self.file, self.begin, self.end)
+        if packed.scales is None:
+            whole = tensor_of(raw, self.dtype, packed.stored).movedim(-1, 0)
+        else:
+            scales = tensor_of(_read_whole(self.folder, *packed.scales), "U8", (packed.stored[0], -1))
+            whole = from_mxfp4(tensor_of(raw, "U8", packed.stored), scales)
+        return bytes(raw_bytes(part_of(whole, packed.part, packed.num_parts), self.dtype))
+
+
+@lru_cache(maxsize=4)
+def _read_whole(folder: OriginFolder, file: str, begin: int, end: int) -> bytes:
+    """Return a range's bytes. They are kept until an expert's other part is read, which comes next by name."""
+    return b"".join(folder.read(file, begin, end))
 
 
 def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -100,7 +136,7 @@ class _Part:
                 continue
             part = self._ranges[key]
             yield from part.read(skipped_bytes=skipped_bytes)
-            skipped_bytes = max(0, skipped_bytes - (part.end - part.begin))
+            skipped_bytes = max(0, skipped_bytes - part.size_bytes)
 
     def _quantized(self, key: str) -> tuple[bytes, bytes]:
         """Return the bytes of a matrix's codes and scales."""
@@ -133,7 +169,7 @@ def ranges_of(
         parameter = _parameter_of(name, tensor, model=model)
         if not parameter:
             continue
-        found[f"{INITIAL}/{parameter}"] = _range(folder, tensor, file, entry)
+        found[f"{INITIAL}/{parameter}"] = range_of(folder, tensor, file, entry)
     if not found:
         raise RecoveryError(folder.url, f"has no tensor of {name}")
     return found
@@ -148,15 +184,17 @@ def adapters_of(spec: JobSpec, name: str, *, beat: Callable[[], None] = lambda: 
     for tensor, (file, entry) in find_adapters(folder).items():
         place = layer_parameter(tensor, spec.model)
         if place is not None and place[0] == name:
-            found[f"{INITIAL}/{place[1]}"] = _range(folder, tensor, file, entry)
+            found[f"{INITIAL}/{place[1]}"] = range_of(folder, tensor, file, entry)
     return found
 
 
-def _range(folder: OriginFolder, tensor: str, file: str, entry: TensorEntry) -> Range:
+def range_of(folder: OriginFolder, tensor: str, file: str, entry: TensorEntry) -> Range:
+    """Return where a tensor's bytes come from. Raises RecoveryError for a dtype that is not read."""
     if entry.dtype not in DTYPES:
         what = f"has {shown(tensor)} in {entry.dtype}; read are {', '.join(DTYPES)}"
         raise RecoveryError(folder.named(file), what)
-    return Range(folder, entry.dtype, entry.shape, file, entry.begin, entry.end)
+    packed = entry if isinstance(entry, PackedEntry) else None
+    return Range(folder, entry.dtype, entry.shape, file, entry.begin, entry.end, packed)
 
 
 def _parameter_of(name: str, tensor: str, *, model: ModelSpec) -> str:

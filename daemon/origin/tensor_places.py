@@ -20,7 +20,7 @@ from headway.daemon.origin.safetensors_header import (
     tensors_of,
     unique_keys,
 )
-from headway.stages.model.mixture_config import MOST_EXPERTS
+from headway.stages.model.mixture_config import EXPERT_PARTS, EXPERT_STACK, MOST_EXPERTS
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -36,7 +36,6 @@ _COMPUTED: Final = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.in
 
 _TEXT_PREFIX: Final = re.compile(r"(model\.language_model|language_model\.model)\.")
 """Before the names of the text model, in a folder with a model of pictures and text: new and old."""
-_ALL_EXPERTS: Final = re.compile(r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)", re.ASCII)
 _BESIDE_TEXT: Final = re.compile(
     r"(model\.)?(visual|(vision|audio)_tower|embed_(vision|audio)|multi_modal_projector)\.|mtp\."
 )
@@ -44,6 +43,21 @@ TIED_NAMES: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """The names under which a checkpoint may have a tied matrix."""
 Place = tuple[str, TensorEntry]
 """A tensor's file, and its entry there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEntry(TensorEntry):
+    """A matrix or a bias of one expert in a file of gpt-oss: every num_parts-th output of what the range has.
+
+    dtype and shape are the matrix's own, begin and end those of what has it: see stages/model/expert_stacks.py.
+    """
+
+    stored: tuple[int, ...]
+    """Shape of the range's values; in MXFP4 of its bytes."""
+    part: int
+    num_parts: int
+    scales: tuple[str, int, int] | None
+    """File and range of the scales; None: the range is no MXFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ def find_tensors(
         what = f"has neither {SINGLE_NAME} nor {INDEX_NAME}"
         raise MissingFileError(folder.url, f"{what}; {instead(folder.names(), folder.url)}")
     headers: dict[str, bytes] = {}
-    tensors = _places_of(folder, weight_map, is_wanted, headers=headers)
+    tensors = _members_of(folder, _places_of(folder, weight_map, is_wanted, headers=headers))
     beside_text = tuple(name for name in tensors if _BESIDE_TEXT.match(name))
     for name in beside_text:
         del tensors[name]
@@ -104,8 +118,9 @@ def _places_of(
             headers[file] = header
         if weight_map is not None:
             _compare(folder, file, found, weight_map)
+        is_transposed = any(name.endswith("_proj_bias") for name in weight_map or found)  # as gpt-oss alone has them
         for raw, whole in found.items():
-            for name, entry in _experts_of(_text_name(raw), whole):
+            for name, entry in [(_text_name(raw), whole)] if is_transposed else _experts_of(_text_name(raw), whole):
                 if not is_wanted(name) or _COMPUTED.fullmatch(name):
                     continue
                 if len(tensors) >= MAX_TENSORS:
@@ -119,11 +134,11 @@ def _places_of(
 
 def _experts_of(name: str, whole: TensorEntry) -> Iterator[tuple[str, TensorEntry]]:
     """Yield each expert's matrices of a tensor that has those of all experts one after another; else the tensor."""
-    found = _ALL_EXPERTS.fullmatch(name)
+    found = EXPERT_STACK.fullmatch(name)
     if found is None or len(whole.shape) != 3 or 0 in whole.shape or whole.shape[0] > MOST_EXPERTS:
         yield name, whole
         return
-    parts = ("gate_proj", "up_proj") if found[2] == "gate_up_proj" else ("down_proj",)
+    parts = EXPERT_PARTS[found[2]]
     num_experts, rows, columns = whole.shape
     rows, size = rows // len(parts), (whole.end - whole.begin) // (num_experts * len(parts))
     for number in range(num_experts * len(parts)):
@@ -131,6 +146,61 @@ def _experts_of(name: str, whole: TensorEntry) -> Iterator[tuple[str, TensorEntr
         begin = whole.begin + number * size
         entry = TensorEntry(dtype=whole.dtype, shape=(rows, columns), begin=begin, end=begin + size)
         yield f"{found[1]}.{expert}.{parts[part]}.weight", entry
+
+
+def _members_of(folder: OriginFolder, tensors: dict[str, Place]) -> dict[str, Place]:
+    """Return each expert's matrices and biases in place of gpt-oss's tensors of all experts of a block."""
+    made: dict[str, Place] = {}
+    for name, (file, whole) in tensors.items():
+        found = EXPERT_STACK.fullmatch(name)
+        scales = tensors.get(f"{name.removesuffix('_blocks')}_scales")
+        if found is not None and found[3] == "_scales":
+            continue  # with the blocks
+        if found is None or not _is_stack(whole, scales and scales[1], found[3] or ""):
+            made[name] = (file, whole)
+            continue
+        parts, last = EXPERT_PARTS[found[2]], "bias" if found[3] == "_bias" else "weight"
+        if len(made) + len(parts) * whole.shape[0] > MAX_TENSORS:
+            raise RecoveryError(folder.named(file), f"has more than {MAX_TENSORS} tensors, the most that are read")
+        for number in range(whole.shape[0]):
+            for part, kind in enumerate(parts):
+                entry = _member(whole, scales, number, part=part, num_parts=len(parts))
+                made[f"{found[1]}.{number}.{kind}.{last}"] = (file, entry)
+    return made
+
+
+def _is_stack(whole: TensorEntry, scales: TensorEntry | None, kind: str) -> bool:
+    """Return whether a tensor is what its name says, so far as its shape tells."""
+    if 0 in whole.shape or len(whole.shape) < 2 or whole.shape[0] > MOST_EXPERTS:
+        return False
+    if kind == "_blocks":
+        is_fp4 = whole.shape[-1] == 16 and len(whole.shape) == 4 and whole.dtype == "U8"
+        return is_fp4 and scales is not None and (scales.dtype, scales.shape) == ("U8", whole.shape[:-1])
+    return len(whole.shape) == {"": 3, "_bias": 2}.get(kind, 0)
+
+
+def _member(whole: TensorEntry, scales: Place | None, number: int, *, part: int, num_parts: int) -> PackedEntry:
+    """Return one of the parts of an expert. Each expert's values lie in a row."""
+    (begin, end), stored, of_scales = _slice(whole, number), whole.shape[1:], None
+    inputs, outputs, dtype = stored[:-1], stored[-1], whole.dtype
+    if scales is not None:
+        inputs, outputs, dtype = (32 * stored[1],), stored[0], "BF16"
+        stored, of_scales = (outputs, 16 * stored[1]), (scales[0], *_slice(scales[1], number))
+    return PackedEntry(
+        dtype=dtype,
+        shape=(outputs // num_parts, *inputs),
+        begin=begin,
+        end=end,
+        stored=stored,
+        part=part,
+        num_parts=num_parts,
+        scales=of_scales,
+    )
+
+
+def _slice(whole: TensorEntry, number: int) -> tuple[int, int]:
+    size = (whole.end - whole.begin) // whole.shape[0]
+    return whole.begin + number * size, whole.begin + (number + 1) * size
 
 
 def find_adapters(folder: OriginFolder) -> dict[str, Place]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
@@ -28,6 +28,7 @@ from headway.daemon.results.model_place import (
 )
 from headway.daemon.results.shard_layout import DTYPES, Shard, planned_shards, shards_of_origin
 from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.expert_stacks import stacked, stacked_shapes, unstacked
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec, text_config
 from headway.stages.spec import TIED, ModelSpec, layer_names
 from headway.stages.state.state_file import raw_bytes
@@ -65,11 +66,15 @@ class ModelFolderWriter(DraftedFolder):
         self.is_replacing = check_place(folder, force=force)
         self.folder = folder
         self._spec = spec
-        shapes = {
+        if dtype is None and carried is not None and b'"quantization_config"' in carried.files.get(CONFIG_NAME, b""):
+            dtype = "bfloat16"  # into which its weights were read
+        shapes: Mapping[str, Sequence[int]] = {
             checkpoint_name(layer, name, spec): tuple(shape)
             for layer in layer_names(spec)
             for name, shape in parameter_shapes(layer, spec).items()
         }
+        if spec.expert_bias:
+            shapes = stacked_shapes(shapes)
         origin = shards_of_origin(carried.headers, shapes) if carried is not None else None
         if origin is not None and (dtype is None or _dtypes(origin) == {DTYPES[dtype]}):
             self._shards, self._is_of_origin = origin, True
@@ -99,6 +104,7 @@ class ModelFolderWriter(DraftedFolder):
         if CONFIG_NAME in carried.files:
             config = text_config(json.loads(carried.files[CONFIG_NAME]))
             if not self._is_of_origin:
+                config.pop("quantization_config", None)
                 config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype or "float32"
         has_tokenizer = any(name in files for name in _TOKENIZERS)
         with told_of(self.folder):
@@ -123,16 +129,21 @@ class ModelFolderWriter(DraftedFolder):
 
         Raises ConfigError when they cannot be written.
         """
-        for parameter, tensor in parameters.items():
-            if self._spec.tie_word_embeddings and (layer, parameter) == ("head", TIED["head"]):
-                continue  # the folder has the matrix once, as the embedding
-            name = checkpoint_name(layer, parameter, self._spec)
+        named = {
+            checkpoint_name(layer, parameter, self._spec): tensor.detach().cpu()
+            for parameter, tensor in parameters.items()
+            # the folder has a tied matrix once, as the embedding
+            if not (self._spec.tie_word_embeddings and (layer, parameter) == ("head", TIED["head"]))
+        }
+        pieces = stacked(named) if self._spec.expert_bias else ((name, 0, tensor) for name, tensor in named.items())
+        for name, number, tensor in pieces:
             shard = self._places[name]
-            entry = shard.tensors[name]
-            assert entry.shape == tuple(tensor.shape), f"{name} has another shape"
+            entry, shape = shard.tensors[name], tuple(tensor.shape)
+            assert shape in (entry.shape, entry.shape[1:]), f"{name} has another shape"
+            raw = raw_bytes(tensor, entry.dtype)
             with told_of(self.folder), (self.draft / shard.name).open("r+b") as file:
-                file.seek(entry.begin)
-                file.write(raw_bytes(tensor.detach().cpu(), entry.dtype))
+                file.seek(entry.begin + number * len(raw))
+                file.write(raw)
             self._left.discard(name)
 
     def close(self) -> None:
@@ -186,6 +197,8 @@ def read_model(folder: Path) -> LoadedModel:
             if not (folder / file).is_file():
                 raise FileNotFoundError(ENOENT, "missing", file)
             tensors |= load_file(folder / file)
+        if spec.expert_bias:
+            tensors = unstacked(tensors)
         weights = {
             layer: {
                 name: _shaped(tensors, checkpoint_name(layer, name, spec), shape)

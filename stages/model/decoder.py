@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import adapt
-from headway.stages.model.documents import DocumentRows
+from headway.stages.model.attention_sinks import AttentionWithSinks
+from headway.stages.model.documents import DocumentRows, added_mask
 from headway.stages.model.experts import Mixture
 from headway.stages.model.linear_attention import GatedDeltaNet
 from headway.stages.model.rotary import query_scales, rotary_table
@@ -240,6 +241,8 @@ class Attention(nn.Module):
             if not spec.has_values_of_keys(block):
                 self.v_proj = _linear(spec.hidden_size, self.sizes[2], bias=spec.qkv_bias)
         self.o_proj = _linear(self.sizes[0], spec.hidden_size, bias=spec.output_bias)
+        if spec.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(spec.num_attention_heads, device="meta"))
         if spec.qk_norm:
             self.norms_heads_together = spec.qk_norm_over == "heads"
             queries, keys = self.sizes[:2] if self.norms_heads_together else (self.head_dim, self.head_dim)
@@ -254,8 +257,12 @@ class Attention(nn.Module):
             key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
             is_grouped = False
         mask = self._mask(hidden, documents)
-        if self.cap:
-            mixed = self._capped_attention(query, key, value, mask)
+        has_sinks = hasattr(self, "sinks")
+        if has_sinks and not self.cap and not hidden.is_cuda and self.backend in ("auto", "flash"):
+            added = added_mask(mask, hidden.dtype) if mask is not None and mask.dtype == torch.bool else mask
+            mixed = AttentionWithSinks.apply(query, key, value, self.sinks, added, self.scale)  # type: ignore[no-untyped-call]
+        elif has_sinks or self.cap:
+            mixed = self._written_out(query, key, value, mask)
         else:
             with _chosen(self.backend):
                 mixed = functional.scaled_dot_product_attention(
@@ -266,16 +273,20 @@ class Attention(nn.Module):
             mixed = mixed * gate.sigmoid()
         return self.o_proj(mixed.flatten(2))  # type: ignore[no-any-return]
 
-    def _capped_attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what attention mixes from capped scores, which no kernel of torch has."""
+    def _written_out(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what attention mixes from capped scores or beside sinks, step by step: no kernel of torch has them."""
         groups, length = query.shape[1] // key.shape[1], query.shape[2]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = _capped(query @ key.transpose(2, 3) * (self.scale or self.head_dim**-0.5), self.cap)
+        scores = query @ key.transpose(2, 3) * (self.scale or self.head_dim**-0.5)
+        if self.cap:
+            scores = _capped(scores, self.cap)
         if mask is None:
             mask = kept_window_mask(length, length, query.device)
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        if hasattr(self, "sinks"):
+            scores = torch.cat((scores, self.sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1)
         shares = functional.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        return shares @ value
+        return shares[..., :length] @ value
 
     def _mask(self, hidden: Tensor, documents: DocumentRows | None) -> Tensor | None:
         """Return who attends to whom; None: each token to all before it."""

@@ -59,8 +59,8 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
     has_window = 0 < model.sliding_window < length
     return DocumentRows(
         *angles(*of_all, int((model.global_head_dim or model.head_width) * model.partial_rotary_factor)),
-        _added(is_own, dtype),
-        _added(is_own & (distance < model.sliding_window), dtype) if has_window else None,
+        added_mask(is_own, dtype)[:, None],
+        added_mask(is_own & (distance < model.sliding_window), dtype)[:, None] if has_window else None,
         window_cosine=in_windows and in_windows[0],
         window_sine=in_windows and in_windows[1],
         query_scales=None if scales is None else scales[positions],
@@ -68,7 +68,7 @@ def document_rows(positions: Tensor, model: ModelSpec, dtype: torch.dtype) -> Do
     )
 
 
-def _added(attends: Tensor, dtype: torch.dtype) -> Tensor:
+def added_mask(attends: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what is added to the scores."""
     mask = torch.full(attends.shape, -torch.inf, dtype=dtype, device=attends.device)
-    return mask.masked_fill_(attends, 0.0)[:, None]
+    return mask.masked_fill_(attends, 0.0)

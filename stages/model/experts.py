@@ -29,21 +29,29 @@ class RouterLosses:
 class ExpertLinear(nn.Linear):
     """A matrix of an expert. Its own class, because adapters are put beside plain linear layers alone."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False, device="meta")
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias, device="meta")
 
 
 class Expert(nn.Module):
-    """down(silu(gate(x)) · up(x)) on some rows, perhaps none: [rows, hidden] → [rows, hidden]."""
+    """down(silu(gate(x)) · up(x)) on some rows, perhaps none: [rows, hidden] → [rows, hidden].
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    With a limit it is down((up(x) + 1) · g · sigmoid(alpha · g)), of a gate g and an up inside the limit.
+    """
+
+    def __init__(self, spec: ModelSpec, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = ExpertLinear(hidden_size, intermediate_size)
-        self.up_proj = ExpertLinear(hidden_size, intermediate_size)
-        self.down_proj = ExpertLinear(intermediate_size, hidden_size)
+        self.gate_proj = ExpertLinear(spec.hidden_size, intermediate_size, bias=spec.expert_bias)
+        self.up_proj = ExpertLinear(spec.hidden_size, intermediate_size, bias=spec.expert_bias)
+        self.down_proj = ExpertLinear(intermediate_size, spec.hidden_size, bias=spec.expert_bias)
+        self.limit, self.alpha = spec.swiglu_limit, spec.swiglu_alpha
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(rows)) * self.up_proj(rows))  # type: ignore[no-any-return]
+        gate, up = self.gate_proj(rows), self.up_proj(rows)
+        if not self.limit:
+            return self.down_proj(functional.silu(gate) * up)  # type: ignore[no-any-return]
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down_proj((up + 1) * (gate * torch.sigmoid(gate * self.alpha)))  # type: ignore[no-any-return]
 
 
 class Router(nn.Module):
@@ -56,6 +64,8 @@ class Router(nn.Module):
         self.is_sigmoid = spec.router_scoring == "sigmoid"
         self.scale = spec.routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(spec.num_experts, spec.hidden_size, device="meta"))
+        if spec.expert_bias:
+            self.bias = nn.Parameter(torch.empty(spec.num_experts, device="meta"))
         if spec.router_bias:
             self.e_score_correction_bias = nn.Parameter(torch.empty(spec.num_experts, device="meta"))
 
@@ -65,7 +75,7 @@ class Router(nn.Module):
             logits = functional.linear(rows.float(), self.weight.float())
             scores = logits.sigmoid()
         else:
-            logits = functional.linear(rows, self.weight).float()
+            logits = functional.linear(rows, self.weight, getattr(self, "bias", None)).float()
             scores = functional.softmax(logits, -1)
         with torch.no_grad():
             ranked = (
@@ -87,11 +97,9 @@ class Mixture(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.gate = Router(spec)
-        self.experts = nn.ModuleList(
-            Expert(spec.hidden_size, spec.moe_intermediate_size) for _ in range(spec.num_experts)
-        )
+        self.experts = nn.ModuleList(Expert(spec, spec.moe_intermediate_size) for _ in range(spec.num_experts))
         if spec.num_shared_experts:
-            self.shared_experts = Expert(spec.hidden_size, spec.num_shared_experts * spec.moe_intermediate_size)
+            self.shared_experts = Expert(spec, spec.num_shared_experts * spec.moe_intermediate_size)
         if spec.shared_expert_gate:
             self.shared_expert_gate = ExpertLinear(spec.hidden_size, 1)
         self.losses = RouterLosses()

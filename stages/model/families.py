@@ -39,6 +39,8 @@ class Family:
     """Norms of a block that have another name in its files."""
     turns_parts: bool = False
     """Whether it may turn a part of each head alone."""
+    quantized: tuple[str, ...] = ()
+    """Forms of quantized weights that are read, by their `quant_method`."""
     scales_by_width: bool = False
     """Whether its embeddings are multiplied by √hidden_size. Unless `options` say another factor, its scores are then
     multiplied by query_pre_attn_scalar^(−½).
@@ -106,6 +108,23 @@ _QWEN35: Final[dict[str, Any]] = {
     "keys": {name: name for name in LINEAR_SIZES},
     "turns_parts": True,
     "only": {"attn_output_gate": (True,), "mlp_only_layers": ([], None)},
+}
+
+_ABSENT_IN_GPT_OSS: Final = {
+    "attention_bias": True,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "rope_theta": 1.5e5,
+    "sliding_window": 128,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
 }
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -261,6 +280,16 @@ FAMILIES: Final[dict[str, Family]] = {
         rope_types=("default", "linear", "llama3", "yarn"),
         only=_ONLY_IN_GEMMA,
     ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        {"attention_sinks": True, "expert_bias": True},
+        absent=_ABSENT_IN_GPT_OSS,
+        window="types",
+        window_period=2,
+        keys={**_BIASES_OF_ATTENTION, "swiglu_alpha": "swiglu_alpha", "swiglu_limit": "swiglu_limit"},
+        quantized=("mxfp4",),
+        rope_types=("default", "linear", "llama3", "yarn"),
+    ),
 }
 """Families by `model_type`. The first that can say a model's options names its export."""
 
@@ -278,6 +307,10 @@ OPTIONS: Final = (
     *GLOBAL_HEADS,
     "zero_centered_norms",
     "attn_output_gate",
+    "attention_sinks",
+    "expert_bias",
+    "swiglu_alpha",
+    "swiglu_limit",
     "fused_projections",
     "fused_gate_up",
     "rope_interleaved",
@@ -316,6 +349,8 @@ ABSENT: Final[dict[str, Any]] = {
     "residual_multiplier": 1.0,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
+    "swiglu_alpha": None,
+    "swiglu_limit": None,
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
@@ -358,7 +393,7 @@ WITHOUT_EFFECT: Final = re.compile(
     r"output_attentions|output_hidden_states|producer|return_dict|transformers_version|use_cache|cache_implementation|is_decoder|is_llama_config|"
     r"tokenizer_class|task_specific_params|problem_type|chunk_size_feed_forward|unsloth_\w+|transformers\.js_config|"
     r"output_router_logits|router_aux_loss_coef|pretraining_tp|attention_dropout|resid_pdrop|embd_pdrop|hidden_dropout|residual_dropout|"
-    r"neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+|vocab_size_per_layer_input"
+    r"experts_per_token|initial_context_length|neftune_noise_alpha|mamba_ssm_dtype|mtp_\w+|vocab_size_per_layer_input"
 )
 """Keys that change nothing that is computed here. Dropout and noise are settings of a training, not of a model: a job
 trains without them.

@@ -323,8 +323,10 @@ def _why_not_computed(model_type: object) -> str:
 def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) -> None:
     """Refuse each value that is not computed, and each key that is not known, is on and is not ignored."""
     told = dict(family.absent) | config
+    quantized = config.get("quantization_config")
+    is_read = isinstance(quantized, dict) and quantized.get("quant_method") in family.quantized
     for key, values in (ONLY | dict(family.only)).items():
-        if key in told and told[key] not in values:
+        if key in told and told[key] not in values and not (is_read and key == "quantization_config"):
             raise ValueError(f"{key} = {_short(told[key])} is not supported{WHY_NOT.get(key, '')}")
     said = {key for each in FAMILIES.values() for key in each.keys.values()} - set(family.keys.values())
     for key in sorted(said & config.keys()):

@@ -1,8 +1,8 @@
 """Maps mixtures of experts to and from a config.json, and to the names of their tensors.
 
-Five families have them. Mixtral's experts have the width of its MLP and names of their own. The others have Qwen's
-names. Qwen2-MoE, Qwen3.5-MoE and dots.llm1 have experts for all tokens. dots.llm1 scores with a sigmoid, and has a
-bias for the choice.
+Six families have them. Mixtral's experts have the width of its MLP and names of their own; gpt-oss's have that width
+and biases. The others have Qwen's names. Qwen2-MoE, Qwen3.5-MoE and dots.llm1 have experts for all tokens. dots.llm1
+scores with a sigmoid, and has a bias for the choice.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from headway.stages.spec import ModelSpec
 
-MIXTURES: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text", "dots1")
+MIXTURES: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe_text", "dots1", "gpt_oss")
 """The families, by `model_type`."""
 
 MOST_EXPERTS: Final = 512
@@ -23,14 +23,21 @@ _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "qwen3_moe": {"num_experts": "num_local_experts"},
     "qwen3_5_moe_text": {},
     "dots1": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
 }
 """Names in a config.json of the fields of ModelSpec that have another one there."""
+EXPERT_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""By the name of a tensor that has a matrix of all experts of a block, the matrices of each."""
+EXPERT_STACK: Final = re.compile(
+    r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?", re.ASCII
+)
 _COUNTS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ONLY: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "mixtral": {"router_jitter_noise": (0, 0.0)},
     "qwen2_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     "qwen3_moe": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     "qwen3_5_moe_text": {"norm_topk_prob": (True,)},
+    "gpt_oss": {"norm_topk_prob": (True,)},
     "dots1": {"first_k_dense_replace": (0,), "moe_layer_freq": (1,), "n_group": (1,), "topk_group": (1,)},
 }
 """Keys that change the computation, with the values that are computed here."""
@@ -64,7 +71,7 @@ def mixture_of(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{fields['num_experts']} experts are more than the {MOST_EXPERTS} that are read")
     if fields["num_experts_per_tok"] > fields["num_experts"]:
         raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {fields['num_experts']} experts")
-    is_normed = config.get("norm_topk_prob", model_type in ("mixtral", "qwen3_5_moe_text"))
+    is_normed = config.get("norm_topk_prob", model_type in ("mixtral", "qwen3_5_moe_text", "gpt_oss"))
     if not isinstance(is_normed, bool):
         raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
     fields["norm_topk_prob"] = is_normed
@@ -93,7 +100,7 @@ def mixture_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
     config: dict[str, Any] = {names.get(field, field): getattr(spec, field) for field in _COUNTS}
     if model_type in _WITH_GATE:
         config["shared_expert_intermediate_size"] = spec.num_shared_experts * spec.moe_intermediate_size
-    if model_type == "qwen3_5_moe_text":
+    if model_type in ("qwen3_5_moe_text", "gpt_oss"):
         return config
     if model_type == "mixtral":
         return config | {"output_router_logits": False, "router_jitter_noise": 0.0}
@@ -117,8 +124,8 @@ def mixture_family(spec: ModelSpec) -> str | None:
     if is_plain and is_simple:
         if spec.qk_norm:
             return "qwen3_moe"
-        is_mixtral = spec.norm_topk_prob and spec.moe_intermediate_size == spec.intermediate_size
-        return "mixtral" if is_mixtral else None
+        is_as_wide = spec.norm_topk_prob and spec.moe_intermediate_size == spec.intermediate_size
+        return ("gpt_oss" if spec.expert_bias else "mixtral") if is_as_wide else None
     is_dots = spec.router_scoring == "sigmoid" and spec.router_bias and spec.num_shared_experts
     return "dots1" if is_dots and spec.qk_norm else None
 
@@ -127,7 +134,10 @@ def name_in_mixture(parameter: str, model: ModelSpec) -> str:
     """Return a block's parameter under its family's name, such as Mixtral's `block_sparse_moe.experts.3.w1.weight`."""
     if model.shared_expert_gate:
         return parameter.replace("mlp.shared_experts.", "mlp.shared_expert.")
-    if mixture_family(model) != "mixtral":
+    family = mixture_family(model)
+    if family == "gpt_oss":
+        return parameter.replace("mlp.gate.", "mlp.router.")
+    if family != "mixtral":
         return parameter
     found = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.(.+)", parameter)
     if found is not None:
@@ -143,7 +153,7 @@ def name_from_mixture(name: str) -> str:
         return f"mlp.experts.{found[1]}.{back[found[2]]}.{found[3]}"
     if name.startswith("mlp.shared_expert."):
         return name.replace("mlp.shared_expert.", "mlp.shared_experts.")
-    return "mlp.gate.weight" if name == "block_sparse_moe.gate.weight" else name
+    return re.sub(r"^(block_sparse_moe\.gate|mlp\.router)\.", "mlp.gate.", name)
 
 
 def _present(config: Mapping[str, Any], field: str, name: str) -> str:

@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     "qwen2_moe": WITH_SHARED,
+    "gpt_oss": WINDOWED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": LINEAR,
     "qwen3_5_moe_text": LINEAR | WITH_SHARED,
 }

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -212,8 +213,13 @@ def attention(
         mask = (behind >= 0) & (behind < window)
     if positions is not None:
         mask = same_document(positions) if mask is None else same_document(positions) & mask
-    if model.attn_logit_softcapping:
-        mixed = capped_attention(model, query, key, value, mask, are_documents=positions is not None)
+    if model.attention_sinks and backend != "math":
+        added = None if mask is None else torch.zeros(mask.shape, dtype=hidden.dtype).masked_fill(~mask, -math.inf)
+        mixed = Sunk.apply(query, key, value, parameters["self_attn.sinks"], added)  # type: ignore[no-untyped-call]
+        return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
+    if model.attn_logit_softcapping or model.attention_sinks:
+        sinks = parameters.get("self_attn.sinks")
+        mixed = written_out(model, query, key, value, mask, sinks, are_documents=positions is not None)
         return linear(parameters, "self_attn.o_proj", mixed.transpose(1, 2).reshape(num_rows, length, -1))
     with chosen(backend):
         mixed = functional.scaled_dot_product_attention(
@@ -231,21 +237,58 @@ def attention(
     return linear(parameters, "self_attn.o_proj", mixed.reshape(num_rows, length, -1))
 
 
-def capped_attention(
-    model: Model, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, are_documents: bool
+class Sunk(torch.autograd.Function):
+    """Fused attention whose softmax has one more logit a head."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor | None) -> Tensor:
+        """o' = o · exp(l − l')."""
+        causal = mask is None
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+        whole = torch.logaddexp(lse, sinks.float().view(1, -1, 1))
+        made: Tensor = (o.float() * torch.exp(lse - whole).unsqueeze(3)).to(q.dtype)
+        ctx.mask = mask
+        ctx.save_for_backward(q, k, v, sinks, made, whole)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The kernel's own of o' and l'; a sink gets minus its share of what its row has."""
+        q, k, v, sinks, o, whole = ctx.saved_tensors
+        rows = torch.sum(gradients[0].float() * o.float(), 3)
+        share = torch.exp(sinks.float().view(1, -1, 1) - whole)
+        own = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradients[0], q, k, v, o, whole, 0.0, ctx.mask is None, attn_mask=ctx.mask
+        )
+        return *own, -(share * rows).sum((0, 2)).to(sinks.dtype), None
+
+
+def written_out(
+    model: Model,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    *,
+    are_documents: bool,
 ) -> Tensor:
     """Attention step by step."""
     times, length = model.num_attention_heads // model.num_key_value_heads, query.shape[2]
     keys, values = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     scores = torch.matmul(query, keys.mT) * (model.attention_multiplier or model.width_of_head**-0.5)
-    scores = torch.tanh(scores / model.attn_logit_softcapping) * model.attn_logit_softcapping
+    if model.attn_logit_softcapping:
+        scores = torch.tanh(scores / model.attn_logit_softcapping) * model.attn_logit_softcapping
     if mask is None:
         mask = torch.ones(length, length, dtype=torch.bool).tril()
     if are_documents:
         scores = scores + torch.zeros(mask.shape, dtype=scores.dtype).masked_fill(~mask, -math.inf)
     else:
         scores = scores.masked_fill(~mask, -math.inf)
-    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype), values)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(len(scores), -1, length, 1)], -1)
+    shares = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(shares[..., :length], values)
 
 
 def same_document(positions: Tensor) -> Tensor:

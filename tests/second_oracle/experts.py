@@ -31,7 +31,7 @@ def mixture(model: Model, parameters: Parameters, hidden: Tensor, routed: Routed
         z = functional.linear(n.float(), gate.float())
         s = z.sigmoid()
     else:
-        z = functional.linear(n, gate).float()
+        z = functional.linear(n, gate, parameters.get("mlp.gate.bias")).float()
         s = functional.softmax(z, -1)
     c = torch.topk((s if bias is None else s + bias.float()).detach(), k).indices
     w = s.gather(1, c)
@@ -46,12 +46,12 @@ def mixture(model: Model, parameters: Parameters, hidden: Tensor, routed: Routed
     counts = torch.stack([(c == e).sum() for e in range(model.num_experts)])
     made, begin = [], 0
     for e, number in enumerate(counts.tolist()):
-        made.append(expert(parameters, f"mlp.experts.{e}", rows[begin : begin + number]))
+        made.append(expert(model, parameters, f"mlp.experts.{e}", rows[begin : begin + number]))
         begin += number
     y = torch.cat(made).index_select(0, order.argsort()).reshape(*c.shape, -1)
     o = (y * w.unsqueeze(-1)).sum(1)
     if model.num_shared_experts:
-        u = expert(parameters, "mlp.shared_experts", n)
+        u = expert(model, parameters, "mlp.shared_experts", n)
         if model.shared_expert_gate:
             u = u * functional.linear(n, parameters["mlp.shared_expert_gate.weight"]).sigmoid()
         o = o + u
@@ -65,16 +65,23 @@ def mixture(model: Model, parameters: Parameters, hidden: Tensor, routed: Routed
     return o.reshape(hidden.shape)
 
 
-def expert(parameters: Parameters, name: str, rows: Tensor) -> Tensor:
-    """down(silu(gate(x)) · up(x))."""
+def expert(model: Model, parameters: Parameters, name: str, rows: Tensor) -> Tensor:
+    """down(silu(gate(x)) · up(x)), or the same inside a limit."""
     gate = beside_adapter(parameters, f"{name}.gate_proj", rows)
     up = beside_adapter(parameters, f"{name}.up_proj", rows)
-    return beside_adapter(parameters, f"{name}.down_proj", functional.silu(gate) * up)
+    made = functional.silu(gate) * up if not model.swiglu_limit else limited(model, gate, up)
+    return beside_adapter(parameters, f"{name}.down_proj", made)
+
+
+def limited(model: Model, gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) · gate · sigmoid(alpha · gate)."""
+    gate, up = torch.clamp(gate, max=model.swiglu_limit), torch.clamp(up, -model.swiglu_limit, model.swiglu_limit)
+    return (up + 1) * (gate * (gate * model.swiglu_alpha).sigmoid())
 
 
 def beside_adapter(parameters: Parameters, name: str, rows: Tensor) -> Tensor:
     """rows · weightᵀ, and what its adapter adds, if it has one."""
-    plain = functional.linear(rows, parameters[f"{name}.weight"])
+    plain = functional.linear(rows, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
     if f"{name}.lora_A.weight" not in parameters:
         return plain
     low = functional.linear(rows, parameters[f"{name}.lora_A.weight"])

@@ -40,12 +40,14 @@ def block_shapes(model: Model, index: int) -> dict[str, tuple[int, ...]]:
         if not (model.attention_k_eq_v and model.type_of(index) == "full_attention"):
             linear("self_attn.v_proj", keys, hidden, has_bias=model.qkv_bias)
     linear("self_attn.o_proj", hidden, queries, has_bias=model.output_bias)
+    if model.attention_sinks:
+        block["self_attn.sinks"] = (model.num_attention_heads,)
     if model.qk_norm:
         together = model.qk_norm_over == "heads"
         block["self_attn.q_norm.weight"] = (queries if together else width,)
         block["self_attn.k_norm.weight"] = (keys if together else width,)
     if model.num_experts:
-        linear("mlp.gate", model.num_experts, hidden, has_bias=False)
+        linear("mlp.gate", model.num_experts, hidden, has_bias=model.expert_bias)
         if model.router_bias:
             block["mlp.gate.e_score_correction_bias"] = (model.num_experts,)
         if model.shared_expert_gate:
@@ -54,9 +56,9 @@ def block_shapes(model: Model, index: int) -> dict[str, tuple[int, ...]]:
         if model.num_shared_experts:
             experts["mlp.shared_experts"] = model.num_shared_experts * model.moe_intermediate_size
         for name, width in experts.items():
-            linear(f"{name}.gate_proj", width, hidden, has_bias=False)
-            linear(f"{name}.up_proj", width, hidden, has_bias=False)
-            linear(f"{name}.down_proj", hidden, width, has_bias=False)
+            linear(f"{name}.gate_proj", width, hidden, has_bias=model.expert_bias)
+            linear(f"{name}.up_proj", width, hidden, has_bias=model.expert_bias)
+            linear(f"{name}.down_proj", hidden, width, has_bias=model.expert_bias)
     elif model.fused_projections or model.fused_gate_up:
         linear("mlp.gate_up_proj", 2 * inner, hidden, has_bias=model.mlp_bias)
     else:
@@ -107,7 +109,7 @@ def initial_weights(model: Model, *, seed: int) -> Weights:
             return torch.ones(shape)
         if len(shape) == 1 and name.endswith("norm.weight") and model.zero_centered_norms:
             return torch.zeros(shape)
-        if len(shape) == 1:
+        if len(shape) == 1 and name != "self_attn.sinks":
             return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
         is_copy = model.tie_word_embeddings and name == "lm_head.weight"
         key = f"{seed}/embed/weight" if is_copy else f"{seed}/{layer}/{name}"

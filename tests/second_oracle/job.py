@@ -78,11 +78,15 @@ class Model:
     num_shared_experts: int
     shared_expert_gate: bool
     routed_scaling_factor: float
+    expert_bias: bool
+    swiglu_limit: float
+    swiglu_alpha: float
     embedding_multiplier: float
     attention_multiplier: float
     residual_multiplier: float
     logits_scaling: float
     hidden_act: str
+    attention_sinks: bool
     attn_logit_softcapping: float
     final_logit_softcapping: float
     window_rope_theta: float

@@ -19,7 +19,7 @@ def rest_of(job: Job, name: str, weight: Tensor) -> Group:
         return replace(job.rest, name="lion", lr=job.router_bias_lr, betas=(0.0, 0.0), weight_decay=0.0)
     if name in ROUTERS or weight.dim() == 3:
         return job.rest
-    kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith(".bias") else "norms"
+    kind = "embeddings" if weight.dim() == 2 else "biases" if name.endswith((".bias", ".sinks")) else "norms"
     has_none = kind in job.undecayed or name == "layer_scalar"
     return replace(job.rest, weight_decay=0.0) if has_none else job.rest
 

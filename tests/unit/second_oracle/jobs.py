@@ -123,6 +123,24 @@ window_rope_theta = 100.0
 rope_scaling = { rope_type = "proportional", factor = 2.0, partial_rotary_factor = 0.5 }"""
 )
 
+GPT_OSS = (
+    """head_dim = 10
+qkv_bias = true
+output_bias = true
+attention_sinks = true
+sliding_window = 4
+layer_types = ["sliding_attention", "full_attention"]
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 20
+norm_topk_prob = true
+expert_bias = true
+swiglu_limit = 0.1
+swiglu_alpha = 1.702
+"""
+    + YARN
+)
+
 JOBS = {
     "defaults": job_file(),
     "recompute": job_file('recompute = "block"'),
@@ -294,6 +312,15 @@ JOBS = {
     "gemma4_bfloat16": job_file('dtype = "bfloat16"', f"rest = {ADAMW}", model=GEMMA4),
     "gemma4_separate_documents": job_file('loss_mask = "data"\ndocuments = "separate"', model=GEMMA4),
     "adapters beside Gemma 4": "[adapter]\nrank = 2\n" + job_file(model=GEMMA4),
+    "gpt-oss": job_file("router_balance_loss = 0.02", model=GPT_OSS, inner=20, layers=3),
+    "gpt_oss_separate_documents": job_file(
+        'loss_mask = "data"\ndocuments = "separate"\ndtype = "bfloat16"\nrecompute = "attention"',
+        f'rest = {ADAMW}\nundecayed = ["biases"]',
+        model=GPT_OSS,
+        inner=20,
+    ),
+    "gpt_oss_math": job_file('attention_backend = "math"', model=GPT_OSS, inner=20),
+    "adapters beside gpt-oss in int8": '[adapter]\nrank = 2\nquantize = "int8"\n' + job_file(model=GPT_OSS, inner=20),
     "Granite": job_file('recompute = "attention"', model=GRANITE),
     "granite_bfloat16_in_chunks": job_file('dtype = "bfloat16"\nloss_chunk = 5', model=GRANITE),
     "smollm3_separate_documents": job_file(
@@ -312,6 +339,10 @@ CUT = (
     "adapters beside GLM-4",
     "Granite",
     "granite_bfloat16_in_chunks",
+    "gpt-oss",
+    "gpt_oss_separate_documents",
+    "gpt_oss_math",
+    "adapters beside gpt-oss in int8",
     "smollm3_separate_documents",
 )
 """Jobs that a pipeline computes too, in a stage for each layer."""

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from headway.stages.model.decoder import build_layer, parameter_shapes, token_loss
+from headway.stages.model.expert_stacks import unstacked
 from headway.stages.model.hugging_face import (
     checkpoint_name,
     family_of,
@@ -265,6 +266,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "GLM-4 9B": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
     "GLM-4": ("glm4", {"head_dim": 16}),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "swiglu_limit": 0.3,
+            "rope_parameters": YARN | {"truncate": False, "factor": 32.0},
+        },
+    ),
+    "gpt-oss, another order": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "swiglu_alpha": 0.7,
+        },
+    ),
     "Seed-OSS": ("seed_oss", {"head_dim": 12, "attention_out_bias": True}),
 }
 
@@ -293,6 +316,8 @@ class Ours(nn.Module):
         super().__init__()
         self.spec = model_spec(json.loads((folder / "config.json").read_text()))
         tensors = load_file(folder / "model.safetensors")
+        if self.spec.expert_bias:
+            tensors = unstacked(tensors)
         self.layers = nn.ModuleList(build_layer(name, self.spec) for name in layer_names(self.spec))
         left = set(tensors)
         for name, layer in self.named_layers():
@@ -333,12 +358,15 @@ def test_logits_and_greedy_text_are_theirs(theirs: Any) -> None:
 def their_gradients(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
     """Gradients by the names of a checkpoint: in memory the experts of a block are two stacks."""
     gradients: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if spec.expert_bias:
+        named = unstacked(named)
+    for name, whole in named.items():
         path, _, last = name.rpartition(".")
         if not path.endswith(".experts"):
-            gradients[name] = parameter.grad
+            gradients[name] = whole
             continue
-        for number, gradient in enumerate(parameter.grad):
+        for number, gradient in enumerate(whole):
             parts = zip(("gate_proj", "up_proj"), gradient.chunk(2), strict=True) if last == "gate_up_proj" else ()
             for kind, part in parts or [("down_proj", gradient)]:
                 gradients[f"{path}.{number}.{kind}.weight"] = part
