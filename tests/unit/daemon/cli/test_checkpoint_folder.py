@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -361,6 +362,22 @@ def test_changes_are_meant_of_a_checkpoints_job(headway: Any) -> None:
     code, out, err = headway("submit", "job.toml", "--change")
     assert (code, out) == (2, "")
     assert err == "headway: --change: needs --from: only the job of a checkpoint has keys to change\n"
+
+
+def test_checkpoints_of_a_namesake_in_the_same_folder_are_told_apart(
+    tmp_path: Path, headway: Any, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster has a job of this name and writes there too: all are listed, and a line says which are ours."""
+    mine, others = tmp_path / "demo/mine", tmp_path / "demo/others"
+    fault = replace(fake_cluster.SPEC.fault, checkpoint_dir=str(tmp_path))
+    monkeypatch.setattr(fake_cluster, "SPEC", replace(fake_cluster.SPEC, fault=fault))
+    monkeypatch.setattr(fake_cluster, "SpecRecord", partial(fake_cluster.SpecRecord, uid="mine"))
+    write(mine, 20)
+    assert headway("checkpoints", "demo")[2] == ""
+    write(others, 40)
+    code, out, err = headway("checkpoints", "demo")
+    told = "headway: other submissions of the name demo write there too; those of this job are below"
+    assert (code, len(out.splitlines()), err) == (0, 2, f"{told} {mine}\n")
 
 
 def test_submit_wants_a_job_or_a_checkpoint(headway: Any) -> None:
