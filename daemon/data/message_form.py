@@ -19,6 +19,8 @@ from headway.daemon.errors import ConfigError
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read what an assistant thinks; transformers passes the first two for any of them."""
 _ROLES: Final = ("system", "user", "assistant", "tool")
+_SAME: Final = {"developer": "system", "observation": "tool", "function": "tool"}
+"""What a role is to a template that does not name it."""
 _QUOTED: Final = re.compile(r"""(?<=['"])\w+(?=['"])""")
 _END: Final = "</think>"
 _WORD: Final = "headwayprobe"
@@ -59,6 +61,7 @@ class MessageForm:
 
     def _message(self, message: Mapping[str, Any], name: str, chat: Conversation) -> dict[str, Any]:
         found = {key: value for key, value in message.items() if value is not None and key != "content"}
+        found["role"] = found["role"] if found["role"] in self.roles else _SAME.get(found["role"], found["role"])
         if found["role"] not in self.roles:
             what = f"{name} has the role {found['role']!r}, which the chat template does not name"
             raise ConfigError(f"{what}; say user, assistant, system or tool, or drop the record", chat.where)

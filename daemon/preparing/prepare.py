@@ -61,7 +61,8 @@ def prepare(
             try:
                 _fill(run, opened, encoder, held_out=options.held_out, console=console)
                 train, validation = run.destination.finish()
-                _check(run.writer, ", ".join(sources), options)
+                is_short = options.pairs and train.left_out + validation.left_out > 0
+                _check(run.writer, ", ".join(sources), options, rows_are_short=is_short)
                 if encoder.file:
                     (place.data / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
                     (place.data / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
@@ -161,11 +162,11 @@ def _fill(
                     return
 
 
-def _check(writer: ShardWriter, sources: str, options: Preparation) -> None:
+def _check(writer: ShardWriter, sources: str, options: Preparation, *, rows_are_short: bool) -> None:
     """Raise ConfigError if a split is empty."""
     if not writer.num_tokens and not writer.validation.num_tokens:
         what = "nothing to train on in it" if options.pack else "no text in it"
-        hint = "; a pair that is longer than a row is left out: name a larger --pack" if options.pairs else ""
+        hint = "; a pair that is longer than a row is left out: name a larger --pack" if rows_are_short else ""
         raise ConfigError(f"{what}{hint}", sources)
     empty = "training" if not writer.num_tokens else "validation"
     if options.validation and not (writer.num_tokens and writer.validation.num_tokens):

@@ -126,7 +126,9 @@ def _columns(schema: Any, field: Field, path: Path) -> list[str]:
         raise ConfigError(error.what, str(path)) from error
     for name in columns:
         if not can_measure(kind := schema.field(name).type):
-            raise ConfigError(f"its column {name!r} has the type {kind}, which is not read", str(path))
+            raise ConfigError(
+                f"its column {name!r} has the type {kind}, which is not read; write it as string", str(path)
+            )
     return columns
 
 

@@ -23,6 +23,7 @@ _XZ_MEMORY_BYTES: Final = 512 << 20
 """`xz -9` needs 65 MiB to read; a file may ask for 4 GiB."""
 _LOOK_BYTES: Final = 64 << 10
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+TO_UTF8: Final = "convert it, for example with `iconv -f WINDOWS-1252 -t UTF-8`"
 _KNOWN: Final = {
     b"\x1f\x8b": "compressed by gzip: end its name with .gz",
     b"\x28\xb5\x2f\xfd": "compressed by zstd: end its name with .zst",
@@ -32,6 +33,7 @@ _KNOWN: Final = {
     b"\xfe\xff": "UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`",
     b"PK\x03\x04": "a zip archive: unpack it, or write its text to a file",
     b"%PDF-": "a PDF: write its text to a file",
+    b"SQLite format 3": "SQLite: write a table with `sqlite3 -header -csv FILE 'select * from TABLE' > table.csv`",
     b"PAR1": "parquet: end its name with .parquet",
     b"ARROW1": "Arrow: end its name with .arrow",
 }
@@ -101,7 +103,7 @@ def checked(pieces: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 def _check(path: Path, why_no_text: str) -> None:
     if why_no_text:
-        hint = "--binary takes every file as it is"
+        hint = "--binary takes every file as it is, and a pattern such as 'FOLDER/**/*.md' some of a folder"
         raise ConfigError(f"is no UTF-8 text, but {why_no_text}; {hint}", str(path))
 
 
@@ -116,7 +118,7 @@ def _why_no_text(text: bytes, *, start: int = 0, is_cut: bool = False) -> str:
     except UnicodeDecodeError as error:
         if not (is_cut and error.start >= len(text) - 4):  # a sample may end inside a character
             place = f"has the byte {text[error.start]:#04x} at {start + error.start}"
-            return f"{place}: convert it, for example with `iconv -f WINDOWS-1252 -t UTF-8`"
+            return f"{place}: {TO_UTF8}"
     return ""
 
 

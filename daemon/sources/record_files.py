@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 from headway.daemon.data.documents import MAX_RECORD_BYTES, BadRecord, Document, FileSource
 from headway.daemon.errors import ConfigError
-from headway.daemon.sources.file_content import file_content
+from headway.daemon.sources.file_content import TO_UTF8, file_content
 from headway.daemon.sources.records import Field
 
 MAX_LINE_BYTES: Final = MAX_RECORD_BYTES
@@ -36,6 +36,9 @@ class JsonLinesSource(FileSource):
 
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         with file_content(self.path) as (content, file):
+            if content.peek(_BLOCK_BYTES).lstrip().startswith(b"["):
+                yield from _of_values(content, file, self.path, self.field)
+                return
             number, start = 0, 0
             while line := content.readline(MAX_LINE_BYTES + 1):
                 number += 1
@@ -55,11 +58,13 @@ class JsonLinesSource(FileSource):
 
     def _document(self, line: bytes, where: str) -> Document | BadRecord:
         try:
-            return self.field.document(json.loads(line), where)
+            return self.field.document(json.loads(line.rstrip().rstrip(b",")), where)
         except UnicodeDecodeError:
-            return BadRecord("is not UTF-8 text", where)
-        except (ValueError, RecursionError):
-            return BadRecord("is not JSON", where)
+            return BadRecord(f"is not UTF-8 text: {TO_UTF8}", where)
+        except json.JSONDecodeError as error:
+            return BadRecord(f"is not JSON: {error.msg} at character {error.pos + 1}", where)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of lists
+            return BadRecord("is not JSON that can be read", where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,7 @@ class JsonSource(FileSource):
 
     def documents(self) -> Iterator[tuple[Document | BadRecord, float]]:
         with file_content(self.path) as (content, file):
-            start = 0
-            for value, line in _values(content, self.path):
-                end = file.tell()
-                yield self.field.document(value, f"{self.path}, line {line}"), end - start
-                start = end
+            yield from _of_values(content, file, self.path, self.field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,17 @@ class _Lines:
             return line.decode()
         except UnicodeDecodeError as error:
             what = f"is not UTF-8 text ({line[error.start]:#04x} at {error.start})"
-            raise ConfigError(
-                f"{what}: convert it, for example with `iconv -f WINDOWS-1252 -t UTF-8`", where
-            ) from error
+            raise ConfigError(f"{what}: {TO_UTF8}", where) from error
+
+
+def _of_values(
+    content: IO[bytes], file: IO[bytes], path: Path, field: Field
+) -> Iterator[tuple[Document | BadRecord, float]]:
+    start = 0
+    for value, line in _values(content, path):
+        end = file.tell()
+        yield field.document(value, f"{path}, line {line}"), end - start
+        start = end
 
 
 def _values(content: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
@@ -191,7 +200,7 @@ def _values(content: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
         try:
             text, at = text[at:] + decode(block, is_last), 0
         except UnicodeDecodeError as error:
-            raise ConfigError("is not UTF-8 text", f"{path}, after line {line}") from error
+            raise ConfigError(f"is not UTF-8 text: {TO_UTF8}", f"{path}, after line {line}") from error
 
 
 def _check_error(error: ValueError, text: str, *, is_last: bool, path: Path, line: int) -> None:

@@ -31,7 +31,7 @@ class _Form:
     needs: tuple[str, ...]
     """Names of columns."""
     messages: Callable[[Mapping[str, Any]], Any]
-    may_have: tuple[str, ...] = ("tools", "system")
+    may_have: tuple[str, ...] = ("tools", "functions", "system")
 
     @property
     def name(self) -> str:
@@ -88,6 +88,7 @@ _FORMS: Final = (
     _Form(("prompt", "completion"), _completed, ("tools", "system", "label")),
     _instructed("instruction", "output"),
     _instructed("instruction", "response"),
+    _instructed("question", "answer"),
 )
 
 _PAIRS: Final = (
@@ -147,9 +148,13 @@ class Field:
         if form and (told == [] or record.get(form.name) == []):
             raise ConfigError(f"has no message in {form.name!r}; drop the record", where)
         if not isinstance(told, list):
-            wanted = f"the field {self.name!r}" if self.name else _known()
+            wanted = f"the field {self.name!r}" if self.name else f"a known form ({_known()})"
             lists = [name for name, value in record.items() if _has_tables(value)]
-            hint = f": --field {lists[0]} takes them from there" if lists else ": write them as `messages`"
+            hint = (
+                f": --field {lists[0]} takes them from there"
+                if lists
+                else ": write `messages`, a list of role and content"
+            )
             hint = ": --pairs reads these" if _form_of(record, _PAIRS) else hint
             raise ConfigError(f"has no list of messages in {wanted}; it has {_names(record)}{hint}", where)
         messages = [_message(message, number) for number, message in enumerate(told, 1)]
@@ -188,7 +193,7 @@ def _pair_of(record: Any, where: str) -> Pair:
         messages = _with_system(messages, fields)
         if all(message["role"] in ("system", "assistant") for message in messages):
             what = f"has no question before {answer!r}; it has {_names(fields)}"
-            raise ConfigError(f"{what}: name the column of questions `prompt`", where)
+            raise ConfigError(f"{what}: name its column `prompt`, or write both answers as lists of messages", where)
         return Conversation(messages=messages, tools=tools, where=where)
 
     return Pair(preferred=conversation("chosen"), other=conversation("rejected"))
@@ -266,6 +271,8 @@ def _parsed(value: Any) -> Any:
 def _tools_of(record: Mapping[str, Any]) -> list[Any] | None:
     """Return a record's tools, of which each may be JSON in a text; None: it has none. Raises ConfigError."""
     told = _parsed(record.get("tools"))
+    if told is None and _has_tables(functions := _parsed(record.get("functions"))):
+        told = [{"type": "function", "function": each} for each in functions]
     tools = [_parsed(each) for each in told] if isinstance(told, list) else told
     if tools and not _has_tables(tools):
         raise ConfigError("has tools that are no list of tables, each with the name of a tool; repair or drop them", "")

@@ -141,6 +141,7 @@ _OF_RECORDS: Final[dict[str, Callable[[Path, Field], Source]]] = {
     ".tsv": TableSource,
     ".parquet": ParquetSource,
     ".arrow": ArrowSource,
+    ".feather": ArrowSource,
 }
 """Kinds of files with records; every other file is a text."""
 

@@ -108,11 +108,16 @@ def test_a_content_that_is_no_text_is_named(tmp_path: Path, messages: list[Any],
 
 
 def test_a_role_that_the_template_names_is_read(tmp_path: Path) -> None:
-    """As gpt-oss's template names `developer`."""
+    """As gpt-oss's template names `developer`; to another it is a system prompt, as a function's result is a tool's."""
     named = HEADERS.replace("{{ m.role }}", "{{ 'dev' if m.role == 'developer' else m.role }}")
     folder = folder_of(tmp_path, named)
-    text = text_of(read_encoder(str(folder)), folder, [{"role": "developer", "content": "Be brief"}, *asked("x")])[0]
+    messages = [{"role": "developer", "content": "Be brief"}, *asked("x"), {"role": "function", "content": "y"}]
+    text = text_of(read_encoder(str(folder)), folder, messages)[0]
     assert text.startswith("<|start|>dev\nBe brief<|end|>")
+    assert text.endswith("<|start|>tool\ny<|end|>")
+    (tmp_path / "other").mkdir()
+    folder = folder_of(tmp_path / "other", HEADERS)
+    assert text_of(read_encoder(str(folder)), folder, messages)[0].startswith("<|start|>system\nBe brief<|end|>")
 
 
 def test_text_parts_are_one_text(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_console_shows_progress(tmp_path: Path) -> None:
     [
         ("in.jsonl", b'{"text": "good"}\n{"body": "bad"}\n', r"in\.jsonl, line 2: has no text in the field 'text'"),
         ("in.jsonl", b'{"text": 5}\n', "line 1: has no text in the field"),
-        ("in.jsonl", b"[]\n", "line 1: has no text in the field"),
+        ("in.jsonl", b"[]\n", "no text in it"),
         ("in.jsonl", b'{"messages": []}\n', "line 1: has no text in the field 'text'; conversations need --chat"),
         ("in.jsonl", b"{\n", "line 1: is not JSON"),
         ("in.jsonl", b"\n", "no text in it"),

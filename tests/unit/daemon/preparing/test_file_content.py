@@ -86,6 +86,7 @@ def test_an_xz_file_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None
         ("in.txt", TEXT.encode("utf-16"), "is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"),
         ("in.txt", TEXT.encode("latin-1"), "has the byte 0xfc at 2: convert it, for example with `iconv"),
         ("in.txt", b"a" * 70_000 + b"\0", "has a zero byte at 70000"),
+        ("in.txt", b"SQLite format 3\0", "is SQLite: write a table with `sqlite3 -header -csv FILE"),
         ("in.txt", b"%PDF-1.4 of letters alone", "is a PDF"),
         ("in.txt.gz", gzip.compress(b"PNG\0", mtime=0), "has a zero byte at 3"),
     ],
@@ -93,7 +94,11 @@ def test_an_xz_file_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None
 def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     """One line names the file, what it is and, of a text, the option that takes it as it is; nothing is left behind."""
     (tmp_path / name).write_bytes(content)
-    hint = "; --binary takes every file as it is" if ".txt" in name else ""
+    hint = (
+        r"; --binary takes every file as it is, and a pattern such as 'FOLDER/\*\*/\*\.md' some of a folder"
+        if ".txt" in name
+        else ""
+    )
     with pytest.raises(ConfigError, match=rf"{name}: is no UTF-8 text, .*{reason}.*{hint}$"):
         prepare([str(tmp_path / name)], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -100,6 +100,7 @@ def written(path: Path, records: list[Any]) -> Path:
             [{"role": "user", "content": "Add\n\n2, 2"}, ANSWER],
             "instruction + output",
         ),
+        ({"question": "2+2?", "answer": "4"}, [USER, ANSWER], "question + answer"),
         (
             {"instruction": "2+2?", "context": "", "response": "4", "category": "qa"},
             [USER, ANSWER],
@@ -151,17 +152,21 @@ def test_a_row_without_tools_has_none_beside_one_that_has(tmp_path: Path) -> Non
 def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
     """The only way in a table of texts; each tool, too."""
     (tmp_path / "in.csv").write_text('messages,tools\n"' + json.dumps([USER, ANSWER]).replace('"', '""') + '",[]\n')
-    records = [{"messages": [USER, ANSWER], "tools": tools} for tools in (json.dumps([CALL]), [json.dumps(CALL)])]
+    records: list[dict[str, Any]] = [
+        {"messages": [USER, ANSWER], "tools": tools} for tools in (json.dumps([CALL]), [json.dumps(CALL)])
+    ]
+    records.append({"messages": [USER, ANSWER], "functions": [CALL]})
     found = [*chats(tmp_path / "in.csv"), *chats(written(tmp_path / "in.jsonl", records))]
-    assert [each.messages for each in found if isinstance(each, Conversation)] == [[USER, ANSWER]] * 3
-    assert [each.tools for each in found if isinstance(each, Conversation)] == [None, [CALL], [CALL]]
+    assert [each.messages for each in found if isinstance(each, Conversation)] == [[USER, ANSWER]] * 4
+    tools = [each.tools for each in found if isinstance(each, Conversation)]
+    assert tools == [None, [CALL], [CALL], [{"type": "function", "function": CALL}]]
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
         ({"turns": [USER], "id": 1}, r"it has turns, id: --field turns takes them from there"),
-        ({"data": ["2+2?", "4"], "id": 1}, "it has data, id: write them as `messages`"),
+        ({"data": ["2+2?", "4"], "id": 1}, "it has data, id: write `messages`, a list of role"),
         ({"messages": [], "id": 1}, "has no message in 'messages'; drop the record"),
         ({"messages": [USER, ANSWER], "tools": 5}, "has tools that are no list of tables"),
         ({"messages": [USER, ANSWER], "tools": ["5"]}, "has tools that are no list of tables"),
@@ -170,7 +175,7 @@ def test_tools_and_messages_may_be_json_in_a_text(tmp_path: Path) -> None:
             "has the label false, so its completion is a bad answer",
         ),
         ({"prompt": "2+2?", "chosen": ["4"], "rejected": ["5"]}, "prompt, chosen, rejected: --pairs reads these"),
-        ({"question": "2+2?", "answer": "4"}, r"no list of messages in messages, conversations, prompt \+ completion"),
+        ({"query": "2+2?", "answers": "4"}, r"in a known form \(messages, conversations, prompt \+ completion"),
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "has answers in its prompt, .* as `messages`"),
         ({"messages": "no json"}, "are a text, and not JSON"),
         ({"instruction": "a", "output": "b", "history": ["a"]}, "has a history that is no list of pairs"),
@@ -254,6 +259,37 @@ def test_a_table_gives_its_column(tmp_path: Path, kind: str, separator: str) -> 
         table.writeheader()
         table.writerows(RECORDS)
     assert texts(tmp_path / f"in.{kind}") == [record["text"] for record in RECORDS]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"text": "a"},\n\n{"text": "b"},\n', '\n[\n{"text": "a"},\n{"text": "b"}]', '[{"text":"a"},{"text":"b"}]'],
+)
+def test_lines_with_commas_and_an_array_are_records(tmp_path: Path, content: str) -> None:
+    """Whatever the name of the file says: no record is lost."""
+    (tmp_path / "in.jsonl").write_text(content)
+    assert texts(tmp_path / "in.jsonl") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"text": "a",}', "line 1: is not JSON: .* at character 1[34]"),
+        ('{"text": "ü"}'.encode("cp1252"), "line 1: is not UTF-8 text: convert it, for example with `iconv"),
+    ],
+)
+def test_a_line_that_is_no_json_says_why(tmp_path: Path, content: bytes, reason: str) -> None:
+    """The place, or what converts the file."""
+    (tmp_path / "in.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        prepare([str(tmp_path / "in.jsonl")], tmp_path / "out")
+
+
+def test_a_feather_file_is_an_arrow_file(tmp_path: Path) -> None:
+    """As pandas writes it, compressed."""
+    arrow, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
+    feather.write_feather(arrow.table({"text": ["a", "b"]}), tmp_path / "in.feather")
+    assert texts(tmp_path / "in.feather") == ["a", "b"]
 
 
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
