@@ -5,6 +5,7 @@ type a command. So the program's stdout and stderr escape control characters of 
 drawings (`behind`, `console`) bypass that, and their texts are escaped one by one.
 """
 
+import io
 import re
 import shutil
 import sys
@@ -57,8 +58,11 @@ class PrintableStream:
 
 @contextmanager
 def printable_streams() -> Iterator[None]:
-    """Escape control characters on stdout and stderr inside this context."""
+    """Escape control characters, and what a stream cannot encode, on stdout and stderr inside this context."""
     before = sys.stdout, sys.stderr
+    for stream in map(behind, before):
+        if isinstance(stream, io.TextIOWrapper):  # of a terminal that shows no UTF-8
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = PrintableStream(behind(sys.stdout)), PrintableStream(behind(sys.stderr))
     try:
         yield

@@ -174,8 +174,9 @@ def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
     from headway.daemon.terminal import console
 
     screen = console(sys.stdout)
-    has_colours = screen.is_terminal and not screen.no_color
-    screen.print(drawn(row, has_colours=has_colours, max_characters=max_characters), soft_wrap=True)
+    has_colours = screen.is_terminal and screen.color_system is not None and not screen.no_color
+    marks = "" if has_colours else "⟦⟧" if screen.encoding.startswith("utf") else "{}"
+    screen.print(drawn(row, marks=marks, max_characters=max_characters), soft_wrap=True)
 
 
 def send(

@@ -94,9 +94,11 @@ def say_json(value: object) -> None:
     import msgspec
 
     try:
-        say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
-        say(json.dumps(msgspec.to_builtins(value), indent=2))
+        text = json.dumps(msgspec.to_builtins(value), indent=2)
+    say(text)
 
 
 def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

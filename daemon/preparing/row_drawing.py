@@ -14,8 +14,11 @@ _SPECIAL: Final = "underline"
 _OTHER: Final = "dim"
 
 
-def drawn(row: ShownRow, *, has_colours: bool, max_characters: int = 0) -> "Text":
-    """Return a row, with a line of counts before it. max_characters: of the row's text; 0: all."""
+def drawn(row: ShownRow, *, marks: str = "", max_characters: int = 0) -> "Text":
+    """Return a row, with a line of counts before it.
+
+    marks: around what is trained, where colours do not show it. max_characters: of the row's text; 0: all.
+    """
     from rich.text import Text
 
     found = Text(f"{heading(row)}\n", end="")
@@ -24,14 +27,14 @@ def drawn(row: ShownRow, *, has_colours: bool, max_characters: int = 0) -> "Text
     was_target = False
     for part in shown:
         if room > 0:
-            if part.is_target != was_target and not has_colours:
-                found.append("⟦" if part.is_target else "⟧")
+            if part.is_target != was_target and marks:
+                found.append(marks[0] if part.is_target else marks[1])
             was_target = part.is_target
             style = _TARGET if part.is_target else _OTHER
             found.append(part.text[:room], f"{style} {_SPECIAL}" if part.is_special else style)
         room -= len(part.text)
-    if was_target and not has_colours:
-        found.append("⟧")
+    if was_target and marks:
+        found.append(marks[1])
     if room < 0:
         found.append(" …", _OTHER)
     if padding := sum(part.num_tokens for part in row.parts if part.is_padding):
@@ -56,5 +59,5 @@ def html(row: ShownRow) -> str:
     """Return a page with the row."""
     page = console(io.StringIO(), width=120)
     page.record = True
-    page.print(drawn(row, has_colours=True))
+    page.print(drawn(row))
     return page.export_html()

@@ -72,6 +72,20 @@ def test_data_of_another_tokenizer_is_refused(headway: Headway, tmp_path: Path, 
     assert "run `headway data prepare` with --tokenizer" in err
 
 
+@pytest.mark.parametrize(("num_tokens", "is_taken"), [(200, True), (257, False)])
+def test_data_may_have_fewer_tokens_than_the_model(
+    headway: Headway, tmp_path: Path, num_tokens: int, is_taken: bool
+) -> None:
+    """As folders of the Hub pad the model's vocabulary; a token that the model has not is refused by the numbers."""
+    write_weights(tmp_path / "model")
+    with writing_shards(tmp_path / "data", vocab_size=num_tokens, tokenizer="tokenizer.json") as writer:
+        writer.append(np.zeros(64, dtype=np.uint8))
+    (tmp_path / "job.toml").write_text(JOB)
+    code, _, err = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2")
+    assert (code == 0) == is_taken, err
+    assert is_taken or "has 257 tokens, and the model 256; prepare it with its tokenizer" in err
+
+
 @pytest.mark.parametrize("command", ["plan", "submit", "reference", "run"])
 def test_a_missing_tensor_is_told_in_the_same_words(
     headway: Headway, tmp_path: Path, command: str, fake_cluster: ModuleType

@@ -1,6 +1,9 @@
 """`headway data show`: the text of a row, what is trained in it, and how many targets each document has."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,28 @@ def test_the_command_draws_writes_a_page_and_prints_json(
     table = json.loads(run("--json"))
     assert table["number"] == 1
     assert table["parts"][0]["text"] == "<|start|>"
+
+
+def test_any_terminal_shows_what_is_trained(tmp_path: Path) -> None:
+    """A locale without UTF-8, a name and a text with umlauts: prepared and shown, in marks that the terminal has.
+
+    The padding is the token that ends a turn, and every answer is trained with it, also the last of the row.
+    """
+    folder = tmp_path / "ünï"
+    folder.mkdir()
+    write_chat_tokenizer(folder / "model")
+    chat = [{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": "größer"}]
+    (folder / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n" + json.dumps({"messages": chat}) + "\n")
+    program = [sys.executable, "-m", "headway.daemon.cli.main", "data"]
+    where = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    options = ["--chat", "--tokenizer", "model", "--pack", "200", "--out", "dätä"]
+    made, *shown = (
+        subprocess.run([*program, *more], cwd=folder, env=where, check=True, capture_output=True).stdout.decode("ascii")
+        for more in (["prepare", "chats.jsonl", *options], ["show", "dätä"], ["show", "dätä", "--json"])
+    )
+    assert made.count("{gr\\xf6\\xdfer<|end|>}") == shown[0].count("{gr\\xf6\\xdfer<|end|>}") == 2
+    assert "tokens of padding" in shown[0]
+    assert "größer" in "".join(part["text"] for part in json.loads(shown[1])["parts"])
 
 
 def test_a_row_that_is_not_there_is_named(chats: Path, tmp_path: Path) -> None:
