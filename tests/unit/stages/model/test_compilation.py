@@ -33,6 +33,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @needs_compiler
 @pytest.mark.usefixtures("own_code")
 @pytest.mark.parametrize(
