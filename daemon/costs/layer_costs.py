@@ -315,15 +315,16 @@ def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
         # gradients of the scores after and before the softmax
         kept, passing = _attention_bytes(model, train, index), 2 * _score_bytes(model, train)
     whole = kept = tokens * size * widths.kept + kept
-    of_mlp = tokens * size * widths.passing
+    above, of_mlp = tokens * size * widths.kept_above, tokens * size * widths.passing
+    if recompute == "attention" or model.type_of(index) == "linear_attention":
+        # Before they are computed again, the backward of the block's other half has freed what that kept.
+        passing -= above
     if recompute == "block":
         kept, again = tokens * size * model.hidden_size, again + tokens * (2.0 * num_used + attention)
         of_mlp += whole - kept
     elif recompute == "attention":
         # The block's input stays, and all from attention's output on.
-        kept = tokens * size * (model.hidden_size + widths.kept_above)
-        # Before attention is computed again, the backward of the block's other half has freed what that kept.
-        passing -= kept - tokens * size * model.hidden_size
+        kept = tokens * size * model.hidden_size + above
         num_attention = sum(rows * columns for rows, columns in of_attention)
         again += tokens * (2.0 * num_attention + attention)
     trained, others, num_adapter = shapes, vectors, 0
@@ -410,8 +411,9 @@ def _rule_bytes(model: ModelSpec, train: TrainSpec) -> int:
     channels = 2 * model.linear_key_width + model.linear_value_width
     keys = model.linear_num_value_heads * model.linear_key_head_dim
     values, pairs = model.linear_value_width, model.linear_num_value_heads * RULE_CHUNK
-    # The convolution's inputs, tap by tap; a state for each chunk; matrices of pairs.
-    width = (model.linear_conv_kernel_dim + 2) * channels + 12 * keys + 6 * values + 15 * pairs // 2
+    # Inputs of a convolution that is trained, tap by tap; matrices of pairs; a state for each chunk.
+    num_copies = 0 if model.has_adapter else model.linear_conv_kernel_dim - 1
+    width = (2 + num_copies) * channels + 7 * keys + 9 * values + 15 * pairs // 2
     states = -(-train.sequence_length // RULE_CHUNK) * train.microbatch_size * keys * model.linear_value_head_dim
     return FP32_BYTES * (_tokens(train) * width + states)
 
