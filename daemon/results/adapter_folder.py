@@ -10,12 +10,12 @@ from torch import Tensor
 
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.origin.carried import Carried
-from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, PEFT_PREFIX
+from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
 from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, DraftedFolder, check_place, told_of
-from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.model.hugging_face import checkpoint_name, is_opened_whole
 from headway.stages.spec import MLP_MATRICES, ModelSpec, adapted_names
 
-_OF_MODEL: Final = ("config.json", "generation_config.json", "model.safetensors.index.json")
+_OF_MODEL: Final = (CONFIG_NAME, "generation_config.json", "model.safetensors.index.json")
 
 
 class AdapterFolderWriter(DraftedFolder):
@@ -38,7 +38,9 @@ class AdapterFolderWriter(DraftedFolder):
         self.is_replacing = check_place(folder, force=force)
         self.folder = folder
         self._spec = spec
-        self._config = adapter_config(spec, base=base)
+        config = (carried or Carried()).files.get(CONFIG_NAME)
+        self._is_inside = config is not None and is_opened_whole(json.loads(config))
+        self._config = adapter_config(spec, base=base, is_inside=self._is_inside)
         self._files = {name: data for name, data in (carried or Carried()).files.items() if name not in _OF_MODEL}
         if tokenizer is not None and not self._files:
             self._files |= tokenizer.files
@@ -50,6 +52,8 @@ class AdapterFolderWriter(DraftedFolder):
         """Take a layer's adapters, by parameter name, in float32."""
         for name, tensor in parameters.items():
             key = f"{PEFT_PREFIX}{checkpoint_name(layer, name, self._spec)}"
+            if self._is_inside:
+                key = key.replace(".model.layers.", ".model.language_model.layers.", 1)
             self._tensors[key] = tensor.detach().cpu().contiguous()
 
     def close(self) -> None:
@@ -65,9 +69,13 @@ class AdapterFolderWriter(DraftedFolder):
         self._draft.put_in_place()
 
 
-def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
-    """Return the content of adapter_config.json."""
+def adapter_config(spec: ModelSpec, *, base: str, is_inside: bool = False) -> dict[str, Any]:
+    """Return the content of adapter_config.json.
+
+    is_inside: the base is a model of pictures and text, whose other parts have matrices of the same names.
+    """
     adapter = spec.adapter
+    targets = [_target(name, spec) for name in adapted_names(spec)]
     return {
         "base_model_name_or_path": base or None,
         "bias": "none",
@@ -79,7 +87,7 @@ def adapter_config(spec: ModelSpec, *, base: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": adapter.rank,
-        "target_modules": [_target(name, spec) for name in adapted_names(spec)],
+        "target_modules": rf".*\.language_model\..*\.({'|'.join(targets)})" if is_inside else targets,
         "task_type": "CAUSAL_LM",
         "use_rslora": adapter.rslora,
     }

@@ -243,6 +243,14 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not _OF_PICTURES.fullmatch(key)} | text | of_text
 
 
+def is_opened_whole(config: dict[str, Any]) -> bool:
+    """Return whether transformers opens a folder of this config with all its parts, the text as `language_model`.
+
+    AutoModelForCausalLM opens a Qwen3.5 of pictures and text as its text alone.
+    """
+    return config.get("model_type") in ("gemma3", "gemma4", "mistral3")
+
+
 def has_more_than_text(config: dict[str, Any]) -> bool:
     """Return whether published folders of a config's family have tensors beside those of the text model."""
     return any(config.get("model_type") in (name, *kinds) for name, kinds in _TEXT_OF.items())

@@ -1,6 +1,7 @@
 """Import and export without training: the files of the origin, byte for byte."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from headway.daemon.origin.carried import carried_in, carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
 from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter, read_model
 from headway.daemon.results.shard_layout import planned_shards
 from headway.daemon.storage.state_key import CARRIED_PART
+from headway.stages.model.decoder import trained_shapes
+from headway.stages.spec import AdapterSpec, layer_names
 
 pytest.importorskip("transformers")
 
@@ -154,6 +158,37 @@ def test_the_text_of_a_model_of_pictures_has_its_logits(tmp_path: Path, name: st
     assert json.loads((out / "config.json").read_text())["model_type"] == text["model_type"]
     tokens = torch.arange(9)[None]
     assert torch.equal(AutoModelForCausalLM.from_pretrained(out)(tokens).logits, whole(tokens).logits)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT's own call
+@pytest.mark.parametrize("name", OF_PICTURES)
+def test_an_adapter_beside_a_model_of_pictures_lies_beside_its_text(tmp_path: Path, name: str) -> None:
+    """PEFT opens the whole folder that the adapter names, and has each B of ours there and none in the tower; a job
+    continues it.
+    """
+    peft = pytest.importorskip("peft")
+    model_type, tied, text = OF_PICTURES[name]
+    folder = write_tiny_model_of_pictures(tmp_path / "both", model_type=model_type, tied=tied, text=text)
+    text_spec = job_from(folder).model
+    model = replace(text_spec, adapter=AdapterSpec(rank=2, targets=("q_proj", "down_proj")))
+    trained = {
+        layer: {key: torch.randn(shape) for key, shape in trained_shapes(layer, model).items()}
+        for layer in layer_names(model)
+    }
+    with AdapterFolderWriter(
+        tmp_path / "adapter", model, base=str(folder), carried=carried_of(job_from(folder))
+    ) as writer:
+        for layer, adapters in trained.items():
+            writer.add(layer, adapters)
+    opened = peft.PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(folder), tmp_path / "adapter")
+    found = {key: value for key, value in opened.named_parameters() if ".lora_" in key}
+    ours = [(key, value) for adapters in trained.values() for key, value in adapters.items()]
+    assert len(found) == len(ours) > 0
+    for layer, adapters in trained.items():
+        for key, value in adapters.items():
+            place = f"language_model.layers.{layer.removeprefix('block.')}.{key}".replace(".weight", ".default.weight")
+            assert torch.equal(found[f"base_model.model.model.{place}"], value)
+    assert job_from(tmp_path / "adapter").model.adapter.targets == model.adapter.targets
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
