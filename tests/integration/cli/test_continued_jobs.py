@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.etcd.transaction import Delete
 from headway.daemon.records.keys import Keys
+from tests.fakes.file_server import serving
 
 HEAD = """\
 [model]
@@ -23,6 +25,8 @@ num_attention_heads = 4
 num_key_value_heads = 2
 [data]
 source = "{data}"
+"""
+FAULT = """\
 [fault]
 snapshot_every = 5
 checkpoint_every = 10
@@ -44,7 +48,7 @@ def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_ref
     A fourth epoch is asked for: `submit` asks what follows the cosine's end, and then goes on at the floor. All weights
     are those of one plain loop over four epochs.
     """
-    head = HEAD.format(data=data, kept=program.folder / "kept")
+    head = HEAD.format(data=data) + FAULT.format(kept=program.folder / "kept")
 
     def job(name: str, epochs: int = 3, optim: str = "") -> str:
         path: Path = program.folder / f"{name}.toml"
@@ -84,6 +88,58 @@ def test_a_job_continued_in_its_second_epoch_and_beyond_its_schedule_has_the_ref
     code, _, err = program.run("reference", plain, "--out", "plain")
     assert code == 0, err
     assert_same_weights(program.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT's own call
+def test_adapters_at_a_url_are_continued_through_a_kill_and_from_a_checkpoint(
+    program: Any, data: Path, wait_until: Callable[..., None]
+) -> None:
+    """PEFT's adapters beside a base in 4 bits. A worker dies; another job begins with a checkpoint of the first.
+
+    Both end with the bytes of `headway reference` on the same job file.
+    """
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from tests.fakes.tiny_models import write_tiny_model
+
+    base = write_tiny_model(program.folder / "model", model_type="qwen3", head_dim=16)
+    targets = ["q_proj", "down_proj"]
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config)
+    model.save_pretrained(str(program.folder / "given"))
+    kept = program.folder / "kept"
+    fault = FAULT.format(kept=kept)
+    with serving(program.folder) as server:
+
+        def job(name: str) -> str:
+            path: Path = program.folder / f"{name}.toml"
+            begun = f'[model]\nfrom = "{server.url}/given"\n[adapter]\nquantize = "nf4"\n[data]\nsource = "{data}"\n'
+            train = TRAIN.format(epochs=2) + OPTIM
+            path.write_text(f'[job]\nname = "{name}"\nseed = 3\n{begun}{fault}{train}[placement]\nmin_nodes = 2\n')
+            return str(path)
+
+        def finish(name: str) -> None:
+            assert program.run("watch", name, "--json")[0] == 0
+            code, _, err = program.run("export", name, "--out", name)
+            assert code == 0, err
+
+        code, _, err = program.run("reference", job("plain"), "--out", "plain")
+        assert code == 0, err
+        program.up("--nodes", "2")
+        code, _, err = program.run("submit", job("killed"))
+        assert code == 0, err
+        wait_until(lambda: any(kept.glob("killed/*/*-0000000010/manifest.json")), "a checkpoint")
+        os.kill(min(program.workers()), signal.SIGKILL)
+        assert not any(kept.glob("killed/*/*-0000000060/manifest.json")), "the kill came too late"
+        finish("killed")
+        (place,) = kept.glob("killed/*/*-0000000040")
+        code, _, err = program.run("submit", job("taken"), "--from", str(place))
+        assert code == 0, err
+        finish("taken")
+    plain = (program.folder / "plain/model/adapter_model.safetensors").read_bytes()
+    for name in ("killed", "taken"):
+        assert (program.folder / name / "adapter_model.safetensors").read_bytes() == plain, name
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,10 +31,10 @@ from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.ids import LayerName
 from headway.stages.model.adapters import merged
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import parameter_shapes, trained_shapes
 from headway.stages.model.frozen_weights import frozen_beside
 from headway.stages.model.quantized import dequantized
-from headway.stages.spec import AdapterSpec
+from headway.stages.spec import AdapterSpec, layer_names
 from tests.integration.exactness.training import WITHOUT_SPARES, finished, small_job, until_batch
 
 pytest.importorskip("transformers")
@@ -91,16 +91,17 @@ async def test_adapters_of_a_folder_at_any_cut(tmp_path: Path, schedule: Literal
     )
 
 
-async def test_adapters_of_a_folder_are_continued_at_any_cut(tmp_path: Path) -> None:
-    """A job begins with adapters that PEFT has written, B no zeros: one and three nodes end in the plain loop's."""
-    import peft
-    import transformers
-
-    base = await asyncio.to_thread(write_tiny_model, tmp_path / "model", model_type="qwen3", head_dim=16)
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(
-        str(tmp_path / "a")
-    )
+async def test_adapters_of_experts_are_continued_at_any_cut(tmp_path: Path) -> None:
+    """A job begins with an exported folder, B no zeros: one and three nodes end in the plain loop's adapters."""
+    family: dict[str, Any] = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+    await asyncio.to_thread(write_tiny_model, tmp_path / "model", **family)
+    opened, model = model_opener(tmp_path)("model", ())
+    targets = ("q_proj", "gate_proj", "up_proj", "down_proj")
+    model = replace(model, adapter=AdapterSpec(rank=4, alpha=8.0, targets=targets))
+    with AdapterFolderWriter(tmp_path / "a", model, base=opened.url) as writer:
+        for layer in layer_names(model):
+            shapes = trained_shapes(layer, model)
+            writer.add(layer, {parameter: 0.05 * torch.randn(shape) for parameter, shape in shapes.items()})
     opened, model = model_opener(tmp_path)("a", ())
     spec = replace(small_job("more"), model=model, origin=replace(opened, job="more"))
     plain = reference(
@@ -196,7 +197,7 @@ async def test_a_node_without_the_base_recovers_and_resumes(tmp_path: Path, monk
     """One node of two reads the folder. A worker of the other is killed, the job is paused and resumed: same bits."""
     spec, plain = await job_in_home(tmp_path, monkeypatch, "lora-without-access")
     async with LocalCluster(tmp_path / "cluster", num_nodes=1, node_settings=WITHOUT_SPARES) as cluster:
-        lacking = await cluster.add_node(environment={"HOME": str(tmp_path / "elsewhere")})
+        lacking = await cluster.add_node(settings={"allowed_places": tmp_path / "cluster"})
         async with ClusterSession(cluster.address) as session:
             await submit(session, spec)
             job = await until_batch(session, spec.job.name, 10, timeout_s=PATIENCE_S)
@@ -221,7 +222,7 @@ async def test_a_base_that_is_gone_is_named_and_may_come_back(tmp_path: Path, mo
         (tmp_path / "home/model").rename(tmp_path / "home/away")
         os.kill(worker_on(job, "node-1").pid, signal.SIGKILL)
         job = await wait_for_phase(session, spec.job.name, frozenset({Phase.FAILED}), timeout_s=PATIENCE_S)
-        gone = r"file://~/model: is missing, or has no config.json any more; node-[12] cannot send"
+        gone = r"home/model: is missing, or has no config.json any more; node-[12] cannot send"
         assert re.search(gone, job.phase.error)
         (tmp_path / "home/away").rename(tmp_path / "home/model")
         await resume(session, spec.job.name)

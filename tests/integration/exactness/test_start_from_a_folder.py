@@ -111,7 +111,7 @@ async def test_a_node_without_the_folder_gets_its_layers_from_the_other(
     spec = replace(small_job("from-a-folder", batches=4), model=model, origin=replace(opened, job="from-a-folder"))
     spec = with_parts(replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=2)))
     async with LocalCluster(tmp_path / "cluster", num_nodes=1, node_settings=WITHOUT_SPARES) as cluster:
-        await cluster.add_node(environment={"HOME": str(tmp_path / "elsewhere")})
+        await cluster.add_node(settings={"allowed_places": tmp_path / "cluster"})
         async with ClusterSession(cluster.address) as session:
             await submit(session, spec)
             piped = await finished(session, spec.job.name, tmp_path / "piped")
