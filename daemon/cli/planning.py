@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def plan(
     job: JobFile,
     nodes: Annotated[
-        int, typer.Option(min=0, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
+        int, typer.Option(min=0, max=10_000, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
     ] = 0,
     memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0,
     nodes_file: Annotated[

@@ -79,7 +79,10 @@ class FoundCheckpoint:
 
 def read_checkpoint(url: str) -> Manifest:
     """Read the checkpoint of a boundary's folder, or the newest below a job's. Raises ConfigError, naming the fault."""
-    url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+    try:
+        url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # ~NAME of an unknown user, a loop of links
+        raise ConfigError(f"{url[:80]!r} is no path: {error}", "--from") from error
     found = [entry for entry in list_checkpoints(url) if entry.is_complete]
     if not found:
         hint = kind_of(_names(url), url)
@@ -132,7 +135,10 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
         with told_as(url, "listed"):
             found = sorted(_walk(file_system, path, url, MAX_DEPTH), key=_age) if file_system.isdir(path) else None
     if found is None:
-        raise ConfigError("the folder does not exist", url)
+        what = (
+            "is a file; name the folder in which it lies" if file_system.exists(path) else "the folder does not exist"
+        )
+        raise ConfigError(what, url)
     return found
 
 

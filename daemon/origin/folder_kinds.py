@@ -9,6 +9,9 @@ _CONVERT: Final = (
     "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])'"
 )
 _KINDS: Final = (
+    (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {folder}`"),
+    (r"shards\.json", 'belongs to prepared data: [data] source = "{folder}"'),
+    (r"(adapter_)?config\.json", "belongs to a model: `headway submit JOB.toml --model {folder}`"),
     (r".+\.gguf", "is GGUF, which is not read; take the model that it was made from: {download}"),
     (r"pytorch_model.*\.bin", f"is not read, because it is pickled; convert it: {_CONVERT} {{folder}}"),
     (
@@ -16,9 +19,6 @@ _KINDS: Final = (
         "has another form than transformers'; take the files for transformers, mostly of the same name: {download}",
     ),
     (r".+\.(h5|msgpack|ot|onnx|pth|pt|bin)", "is no safetensors; take the model as safetensors: {download}"),
-    (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {folder}`"),
-    (r"(adapter_)?config\.json", "belongs to a model: `headway submit JOB.toml --model {folder}`"),
-    (r"shards\.json", 'belongs to prepared data: [data] source = "{folder}"'),
 )
 """Names of files in the place of a model's, and what to do about each."""
 

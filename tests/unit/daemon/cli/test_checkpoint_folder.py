@@ -346,15 +346,26 @@ def test_the_command_lists_checkpoints(tmp_path: Path, headway: Any) -> None:
         ("config.json", "; config.json belongs to a model: `headway submit JOB.toml --model"),
         ("adapter_config.json", "; adapter_config.json belongs to a model: `headway submit JOB.toml --model"),
         ("shards.json", '; shards.json belongs to prepared data: [data] source = "'),
-        ("notes.txt", ""),
+        ("notes.txt", "; shard-00000.bin is no safetensors; take the model as safetensors: `hf download"),
     ],
 )
 def test_a_folder_of_another_kind_is_no_checkpoint(headway: Any, tmp_path: Path, name: str, hint: str) -> None:
     """A model, an adapter, data: the line says how such a folder is named."""
     (tmp_path / name).touch()
+    (tmp_path / "shard-00000.bin").touch()
     code, out, err = headway("submit", "--from", str(tmp_path))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{tmp_path}: found no checkpoint: no folder has a manifest.json{hint}" in err
+
+
+def test_what_is_no_folder_is_no_checkpoint(headway: Any, tmp_path: Path) -> None:
+    """A file, links in a circle, nothing: one line each."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, line in (("file", "is a file; name"), ("loop", "is no path: Symlink loop"), ("none", "does not exist")):
+        code, out, err = headway("submit", "--from", str(tmp_path / name))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert line in err
 
 
 def test_changes_are_meant_of_a_checkpoints_job(headway: Any) -> None:
