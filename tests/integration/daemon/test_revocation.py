@@ -58,7 +58,7 @@ async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: P
         began = time.monotonic()
         assert said == f"{out}: revoked"
         process = next(node for node in cluster.nodes if node.name == out)
-        while "has revoked it" not in process.log_path.read_text():
+        while f"has revoked {out}" not in process.log_path.read_text():
             assert time.monotonic() - began < SOON_S
             await asyncio.sleep(0.05)
         paced_layers(tmp_path, 0)
