@@ -23,6 +23,9 @@ QWEN35 = (
 )
 
 ON_EXPERTS = NAMED + "[model]\nqk_norm = true\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n"
+GPT_OSS = ON_EXPERTS.replace("qk_norm = true", "intermediate_size = 8\nnorm_topk_prob = true") + (
+    "attention_sinks = true\nexpert_bias = true\nswiglu_limit = 7.0\nswiglu_alpha = 1.702\n"
+)
 REFUSED = {
     "unknown section": ('[jb]\nname = "x"', "job.toml:jb: unknown section; did you mean `job`?"),
     "unknown key": ('[job]\nname = "x"\nsede = 3', "job.toml:job.sede: unknown key; did you mean `seed`?"),
@@ -62,6 +65,14 @@ REFUSED = {
     "half of what PEFT joins": (
         ON_EXPERTS + '[adapter]\nrank = 8\ntargets = ["up_proj"]',
         "adapter.targets: gate_proj and up_proj of experts are one matrix for PEFT; name both",
+    ),
+    "adapters on experts that lie in one tensor": (
+        GPT_OSS + '[adapter]\nrank = 8\ntargets = ["gate_proj", "up_proj"]',
+        "adapter.targets: PEFT has no adapter beside experts that lie in one tensor, transposed; name matrices of att",
+    ),
+    "a limit without its factor": (
+        GPT_OSS.replace("swiglu_alpha = 1.702\n", ""),
+        "model.swiglu_limit: is used with swiglu_alpha; set both, or leave both out",
     ),
     "adapters that PEFT would drop": (
         ON_EXPERTS.replace("qk_norm", "qkv_bias")

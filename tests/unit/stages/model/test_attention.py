@@ -1,5 +1,6 @@
 """Attention backends compute one function, each repeatably; `auto` leaves the choice to torch."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -18,10 +19,10 @@ SPEC = ModelSpec(
 )
 
 
-def run(backend: AttentionBackend, hidden: Tensor) -> tuple[Tensor, ...]:
+def run(backend: AttentionBackend, hidden: Tensor, spec: ModelSpec = SPEC) -> tuple[Tensor, ...]:
     """Output of a block, and the gradients of its squares' mean."""
-    weights = {name: tensor.requires_grad_() for name, tensor in initial_parameters("block.0", SPEC, seed=2).items()}
-    output = functional_call(build_layer("block.0", SPEC, attention_backend=backend), weights, (hidden,))
+    weights = {name: tensor.requires_grad_() for name, tensor in initial_parameters("block.0", spec, seed=2).items()}
+    output = functional_call(build_layer("block.0", spec, attention_backend=backend), weights, (hidden,))
     return output.detach(), *torch.autograd.grad(output.square().mean(), list(weights.values()))
 
 
@@ -38,6 +39,26 @@ def test_a_backend_repeats_itself_and_agrees_with_the_others(backend: AttentionB
     for first, again, plain in zip(found, run(backend, hidden), run("math", hidden), strict=True):
         assert torch.equal(first, again)
         torch.testing.assert_close(first, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sliding_window", [0, 5])
+def test_sinks_beside_the_fused_kernel_are_those_of_the_whole_softmax(hidden: Tensor, sliding_window: int) -> None:
+    """Output and gradients, the sinks' too, agree with the written-out softmax; twice the same bits; no scores kept."""
+    spec = replace(SPEC, attention_sinks=True, sliding_window=sliding_window)
+    largest = 0
+
+    def note(kept: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, kept.numel())
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
+        found = run("auto", hidden, spec)
+    for first, again, plain in zip(found, run("auto", hidden, spec), run("math", hidden, spec), strict=True):
+        assert torch.equal(first, again)
+        torch.testing.assert_close(first, plain, rtol=1e-4, atol=1e-5)
+        assert first.abs().max() > 0
+    assert largest < hidden.shape[0] * spec.num_attention_heads * hidden.shape[1] ** 2
 
 
 def test_a_backend_the_device_lacks_is_an_error(hidden: Tensor) -> None:
