@@ -26,6 +26,10 @@ from headway.daemon.errors import ConfigError
 
 NEAR: Final = 16
 """Messages before an answer's end of which a long conversation is asked whether the template changes them later."""
+MAX_EXACT: Final = 128
+"""Messages up to which all of a conversation is rendered for each answer. That takes no longer than its end alone."""
+NUM_CHECKED: Final = 16
+"""Answers, about, of a longer conversation for which all of it is rendered all the same, to compare."""
 _BEGIN: Final = "<think>"
 _END: Final = "</think>"
 Span = tuple[int, int]
@@ -84,7 +88,10 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
         marked = ChatText(text=whole.text, spans=whole.marked, words=whole.words)
         return ChatTexts(texts=[marked], way=Way.MARKED)
     followed = _followed(template, chat, chat.messages, whole)
-    view = _View(template, chat, followed, _places(followed))
+    exact = _View(template, chat, followed, _places(followed), is_exact=True)
+    view = replace(exact, is_exact=False)
+    if len(chat.messages) <= MAX_EXACT or not all(_is_equal(view, exact, number) for number in _checked(chat)):
+        view = exact
     text, spans, texts, num_left_out = whole.text, list[Span](), list[ChatText](), 0
     is_apart = False
     for number, message in enumerate(chat.messages):
@@ -114,7 +121,7 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
             text = ended
             spans.append(span)
         else:
-            _followed(template, chat, _near(chat.messages[: number + 1]))
+            _followed(template, chat, view.near(number + 1))
             texts.append(ChatText(text=ended, spans=[span], words=so_far.words))
     way = Way.PER_ANSWER if texts else Way.WHOLE
     if spans or not texts:
@@ -141,15 +148,22 @@ class _View:
     whole: Rendered
     places: Mapping[int, Span]
     """What the template's loops write for a message, by its identity."""
+    is_exact: bool
+    """All of it is rendered each time."""
+
+    def near(self, end: int) -> Sequence[Any]:
+        """Return the messages that are rendered in place of those before an end."""
+        messages = self.chat.messages[:end]
+        return messages if self.is_exact else _near(messages)
 
     def until(self, end: int, *, is_prompt: bool = False) -> Rendered:
         """Return the conversation up to a message. is_prompt: with the begin of an answer.
 
-        Of a long one, only the end is rendered, and what is before it stands there as in the whole text: so it takes
-        time in proportion to its length.
+        Unless it is exact, only the end is rendered, and what is before it stands there as in the whole text: so a long
+        one takes time in proportion to its length.
         """
         messages = self.chat.messages[:end]
-        near = _near(messages)
+        near = self.near(end)
         with suppress(ConfigError):  # the template wants all of it
             if len(near) < end and (found := self._continued(near, end, is_prompt=is_prompt)):
                 return found
@@ -181,6 +195,30 @@ class _View:
         places = _places(rendered)
         there = [rendered.text[slice(*places.get(each, (0, 0)))] for each in messages]
         return there == [self.whole.text[slice(*self.places[each])] for each in messages]
+
+
+def _checked(chat: Conversation) -> list[int]:
+    """Return the answers, spread over a conversation in no short period, of which a view is compared with an exact one.
+
+    A template may look further back than the view, such as at the number of messages, for the last message alone.
+    """
+    answers = [number for number, each in enumerate(chat.messages) if each["role"] == "assistant"]
+    share = (NUM_CHECKED << 32) // max(1, len(answers))
+    return [number for number in answers if number * 0x9E3779B1 % (1 << 32) < share]
+
+
+def _is_equal(view: _View, exact: _View, number: int) -> bool:
+    """Return whether two views give the same for an answer."""
+
+    def seen(by: _View) -> list[object]:
+        texts = [by.until(number + 1)]
+        with suppress(ConfigError):  # the template wants a question, or any message
+            texts.append(by.until(number, is_prompt=True))
+        return [_answer(by, number, texts[0]), _stop(by, number), *((each.text, each.words) for each in texts)]
+
+    with suppress(ConfigError):
+        return seen(view) == seen(exact)
+    return False
 
 
 def _near(messages: Sequence[Any]) -> Sequence[Any]:
@@ -268,7 +306,7 @@ def _stop(view: _View, number: int) -> str:
     if not following:
         following = template.conversation(Conversation(messages=[probe], tools=None, where=chat.where)).messages
     try:
-        rendered = template.follow(chat, [*_near(chat.messages[: number + 1]), *following])
+        rendered = template.follow(chat, [*view.near(number + 1), *following])
         _, end = _place(chat, number, rendered)
     except ConfigError:
         return template.end_of_text

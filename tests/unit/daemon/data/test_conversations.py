@@ -258,6 +258,30 @@ def test_a_conversation_that_is_too_long_for_a_text_of_each_answer_is_named(
         text_of(read_encoder(str(folder)), folder, two_turns(reasoning_content="Hm"))
 
 
+@pytest.mark.parametrize("num_turns", [30, 80])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "messages | length",
+        "loop.index % 6",
+        "messages | selectattr('content', 'equalto', 'far') | list | length",
+        "ns.seen",
+    ],
+)
+def test_what_a_template_writes_for_the_last_message_alone_may_follow_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, num_turns: int
+) -> None:
+    """Each answer is trained as it stands in a rendering of all that was said before it."""
+    begin = "{% set ns = namespace(seen=0) %}"
+    noted = "{% set ns.seen = ns.seen + (m.content | length) %}{% if loop.last %}{{ " + last + " }} {% endif %}"
+    folder = folder_of(tmp_path, begin + HEADERS.replace("{{ m['content']", noted + "{{ m['content']"))
+    turns = [each for turn in range(num_turns) for each in asked(f"answer {turn}")]
+    messages = [{"role": "user", "content": "far"}, turns[1], *turns]
+    rows = rows_of(folder, messages)
+    monkeypatch.setattr("headway.daemon.data.chat_mask.MAX_EXACT", len(messages))
+    assert rows == rows_of(folder, messages)
+
+
 def test_a_call_that_the_template_leaves_out_is_no_answer(tmp_path: Path) -> None:
     """An empty answer is not trained in place of a tool call: the record is named."""
     folder = folder_of(tmp_path, HEADERS)
