@@ -164,8 +164,10 @@ def _members_of(folder: OriginFolder, tensors: dict[str, Place]) -> dict[str, Pl
             raise RecoveryError(folder.named(file), f"has more than {MAX_TENSORS} tensors, the most that are read")
         for number in range(whole.shape[0]):
             for part, kind in enumerate(parts):
-                entry = _member(whole, scales, number, part=part, num_parts=len(parts))
-                made[f"{found[1]}.{number}.{kind}.{last}"] = (file, entry)
+                member = f"{found[1]}.{number}.{kind}.{last}"
+                if member in tensors or member in made:
+                    raise RecoveryError(folder.named(file), f"has {shown(name)}, and there is {shown(member)} already")
+                made[member] = (file, _member(whole, scales, number, part=part, num_parts=len(parts)))
     return made
 
 

@@ -123,3 +123,17 @@ def test_half_of_a_matrix_is_refused(tmp_path: Path, kind: str) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.experts\.(down_proj_blocks|0\.down_proj\.weight)"):
         with_parts(job_from(folder))
+
+
+@pytest.mark.parametrize("second", ["down_proj", "0.down_proj.weight"])
+def test_two_copies_of_an_experts_matrix_are_refused(tmp_path: Path, second: str) -> None:
+    """In MXFP4 and in bfloat16, of all experts or of one: which of both would be trained?"""
+    folder = write_published(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    shape = (3, 32, 64) if second == "down_proj" else (64, 32)
+    tensors[f"model.layers.1.mlp.experts.{second}"] = torch.zeros(shape, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"has model\.layers\.1\.mlp\.experts\.down_proj\S*, and there is model\.layers"
+    ):
+        with_parts(job_from(folder))
