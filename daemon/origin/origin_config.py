@@ -122,7 +122,7 @@ def _base_of(base: Path, table: dict[str, Any], place: str) -> str:
 def _adapter_of(table: dict[str, Any], model: ModelSpec, place: str) -> AdapterSpec:
     try:
         return adapter_spec(table, model)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # a number may have thousands of digits
         raise ConfigError(_line(str(error)), place) from error
 
 

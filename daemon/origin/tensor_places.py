@@ -208,7 +208,14 @@ def _slice(whole: TensorEntry, number: int) -> tuple[int, int]:
 def find_adapters(folder: OriginFolder) -> dict[str, Place]:
     """Return the places of the adapters of a folder of PEFT, by their names in a checkpoint. Raises RecoveryError."""
     _, found = _read_header(folder, ADAPTER_WEIGHTS_NAME)
-    return {_text_name(name.removeprefix(PEFT_PREFIX)): (ADAPTER_WEIGHTS_NAME, entry) for name, entry in found.items()}
+    adapters: dict[str, Place] = {}
+    for raw, entry in found.items():
+        name = _text_name(raw.removeprefix(PEFT_PREFIX))
+        if name in adapters:
+            what = f"has {shown(raw)}, and there is {shown(name)} already"
+            raise RecoveryError(folder.named(ADAPTER_WEIGHTS_NAME), what)
+        adapters[name] = (ADAPTER_WEIGHTS_NAME, entry)
+    return adapters
 
 
 def check_adapter_folder(folder: OriginFolder) -> None:

@@ -200,6 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "blocks by a pattern": ({"target_modules": r".*\.1\..*q_proj"}, r"q_proj has adapters in some blocks and not"),
     "another matrix": ({"target_modules": ["wq"]}, r"\['wq'\] names no matrix of the blocks; there are q_proj, k_pro"),
     "no pattern": ({"target_modules": "*proj"}, r"'\*proj' is no pattern of modules: nothing to repeat"),
+    "a huge alpha": ({"lora_alpha": 10**400}, r"int too large to convert to float"),
     "no list": ({"exclude_modules": 5}, r"5 is no list of modules, such as q_proj"),
 }
 
@@ -262,4 +263,7 @@ def test_tensors_that_the_config_does_not_say_are_refused(folder: Path) -> None:
         with_parts(job_from(folder))
     save_file(tensors | {name: odd, name.replace("q_proj", "k_proj"): odd.clone()}, path)
     with pytest.raises(ConfigError, match=r"k_proj.lora_A.weight, which a model of this adapter_config.json does not"):
+        with_parts(job_from(folder))
+    save_file(tensors | {name: odd, name.removeprefix("base_model.model."): odd.clone()}, path)
+    with pytest.raises(ConfigError, match=r"q_proj.lora_A.weight, and there is model.layers.0.self_attn.q_proj.lora_A"):
         with_parts(job_from(folder))
