@@ -70,12 +70,15 @@ class Reading:
 
 def _file_of(tokenizer: str) -> Path:
     """Return the JSON file of a tokenizer, which may be named by its folder."""
+    found = "no such tokenizer: say bytes, or name a tokenizers JSON file or its folder"
     with suppress(OSError, ValueError):  # a name that is too long, or has a zero character
         file = Path(tokenizer)
         file = file / TOKENIZER_NAME if file.is_dir() else file
         if file.is_file():
             return file
-    raise ConfigError("no such tokenizer: say bytes, or name a tokenizers JSON file or its folder", tokenizer[:500])
+        if (file.parent / "snapshots").is_dir():
+            found = f"no such tokenizer: in a cache of the Hub it is {tokenizer}/snapshots/REVISION"
+    raise ConfigError(found, tokenizer[:500])
 
 
 def read_encoder(tokenizer: str, how: Reading | None = None) -> Encoder:

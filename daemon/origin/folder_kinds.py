@@ -1,6 +1,7 @@
 """Says what a folder is that has no weights to read, and which command gets further. Pure."""
 
 import re
+import shlex
 from collections.abc import Collection
 from typing import Final
 
@@ -9,11 +10,12 @@ _CONVERT: Final = (
     "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])'"
 )
 _KINDS: Final = (
-    (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {folder}`"),
+    (r"manifest\.json", "belongs to a checkpoint of Headway: `headway submit --from {quoted}`"),
     (r"shards\.json", 'belongs to prepared data: [data] source = "{folder}"'),
-    (r"(adapter_)?config\.json", "belongs to a model: `headway submit JOB.toml --model {folder}`"),
+    (r"snapshots", "belongs to the cache of the Hub; name the folder of a revision in it: {folder}/snapshots/REVISION"),
+    (r"(adapter_)?config\.json", "belongs to a model: `headway submit JOB.toml --model {quoted}`"),
     (r".+\.gguf", "is GGUF, which is not read; take the model that it was made from: {download}"),
-    (r"pytorch_model.*\.bin", f"is not read, because it is pickled; convert it: {_CONVERT} {{folder}}"),
+    (r"pytorch_model.*\.bin", f"is not read, because it is pickled; convert it: {_CONVERT} {{quoted}}"),
     (
         r"params\.json|consolidated.*\.(safetensors|pth)",
         "has another form than transformers'; take the files for transformers, mostly of the same name: {download}",
@@ -35,12 +37,12 @@ def kind_of(names: Collection[str], folder: str) -> str:
     """Return what to do about a folder that is not of the kind that was asked for; empty: nobody knows it."""
     for pattern, what in _KINDS:
         if found := next((name for name in sorted(names) if re.fullmatch(pattern, name)), None):
-            return f"{found} {what.format(download=_download(folder), folder=folder)}"
+            return f"{found} {what.format(download=_download(folder), folder=folder, quoted=shlex.quote(folder))}"
     return ""
 
 
 def _download(folder: str) -> str:
-    return f"`hf download OWNER/NAME --local-dir {folder if '://' not in folder else 'FOLDER'}`"
+    return f"`hf download OWNER/NAME --local-dir {shlex.quote(folder) if '://' not in folder else 'FOLDER'}`"
 
 
 def no_such_folder(named: str) -> str:

@@ -27,7 +27,7 @@ from headway.daemon.preparing.work import name_of_work
 from headway.daemon.sources.text_sources import Source, open_sources
 from headway.daemon.terminal import printable_name
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import ShardWriter, data_form, publish
+from headway.stages.data.shard_writer import data_form, publish
 from headway.stages.errors import DataError
 
 
@@ -62,7 +62,7 @@ def prepare(
                 _fill(run, opened, encoder, held_out=options.held_out, console=console)
                 train, validation = run.destination.finish()
                 is_short = options.pairs and train.left_out + validation.left_out > 0
-                _check(run.writer, ", ".join(sources), options, rows_are_short=is_short)
+                _check(run, ", ".join(sources), options, rows_are_short=is_short)
                 if encoder.file:
                     (place.data / TOKENIZER_NAME).write_bytes(encoder.file.read_bytes())
                     (place.data / TOKENIZER_CONFIG_NAME).write_text(encoder.config + "\n", encoding="utf-8")
@@ -162,10 +162,13 @@ def _fill(
                     return
 
 
-def _check(writer: ShardWriter, sources: str, options: Preparation, *, rows_are_short: bool) -> None:
+def _check(run: RestartableRun, sources: str, options: Preparation, *, rows_are_short: bool) -> None:
     """Raise ConfigError if a split is empty."""
+    writer = run.writer
     if not writer.num_tokens and not writer.validation.num_tokens:
         what = "nothing to train on in it" if options.pack else "no text in it"
+        if run.bad.count:
+            what = f"{what} but {run.bad.count} records that cannot be used"
         hint = "; a pair that is longer than a row is left out: name a larger --pack" if rows_are_short else ""
         raise ConfigError(f"{what}{hint}", sources)
     empty = "training" if not writer.num_tokens else "validation"

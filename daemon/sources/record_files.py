@@ -153,9 +153,9 @@ def _of_values(
     content: IO[bytes], file: IO[bytes], path: Path, field: Field
 ) -> Iterator[tuple[Document | BadRecord, float]]:
     start = 0
-    for value, line in _values(content, path):
+    for number, (value, line) in enumerate(_values(content, path), 1):  # all may stand in one line
         end = file.tell()
-        yield field.document(value, f"{path}, line {line}"), end - start
+        yield field.document(value, f"{path}, record {number}, line {line}"), end - start
         start = end
 
 

@@ -23,6 +23,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.origin import tensor_places
+from headway.daemon.origin.folder_kinds import instead
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_model import with_parts
@@ -409,6 +410,7 @@ def left_with(*names: str, is_config_gone: bool = False) -> Callable[[Path], Non
         (left_with("manifest.json", is_config_gone=True), r"a checkpoint of Headway: `headway submit --from /"),
         (left_with("shards.json", is_config_gone=True), r'prepared data: \[data\] source = "/'),
         (left_with(is_config_gone=True), r"config.json: is missing; `hf download OWNER/NAME --local-dir /\S+` gets"),
+        (left_with("snapshots", is_config_gone=True), r"the cache of the Hub; name the folder .*/snapshots/REVISION$"),
         (lambda f: (f / "two.safetensors").unlink(), r"two.safetensors: is missing, and \S+ names it; `hf d"),
         (written("one.safetensors", LFS), r"one.safetensors: is a pointer of git-lfs, .*`git lfs pull`"),
         (written("config.json", LFS), r"config.json: is a pointer of git-lfs"),
@@ -483,3 +485,8 @@ def test_an_index_of_many_tensors_is_refused(tmp_path: Path, monkeypatch: pytest
     (folder / INDEX).write_text(json.dumps({"weight_map": {f"t{number}": "a.safetensors" for number in range(101)}}))
     with pytest.raises(RecoveryError, match="weight_map names 101 tensors; at most 100 are read"):
         find_tensors(OriginFolder(str(folder)))
+
+
+def test_a_command_quotes_a_folder_with_spaces() -> None:
+    """The line is meant to be pasted into a shell."""
+    assert "--local-dir '/my models/a'" in instead((), "/my models/a")

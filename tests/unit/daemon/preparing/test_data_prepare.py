@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headway.daemon.data.encoder import read_encoder
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
@@ -138,7 +139,8 @@ def test_a_console_shows_progress(tmp_path: Path) -> None:
     [
         ("in.jsonl", b'{"text": "good"}\n{"body": "bad"}\n', r"in\.jsonl, line 2: has no text in the field 'text'"),
         ("in.jsonl", b'{"text": 5}\n', "line 1: has no text in the field"),
-        ("in.jsonl", b"[]\n", "no text in it"),
+        ("in.jsonl", b"[]\n", "no text in it$"),
+        ("in.json", b'[{"text": "a"}, {}]', r"in\.json, record 2, line 1: has no text"),
         ("in.jsonl", b'{"messages": []}\n', "line 1: has no text in the field 'text'; conversations need --chat"),
         ("in.jsonl", b"{\n", "line 1: is not JSON"),
         ("in.jsonl", b"\n", "no text in it"),
@@ -186,3 +188,17 @@ def test_bad_arguments_are_named(
         prepare(sources, Path("taken"), Preparation(tokenizer=tokenizer))
     assert str(caught.value).startswith(reason)
     assert "\n" not in str(caught.value)
+
+
+def test_data_without_a_usable_record_says_how_many_are_left_out(tmp_path: Path) -> None:
+    """The file is not empty, so "no text in it" alone would mislead."""
+    (tmp_path / "in.jsonl").write_bytes(b"{}\n{}\n")
+    with pytest.raises(ConfigError, match="no text in it but 2 records that cannot be used"):
+        prepare([str(tmp_path / "in.jsonl")], tmp_path / "out", Preparation(max_bad=5))
+
+
+def test_the_cache_of_the_hub_is_no_tokenizer_but_says_where_one_is(tmp_path: Path) -> None:
+    """People name models--OWNER--NAME, where snapshots/REVISION has the files."""
+    (tmp_path / "snapshots").mkdir()
+    with pytest.raises(ConfigError, match=r"no such tokenizer: .*/snapshots/REVISION"):
+        read_encoder(str(tmp_path))
