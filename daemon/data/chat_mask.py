@@ -8,7 +8,7 @@ the conversation up to it, as a model sees it that gives the answer.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
@@ -24,12 +24,11 @@ from headway.daemon.data.template_limits import MAX_CHARACTERS
 from headway.daemon.data.template_loops import ENDED
 from headway.daemon.errors import ConfigError
 
-NEAR: Final = 16
-"""Messages before an answer's end of which a long conversation is asked whether the template changes them later."""
-MAX_EXACT: Final = 128
-"""Messages up to which all of a conversation is rendered for each answer. That takes no longer than its end alone."""
-NUM_CHECKED: Final = 16
-"""Answers, about, of a longer conversation for which all of it is rendered all the same, to compare."""
+MAX_MESSAGES: Final = 2048
+"""Messages of a conversation. Each answer is found in a rendering of all that is before it, so the time grows with
+their square: this many take some 20 s. A template may look back from the last message at any other, so nothing less is
+rendered.
+"""
 _BEGIN: Final = "<think>"
 _END: Final = "</think>"
 Span = tuple[int, int]
@@ -83,15 +82,14 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
 
     Raises ConfigError if an answer has no exact place.
     """
+    if len(chat.messages) > MAX_MESSAGES:
+        raise ConfigError(f"has more than {MAX_MESSAGES} messages; split it into shorter conversations", chat.where)
     whole = template.render(chat, chat.messages)
     if whole.marked:
         marked = ChatText(text=whole.text, spans=whole.marked, words=whole.words)
         return ChatTexts(texts=[marked], way=Way.MARKED)
     followed = _followed(template, chat, chat.messages, whole)
-    exact = _View(template, chat, followed, _places(followed), is_exact=True)
-    view = replace(exact, is_exact=False)
-    if len(chat.messages) <= MAX_EXACT or not all(_is_equal(view, exact, number) for number in _checked(chat)):
-        view = exact
+    view = _View(template, chat, followed)
     text, spans, texts, num_left_out = whole.text, list[Span](), list[ChatText](), 0
     is_apart = False
     for number, message in enumerate(chat.messages):
@@ -121,7 +119,7 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
             text = ended
             spans.append(span)
         else:
-            _followed(template, chat, view.near(number + 1))
+            _followed(template, chat, chat.messages[: number + 1])
             texts.append(ChatText(text=ended, spans=[span], words=so_far.words))
     way = Way.PER_ANSWER if texts else Way.WHOLE
     if spans or not texts:
@@ -146,99 +144,10 @@ class _View:
     template: ChatTemplate
     chat: Conversation
     whole: Rendered
-    places: Mapping[int, Span]
-    """What the template's loops write for a message, by its identity."""
-    is_exact: bool
-    """All of it is rendered each time."""
-
-    def near(self, end: int) -> Sequence[Any]:
-        """Return the messages that are rendered in place of those before an end."""
-        messages = self.chat.messages[:end]
-        return messages if self.is_exact else _near(messages)
 
     def until(self, end: int, *, is_prompt: bool = False) -> Rendered:
-        """Return the conversation up to a message. is_prompt: with the begin of an answer.
-
-        Unless it is exact, only the end is rendered, and what is before it stands there as in the whole text: so a long
-        one takes time in proportion to its length.
-        """
-        messages = self.chat.messages[:end]
-        near = self.near(end)
-        with suppress(ConfigError):  # the template wants all of it
-            if len(near) < end and (found := self._continued(near, end, is_prompt=is_prompt)):
-                return found
-        return self.template.follow(self.chat, messages, is_prompt=is_prompt)
-
-    def _continued(self, near: Sequence[Any], end: int, *, is_prompt: bool) -> Rendered | None:
-        """Return the text of some messages after what stands before them in the whole text.
-
-        None: they are other than in the whole text, and not because the template changes the last ones later.
-        """
-        rendered = self.template.follow(self.chat, near, is_prompt=is_prompt)
-        places = _places(rendered)
-        seams = [id(each) for each in near[-NEAR:] if id(each) in places and id(each) in self.places]
-        if not seams or not self._holds(rendered, seams[: 1 + len(seams) // 2]):
-            return None
-        if not self._holds(rendered, seams):
-            followed = self.template.follow(self.chat, [*near, *self.chat.messages[end : end + NEAR]])
-            if not self._holds(followed, seams):
-                return None
-        start, at = places[seams[0]][0], self.places[seams[0]][0]
-        words = {word for word in self.whole.words if word < at}
-        words |= {word - start + at for word in rendered.words if word >= start}
-        rounds = (replace(each, start=each.start - start + at, end=each.end - start + at) for each in rendered.rounds)
-        text = self.whole.text[:at] + rendered.text[start:]
-        return replace(rendered, text=text, words=frozenset(words), rounds=tuple(rounds))
-
-    def _holds(self, rendered: Rendered, messages: Sequence[int]) -> bool:
-        """Return whether messages, by their identities, stand as in the whole text."""
-        places = _places(rendered)
-        there = [rendered.text[slice(*places.get(each, (0, 0)))] for each in messages]
-        return there == [self.whole.text[slice(*self.places[each])] for each in messages]
-
-
-def _checked(chat: Conversation) -> list[int]:
-    """Return the answers, spread over a conversation in no short period, of which a view is compared with an exact one.
-
-    A template may look further back than the view, such as at the number of messages, for the last message alone.
-    """
-    answers = [number for number, each in enumerate(chat.messages) if each["role"] == "assistant"]
-    share = (NUM_CHECKED << 32) // max(1, len(answers))
-    return [number for number in answers if number * 0x9E3779B1 % (1 << 32) < share]
-
-
-def _is_equal(view: _View, exact: _View, number: int) -> bool:
-    """Return whether two views give the same for an answer."""
-
-    def seen(by: _View) -> list[object]:
-        texts = [by.until(number + 1)]
-        with suppress(ConfigError):  # the template wants a question, or any message
-            texts.append(by.until(number, is_prompt=True))
-        return [_answer(by, number, texts[0]), _stop(by, number), *((each.text, each.words) for each in texts)]
-
-    with suppress(ConfigError):
-        return seen(view) == seen(exact)
-    return False
-
-
-def _near(messages: Sequence[Any]) -> Sequence[Any]:
-    """Return messages; of many, the system prompt, a question and the last ones."""
-    start = len(messages) - 2 * NEAR
-    if start <= 0:
-        return messages
-    start += next((at for at, each in enumerate(messages[start:]) if each["role"] in ("user", "assistant")), 0)
-    asked = next((at for at in range(start, -1, -1) if messages[at]["role"] == "user"), start)
-    system = messages[:1] if messages[0]["role"] == "system" else []
-    return [*system, *messages[asked : asked + 1], *messages[start + (asked == start) :]]
-
-
-def _places(rendered: Rendered) -> dict[int, Span]:
-    """Return what the template's loops write for each message, by its identity, if it stands in one place."""
-    found: dict[int, list[Span]] = {}
-    for each in rendered.rounds:
-        if rendered.text[each.start : each.end].strip():
-            found.setdefault(id(each.item), []).append((each.start, each.end))
-    return {item: spans[0] for item, spans in found.items() if len(spans) == 1}
+        """Return the conversation up to a message. is_prompt: with the begin of an answer."""
+        return self.template.follow(self.chat, self.chat.messages[:end], is_prompt=is_prompt)
 
 
 def _answer(view: _View, number: int, so_far: Rendered) -> _Answer:
@@ -306,7 +215,7 @@ def _stop(view: _View, number: int) -> str:
     if not following:
         following = template.conversation(Conversation(messages=[probe], tools=None, where=chat.where)).messages
     try:
-        rendered = template.follow(chat, [*view.near(number + 1), *following])
+        rendered = template.follow(chat, [*chat.messages[: number + 1], *following])
         _, end = _place(chat, number, rendered)
     except ConfigError:
         return template.end_of_text

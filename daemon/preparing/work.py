@@ -15,7 +15,7 @@ _LIBRARIES: Final = ("headway", "tokenizers", "jinja2", "pyarrow")
 """Another release of these may read or encode in another way."""
 
 
-RULES: Final = 12
+RULES: Final = 13
 """Version of the rules by which texts and conversations become tokens: it rises with each change of a token."""
 
 

@@ -1,6 +1,7 @@
 """What people wrote becomes tokens as words, in the form that a chat template reads; the rest is a bad record."""
 
 import json
+from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -258,28 +259,31 @@ def test_a_conversation_that_is_too_long_for_a_text_of_each_answer_is_named(
         text_of(read_encoder(str(folder)), folder, two_turns(reasoning_content="Hm"))
 
 
-@pytest.mark.parametrize("num_turns", [30, 80])
 @pytest.mark.parametrize(
-    "last",
+    ("last", "at"),
     [
-        "messages | length",
-        "loop.index % 6",
-        "messages | selectattr('content', 'equalto', 'far') | list | length",
-        "ns.seen",
+        ("messages | length", lambda turn: 2 * turn + 4),
+        ("loop.index % 6", lambda turn: (2 * turn + 4) % 6),
+        ("messages | selectattr('content', 'equalto', 'far') | list | length", lambda _turn: 1),
     ],
 )
 def test_what_a_template_writes_for_the_last_message_alone_may_follow_from_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, num_turns: int
+    tmp_path: Path, last: str, at: Callable[[int], int]
 ) -> None:
-    """Each answer is trained as it stands in a rendering of all that was said before it."""
-    begin = "{% set ns = namespace(seen=0) %}"
-    noted = "{% set ns.seen = ns.seen + (m.content | length) %}{% if loop.last %}{{ " + last + " }} {% endif %}"
-    folder = folder_of(tmp_path, begin + HEADERS.replace("{{ m['content']", noted + "{{ m['content']"))
-    turns = [each for turn in range(num_turns) for each in asked(f"answer {turn}")]
-    messages = [{"role": "user", "content": "far"}, turns[1], *turns]
-    rows = rows_of(folder, messages)
-    monkeypatch.setattr("headway.daemon.data.chat_mask.MAX_EXACT", len(messages))
-    assert rows == rows_of(folder, messages)
+    """Each answer of a long conversation is trained as it stands in a rendering of all that was said before it."""
+    noted = "{% if loop.last %}{{ " + last + " }} {% endif %}"
+    folder = folder_of(tmp_path, HEADERS.replace("{{ m['content']", noted + "{{ m['content']"))
+    turns = [each for turn in range(80) for each in asked(f"answer {turn}")]
+    rows = rows_of(folder, [{"role": "user", "content": "far"}, turns[1], *turns])
+    assert [trained for _, trained in rows][1:] == [f"{at(turn)} answer {turn}<|end|>" for turn in range(80)]
+
+
+def test_a_conversation_of_too_many_messages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a conversation grows with the square of its messages."""
+    monkeypatch.setattr("headway.daemon.data.chat_mask.MAX_MESSAGES", 3)
+    folder = folder_of(tmp_path, HEADERS)
+    with pytest.raises(ConfigError, match="line 7: has more than 3 messages; split it into shorter conversations"):
+        text_of(read_encoder(str(folder)), folder, two_turns())
 
 
 def test_a_call_that_the_template_leaves_out_is_no_answer(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ differ, a reason must hold, or the test fails. HEADWAY_WRITE=1 writes docs/chat_
 import os
 import re
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date
 from functools import lru_cache
 from itertools import groupby, product
@@ -17,7 +16,6 @@ from typing import Any, Final
 
 import pytest
 
-from headway.daemon.data import chat_mask
 from headway.daemon.data.chat_mask import Way, chat_texts
 from headway.daemon.data.chat_template import ChatTemplate, Surroundings
 from headway.daemon.data.documents import Conversation
@@ -179,52 +177,6 @@ def test_published_templates_train_what_trl_trains_or_a_reason_holds() -> None:
     if os.environ.get("HEADWAY_WRITE"):
         PAGE.write_text(made, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == made
-
-
-def agents_chat(has_thoughts: bool) -> Conversation:
-    """One question, many calls of a tool, and the answer."""
-    chat = conversation("tools", 9)
-    messages = [each for each in chat.messages if each["role"] == "tool" or each.get("tool_calls")]
-    thoughts = [{**each, "reasoning_content": "Hm"} if "tool_calls" in each else each for each in messages]
-    said = thoughts if has_thoughts else messages
-    return replace(chat, messages=[chat.messages[0], *said, chat.messages[-1]])
-
-
-def test_a_long_conversation_is_trained_as_if_all_of_it_were_rendered_for_each_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Texts and spans are equal, also where a template looks far back, as DeepSeek's for tools and gpt-oss do."""
-    chats = [*(conversation(kind, 5) for kind in KINDS), agents_chat(False), agents_chat(True)]
-    num_equal = 0
-    monkeypatch.setattr(chat_mask, "MAX_EXACT", 0)
-    monkeypatch.setattr(chat_mask, "NUM_CHECKED", 0)
-    for name, chat in product(STOCK, chats):
-        found = []
-        for near in (3, len(chat.messages)):
-            monkeypatch.setattr(chat_mask, "NEAR", near)
-            with suppress(ConfigError):
-                found.append(chat_texts(template(name), template(name).conversation(chat)))
-        assert not found or found[0] == found[1], (name, chat.where)
-        num_equal += len(found) // 2
-    assert num_equal > 150
-
-
-def test_the_work_for_an_answer_does_not_grow_with_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat of four times as many turns renders about four times as many messages."""
-    rendered: list[int] = []
-    real = ChatTemplate._raw
-
-    def counted(self: ChatTemplate, by: Any, chat: Conversation, messages: Any, *, is_prompt: bool) -> str:
-        rendered.append(len(messages))
-        return real(self, by, chat, messages, is_prompt=is_prompt)
-
-    monkeypatch.setattr(ChatTemplate, "_raw", counted)
-    sums = []
-    for turns in (100, 400):
-        rendered.clear()
-        chat_texts(template("qwen2_5"), template("qwen2_5").conversation(conversation("plain", turns)))
-        sums.append(sum(rendered))
-    assert sums[1] < 5 * sums[0]
 
 
 def test_published_templates_render_as_transformers_does() -> None:
