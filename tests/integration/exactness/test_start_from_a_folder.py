@@ -75,7 +75,7 @@ async def unlike(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loca
 
 SEVERAL = (
     *("glm4", "gemma3_text", "olmo3", "qwen3_5_text", "qwen3_5_moe_text", "smollm3", "granite"),
-    *("phi3", "qwen2_moe", "seed_oss", "ministral"),
+    *("phi3", "qwen2_moe", "seed_oss", "ministral", "gpt_oss"),
 )
 
 
