@@ -1,12 +1,14 @@
-"""Plant each bug of this folder in a copy of the tree and see a named test turn red.
+"""Plant each bug of mutants.toml in a copy of the tree and see a named test turn red.
 
-A mutant is a patch with two lines above it:
+    [name_of_the_bug]
+    bug = "what is wrong now"
+    test = "tests/…::test_name"     # one or more, separated by spaces
+    file = "stages/…"
+    old = "…"                       # whole lines that stand in the file exactly once
+    new = "…"
 
-    # bug: what is wrong now
-    # caught by: tests/…::test_name
-
-`python tests/mutants/run.py [name …]` prints a table and ends with 1 if a bug survived, a patch no longer applies, or
-a named test is red without its bug.
+`python tests/mutants/run.py [name …]` prints a table and ends with 1 if a bug survived, its old lines are gone, or a
+named test is red without its bug.
 """
 
 import os
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,34 +29,28 @@ CAUGHT = "caught"
 TEST_FAILED = 1  # pytest's exit status when a test failed; a crash or an empty selection is another number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """One planted bug."""
 
-    path: Path
+    name: str
     bug: str
     test: str
+    file: str
+    old: str
+    new: str
 
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return self.path.stem
+    def applied_to(self, text: str) -> str:
+        """The file's text with the bug. Raises ValueError unless the old lines stand in it once."""
+        if (count := f"\n{text}".count(f"\n{self.old}")) != 1:
+            raise ValueError(f"its old lines stand {count} times in {self.file}")
+        return f"\n{text}".replace(f"\n{self.old}", f"\n{self.new}")[1:]
 
 
-def read_mutants(folder: Path = Path(__file__).parent) -> list[Mutant]:
-    """All mutants of the folder. Raises ValueError for a patch without its two lines."""
-    mutants = []
-    for path in sorted(folder.glob("*.patch")):
-        fields = {}
-        for line in path.read_text().splitlines():
-            if not line.startswith("# "):
-                break
-            key, _, value = line[2:].partition(": ")
-            fields[key] = value.strip()
-        if set(fields) != {"bug", "caught by"}:
-            raise ValueError(f"{path.name}: expected '# bug: …' and '# caught by: …' above the patch")
-        mutants.append(Mutant(path, fields["bug"], fields["caught by"]))
-    return mutants
+def read_mutants() -> list[Mutant]:
+    """All mutants of the table. Raises TypeError for one that lacks a field, or has another."""
+    table = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
+    return [Mutant(name=name, **fields) for name, fields in table.items()]
 
 
 def copy_tree(target: Path) -> None:
@@ -69,12 +66,6 @@ def copy_tree(target: Path) -> None:
         if source.is_symlink() or source.is_file():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, copy, follow_symlinks=False)
-
-
-def apply(mutant: Mutant, tree: Path, *, reverse: bool = False) -> None:
-    """Plant the bug, or take it out again. Raises CalledProcessError with git's own words."""
-    command = ["git", "apply", "-p1", "--recount", *(["--reverse"] if reverse else []), str(mutant.path)]
-    subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)
 
 
 def run_test(test: str, tree: Path, *, deadline_s: float = DEADLINE_S, stops_early: bool = True) -> int:
@@ -104,19 +95,21 @@ def red_without_a_bug(tests: list[str], tree: Path) -> list[str]:
 
 def plant(mutant: Mutant, tree: Path) -> str:
     """Whether the named test finds the bug."""
+    path = tree / mutant.file
+    text = path.read_text()
     try:
-        apply(mutant, tree)
-    except subprocess.CalledProcessError as error:
-        return f"DOES NOT APPLY: {error.stderr.strip()}"
+        path.write_text(mutant.applied_to(text))
+    except (OSError, ValueError) as error:
+        return f"DOES NOT APPLY: {error}"
     status = run_test(mutant.test, tree)
-    apply(mutant, tree, reverse=True)
+    path.write_text(text)
     return {TEST_FAILED: CAUGHT, 0: "SURVIVED"}.get(status, f"pytest ended with {status}")
 
 
 def main(names: list[str]) -> int:
     mutants = [mutant for mutant in read_mutants() if not names or mutant.name in names]
     if unknown := sorted(set(names) - {mutant.name for mutant in mutants}):
-        print(f"no such patch: {', '.join(unknown)}")  # noqa: T201
+        print(f"no such mutant: {', '.join(unknown)}")  # noqa: T201
         return 2
     trees: SimpleQueue[Path] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who may import whom, and what the mutants' patches say."""
+"""The house rules that a machine can check: who may import whom, and what the mutants say."""
 
 import ast
 import importlib.util
@@ -220,8 +220,6 @@ def test_the_second_oracle_shares_no_code() -> None:
 
 def test_every_mutant_applies_and_names_its_test() -> None:
     """Each planted bug still fits the code, and the test that is to catch it exists."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("patches are checked against a checkout")
     specification = importlib.util.spec_from_file_location("mutants_run", ROOT / "tests/mutants/run.py")
     assert specification is not None
     assert specification.loader is not None
@@ -231,10 +229,7 @@ def test_every_mutant_applies_and_names_its_test() -> None:
     mutants = runner.read_mutants()
     assert len(mutants) >= 12
     for mutant in mutants:
-        checked = subprocess.run(
-            ["git", "apply", "--check", "--recount", str(mutant.path)], cwd=ROOT, capture_output=True, text=True
-        )
-        assert checked.returncode == 0, f"{mutant.name}: {checked.stderr}"
+        compile(mutant.applied_to((ROOT / mutant.file).read_text()), mutant.file, "exec")
         for test in mutant.test.split():
             if "::" in test:
                 path, function = test.split("::")[0], test.split("::")[-1].split("[")[0]
