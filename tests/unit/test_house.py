@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 import tomllib
 from collections import Counter
