@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import TYPE_CHECKING
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec
@@ -33,6 +34,9 @@ from headway.stages.spec import TIED, ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
 from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, raw_bytes, state_start, tensor_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +66,27 @@ class Range:
         return iter([self._unpacked(self.packed)[skipped_bytes:]])
 
     def _unpacked(self, packed: PackedEntry) -> bytes:
-        raw = _read_whole(self.folder, self.file, self.begin, self.end)
-        if packed.scales is None:
-            whole = tensor_of(raw, self.dtype, packed.stored).movedim(-1, 0)
-        else:
-            scales = tensor_of(_read_whole(self.folder, *packed.scales), "U8", (packed.stored[0], -1))
-            whole = from_mxfp4(tensor_of(raw, "U8", packed.stored), scales)
+        whole = _whole(self.folder, self.file, self.begin, self.end, self.dtype, packed.stored, packed.scales)
         return bytes(raw_bytes(part_of(whole, packed.part, packed.num_parts), self.dtype))
 
 
-@lru_cache(maxsize=4)
-def _read_whole(folder: OriginFolder, file: str, begin: int, end: int) -> bytes:
-    """Return a range's bytes. They are kept until an expert's other part is read, which comes next by name."""
-    return b"".join(folder.read(file, begin, end))
+@lru_cache(maxsize=2)
+def _whole(
+    folder: OriginFolder,
+    file: str,
+    begin: int,
+    end: int,
+    dtype: str,
+    stored: tuple[int, ...],
+    scales: tuple[str, int, int] | None,
+) -> "Tensor":
+    """Return what lies in one range of an expert's matrices, outputs first. It is kept, as is its bias, until the other
+    part of it is read, which comes next by name.
+    """
+    raw = b"".join(folder.read(file, begin, end))
+    if scales is None:
+        return tensor_of(raw, dtype, stored).movedim(-1, 0)
+    return from_mxfp4(tensor_of(raw, "U8", stored), tensor_of(b"".join(folder.read(*scales)), "U8", (stored[0], -1)))
 
 
 def read_part(spec: JobSpec, name: str, *, offset: int = 0, beat: Callable[[], None] = lambda: None) -> Iterator[bytes]:
