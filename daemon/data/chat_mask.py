@@ -89,7 +89,6 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
         marked = ChatText(text=whole.text, spans=whole.marked, words=whole.words)
         return ChatTexts(texts=[marked], way=Way.MARKED)
     followed = _followed(template, chat, chat.messages, whole)
-    view = _View(template, chat, followed)
     text, spans, texts, num_left_out = whole.text, list[Span](), list[ChatText](), 0
     is_apart = False
     for number, message in enumerate(chat.messages):
@@ -99,20 +98,20 @@ def chat_texts(template: ChatTemplate, chat: Conversation) -> ChatTexts:
             what = "is too long for a text of each answer, which the chat template changes when the chat goes on"
             raise ConfigError(f"{what}; split it into shorter ones", chat.where)
         is_last = number + 1 == len(chat.messages)
-        so_far = view.whole if is_last else view.until(number + 1)
-        answer = _answer(view, number, so_far)
+        so_far = followed if is_last else template.follow(chat, chat.messages[: number + 1])
+        answer = _answer(template, chat, number, so_far)
         if _check_words(message, so_far.text[answer.start : answer.last], number, chat):
-            with_thought = _with_thought(view, number, so_far, answer)
+            with_thought = _with_thought(template, chat, number, so_far, answer)
             if with_thought is not None:
                 texts.append(with_thought)
                 is_apart = is_last
                 continue
             num_left_out += 1
         if not is_last and text.startswith(so_far.text[: answer.end]):
-            stop = None if answer.is_ended else _end_of_turn(template, view.whole, answer.end)
+            stop = None if answer.is_ended else _end_of_turn(template, followed, answer.end)
             spans.append((answer.start, stop or answer.end))
             continue
-        stop_text = "" if answer.is_ended else _stop(view, number)
+        stop_text = "" if answer.is_ended else _stop(template, chat, number)
         ended = so_far.text[: answer.end] + stop_text if stop_text else so_far.text
         span = (answer.start, len(ended) if stop_text else answer.last)
         if is_last:
@@ -137,27 +136,14 @@ def _followed(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A conversation as a chat template renders it: all of it, and what stands there while less of it has been said."""
-
-    template: ChatTemplate
-    chat: Conversation
-    whole: Rendered
-
-    def until(self, end: int, *, is_prompt: bool = False) -> Rendered:
-        """Return the conversation up to a message. is_prompt: with the begin of an answer."""
-        return self.template.follow(self.chat, self.chat.messages[:end], is_prompt=is_prompt)
-
-
-def _answer(view: _View, number: int, so_far: Rendered) -> _Answer:
+def _answer(template: ChatTemplate, chat: Conversation, number: int, so_far: Rendered) -> _Answer:
     """Return the answer that a message is, in the conversation up to it."""
-    text, names = so_far.text, view.template.names
-    begin, end = _place(view.chat, number, so_far)
-    start = begin + _header(view, number, text[begin:end])
-    last = len(text) if _is_of_names(view.template, text[end:]) else end
+    text = so_far.text
+    begin, end = _place(chat, number, so_far)
+    start = begin + _header(template, chat, number, text[begin:end])
+    last = len(text) if _is_of_names(template, text[end:]) else end
     spoken = start + len(text[start:last].rstrip())
-    is_ended = any(stop == spoken for _, stop in names.places(text, so_far.words, start=start))
+    is_ended = any(stop == spoken for _, stop in template.names.places(text, so_far.words, start=start))
     return _Answer(start=start, end=end, last=last, is_ended=is_ended)
 
 
@@ -171,14 +157,15 @@ def _place(chat: Conversation, number: int, rendered: Rendered) -> Span:
     return spans[0]
 
 
-def _header(view: _View, number: int, text: str) -> int:
+def _header(template: ChatTemplate, chat: Conversation, number: int, text: str) -> int:
     """Return how much of a message's text is the begin of an answer, which a prompt for it has: no model says it."""
+    before = chat.messages[:number]
     prompts = [""]
     with suppress(ConfigError):  # the template wants more than a question
-        prompts.append(_usual_prompt(view.template))
+        prompts.append(_usual_prompt(template))
     with suppress(ConfigError):  # the template wants a question, or any message
-        prompts.append(_end_of_prompt(view.until(number, is_prompt=True)))
-    return max(_common(view.template, text, prompt) for prompt in prompts)
+        prompts.append(_end_of_prompt(template.follow(chat, before, is_prompt=True)))
+    return max(_common(template, text, prompt) for prompt in prompts)
 
 
 @lru_cache(maxsize=8)
@@ -206,9 +193,8 @@ def _end_of_turn(template: ChatTemplate, rendered: Rendered, at: int) -> int | N
     return end if end > at and not rendered.text[at:start].strip() else None
 
 
-def _stop(view: _View, number: int) -> str:
+def _stop(template: ChatTemplate, chat: Conversation, number: int) -> str:
     """Return what ends a turn that the template leaves open: the special token with which it begins the next one."""
-    template, chat = view.template, view.chat
     role = "tool" if next(called(chat.messages[number]), None) else "user"
     probe = {"role": role, "content": "x", "name": "x", "tool_call_id": "x"}
     following = chat.messages[number + 1 : number + 2]
@@ -229,20 +215,22 @@ def _is_of_names(template: ChatTemplate, text: str) -> bool:
     return bool(places) and sum(end - start for start, end in places) == len("".join(text.split()))
 
 
-def _with_thought(view: _View, number: int, so_far: Rendered, answer: _Answer) -> ChatText | None:
+def _with_thought(
+    template: ChatTemplate, chat: Conversation, number: int, so_far: Rendered, answer: _Answer
+) -> ChatText | None:
     """Return a prompt that begins a thought, with the thought and the answer; None: the prompt begins none.
 
     It is for templates that never render a thought, and yet ask the model for one, such as DeepSeek-R1's.
     """
-    prompt = view.until(number, is_prompt=True)
+    prompt = template.render(chat, chat.messages[:number], is_prompt=True)
     if not prompt.text.rstrip().endswith(_BEGIN):
         return None
     start = len(prompt.text)
-    thought, in_thought = unguarded(thought_of(view.chat.messages[number]).strip())
+    thought, in_thought = unguarded(thought_of(chat.messages[number]).strip())
     opened = f"{prompt.text}{thought}\n{_END}\n\n"
     spoken = so_far.text[answer.start : answer.last].lstrip()
     moved = len(opened) + len(spoken) - answer.last
-    stop = "" if answer.is_ended else _stop(view, number)
+    stop = "" if answer.is_ended else _stop(template, chat, number)
     words = {*prompt.words, *(start + word for word in in_thought)}
     words |= {word + moved for word in so_far.words if word >= answer.start}
     text = opened + spoken + stop
