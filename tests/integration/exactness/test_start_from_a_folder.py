@@ -19,7 +19,7 @@ from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
-from headway.daemon.reference.loop import reference
+from headway.daemon.reference.loop import Weights, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.view.cluster_view import ClusterView
@@ -49,8 +49,8 @@ LAYER_S = 0.005
 PATIENCE_S = 180.0
 
 
-def plain_result(spec: JobSpec, folder: Path) -> Result:
-    """What the plain loop makes of the folder's weights."""
+def plain_run(spec: JobSpec) -> tuple[Weights, tuple[float, ...]]:
+    """What the plain loop makes of the folder's weights, and its losses."""
     losses: list[float] = []
     weights = reference(
         spec,
@@ -58,8 +58,14 @@ def plain_result(spec: JobSpec, folder: Path) -> Result:
         on_batch=lambda result: losses.append(result.loss),
         initial=initial_weights_of(spec),
     )
+    return weights, tuple(losses)
+
+
+def plain_result(spec: JobSpec, folder: Path) -> Result:
+    """The weights and losses of the plain loop."""
+    weights, losses = plain_run(spec)
     write_model(folder, spec.model, weights=weights, sequence_length=spec.train.sequence_length)
-    return Result(tuple(losses), read_weights(folder))
+    return Result(losses, read_weights(folder))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -157,16 +163,10 @@ async def test_a_job_trains_on_while_a_new_node_reads_its_frozen_layers(
             finally:
                 for node in away:
                     await release(session, node)
-        losses: list[float] = []
-        weights = reference(
-            spec,
-            TokenShards.open(data_folder(spec.data.source, default_cache_dir())),
-            on_batch=lambda result: losses.append(result.loss),
-            initial=initial_weights_of(spec),
-        )
+        weights, losses = plain_run(spec)
     with AdapterFolderWriter(tmp_path / "plain", spec.model, base=opened.url) as writer:
         for layer, parameters in weights.items():
             writer.add(layer, parameters)
-    assert piped.losses == tuple(losses)
+    assert piped.losses == losses
     files = [tmp_path / "piped" / "model", tmp_path / "plain"]
     assert len({(folder / "adapter_model.safetensors").read_bytes() for folder in files}) == 1
