@@ -34,8 +34,8 @@ from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.runtime.kept_objects import keep_what_stays
 from headway.daemon.runtime.logging import configure_logs
+from headway.daemon.runtime.own_process import keep_what_stays
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_store import StateStore

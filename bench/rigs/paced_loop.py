@@ -1,4 +1,4 @@
-"""The plain loop with layers that take a set time, as `daemon/worker/paced_graph.py` has them in a worker."""
+"""The plain loop with layers that take a set time, as `daemon/worker/stage_records.py` has them in a worker."""
 
 from time import perf_counter, sleep
 from typing import Any

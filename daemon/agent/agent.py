@@ -14,17 +14,9 @@ import structlog
 
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
-from headway.daemon.agent.local_state import NodeState, Spacing
-from headway.daemon.agent.own_records import OwnRecords
-from headway.daemon.agent.proven_links import ProvenLinks
-from headway.daemon.agent.step_claims import (
-    claims,
-    fetched_by,
-    is_still_wanted,
-    name_of,
-    stands_back,
-)
-from headway.daemon.agent.step_failures import StepFailures
+from headway.daemon.agent.link_steps import ProvenLinks
+from headway.daemon.agent.local_state import NodeState, Spacing, is_over
+from headway.daemon.agent.own_records import OwnRecords, Surroundings
 from headway.daemon.agent.steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -37,10 +29,15 @@ from headway.daemon.agent.steps import (
     RegisterState,
     RegisterWorker,
     Step,
+    StepFailures,
     UnregisterState,
+    claims,
+    fetched_by,
+    is_still_wanted,
+    name_of,
+    stands_back,
 )
-from headway.daemon.agent.steps_due import is_over, next_steps
-from headway.daemon.agent.surroundings import Surroundings
+from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.errors import (
     ConfigError,
     ConflictError,

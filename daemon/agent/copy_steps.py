@@ -96,12 +96,6 @@ def _possible_holders(spec: JobSpec, view: ClusterView) -> Possible:
     return view.derived.of(name, (view.num_node_changes,), lambda: possible_holders(spec, view.nodes))
 
 
-def parts_of_worker(plan: PlanRecord, position: int) -> tuple[str, ...]:
-    """Return a worker's parts of a boundary: its stage's layers and, if it leads the last stage, the journal."""
-    layers = plan.stages[position].layers
-    return (*layers, JOURNAL) if plan.has_journal(position) else layers
-
-
 def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
     """Return the boundaries newer than the newest restorable one, oldest first."""
     safe = restorable(job, view.nodes)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -11,12 +13,12 @@ from zlib import crc32
 import structlog
 
 from headway.daemon.agent.checkpoint_access import CheckpointAccess
-from headway.daemon.agent.origin_reads import OriginReads, counted
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import Save
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
@@ -402,3 +404,70 @@ def _spread(holders: tuple[str, ...], reader: str) -> tuple[str, ...]:
     """Return the holders in an order that differs by reader, so that replicas do not all ask the same holder."""
     first = crc32(reader.encode()) % len(holders) if holders else 0
     return holders[first:] + holders[:first]
+
+
+SILENT_STEP_S: Final = 5.0
+"""Silence is told in steps of this length; a shorter one is none."""
+
+Clock = Callable[[], float]
+"""Returns seconds."""
+
+
+@dataclass(slots=True)
+class OriginRead:
+    """The read of one part. Threads write it, and the event loop reads it."""
+
+    size_bytes: int
+    moved_at: float
+    clock: Clock
+    num_bytes: int = 0
+    has_ended: bool = False
+
+    def reached(self, num_bytes: int) -> None:
+        """Note how many bytes are there."""
+        self.num_bytes, self.moved_at = num_bytes, self.clock()
+
+
+class OriginReads:
+    """The reads of all jobs."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._reads: dict[str, dict[StateKey, OriginRead]] = {}
+        """By job, until the last one of the job has ended."""
+        self._urls: dict[str, str] = {}
+
+    @contextmanager
+    def reading(self, job: str, key: StateKey, *, url: str, size_bytes: int) -> Iterator[OriginRead]:
+        """Count a read while the body makes it."""
+        read = OriginRead(size_bytes, self._clock(), self._clock)
+        self._reads.setdefault(job, {})[key] = read
+        self._urls[job] = url
+        try:
+            yield read
+        finally:
+            read.has_ended = True
+            if all(each.has_ended for each in self._reads[job].values()):
+                del self._reads[job], self._urls[job]
+
+    def of(self, job: str) -> ReadingRecord | None:
+        """Return how far the reads of a job are, together; None: there is none."""
+        reads = self._reads.get(job, {}).values()
+        if not reads:
+            return None
+        silent_s = self._clock() - max(read.moved_at for read in reads)
+        return ReadingRecord(
+            num_bytes=sum(read.num_bytes for read in reads),
+            total_bytes=sum(read.size_bytes for read in reads),
+            url=self._urls[job],
+            silent_s=silent_s // SILENT_STEP_S * SILENT_STEP_S,
+        )
+
+
+def counted(chunks: Iterator[bytes], reached: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the chunks, and tell after each how many bytes have come."""
+    num_bytes = 0
+    for chunk in chunks:
+        num_bytes += len(chunk)
+        reached(num_bytes)
+        yield chunk

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from headway.daemon.agent.assignment import Assignment
-from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.local_state import Assignment, NodeState
 from headway.daemon.agent.steps import FetchState, GiveUp
 from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.records.records import CheckpointRecord

@@ -1,16 +1,18 @@
-"""Lists the links that a worker will have, and which neighbours its node dials to prove them first. Pure."""
+"""The links that a worker will have: which its node proves first, and which it has lost under a plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
 
-from headway.daemon.agent.assignment import Assignment
-from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.local_state import Assignment, NodeState, ProvenLink, is_over
 from headway.daemon.agent.steps import ProveLink
 from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes
 from headway.daemon.planning.plan_links import linked, neighbours
-from headway.daemon.reach.reach_target import Target, worker_target
-from headway.daemon.records.records import WorkerState
+from headway.daemon.reach.reach_target import Reach, Target, worker_target
+from headway.daemon.records.records import PlanRecord, WorkerState
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.workers.orders import Neighbour, Neighbours
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.stages.errors import UnavailableError
 
 
 def links_to_prove(view: ClusterView, assignment: Assignment, node: NodeState) -> Iterator[ProveLink]:
@@ -102,3 +104,88 @@ def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> 
     spec = assignment.job.spec
     frame_bytes = largest_frame_bytes(spec, assignment.plan, assignment.position, position)
     return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective
+
+
+@dataclass(frozen=True, slots=True)
+class LostLink:
+    """One of our workers, and the neighbour that it no longer reaches or never reached."""
+
+    run_key: JobGeneration
+    device_index: int
+    node: str
+    """Node of the neighbour."""
+    target: Target | None
+    """Address of the neighbour, if etcd has it."""
+    was_unreached: bool
+    reason: str
+
+
+def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[LostLink]:
+    """Yield the lost links of plans that etcd still names."""
+    for worker in workers:
+        for run_key, failure in worker.failures.items():
+            plan = _plan(view, run_key)
+            if plan is None or not 0 <= failure.lost_peer < len(plan.stages):
+                continue
+            stage = plan.stages[failure.lost_peer]
+            record = view.jobs[run_key.job].workers_of(plan).get(failure.lost_peer)
+            target = None
+            if record is not None:
+                target = worker_target(
+                    stage.node, stage.node_incarnation, stage.device_index, record.address, record.incarnation
+                )
+            reason = failure.text.split("\n", 1)[0]
+            yield LostLink(run_key, worker.device_index, stage.node, target, failure.was_unreached, reason)
+
+
+def _plan(view: ClusterView, run_key: JobGeneration) -> PlanRecord | None:
+    job = view.jobs.get(run_key.job)
+    plans = (job.plan, job.next) if job is not None else ()
+    return next((plan for plan in plans if plan is not None and plan.generation == run_key.generation), None)
+
+
+class ProvenLinks:
+    """The proofs for the plans in etcd."""
+
+    def __init__(self, view: ClusterView, reach: Reach) -> None:
+        self._view = view
+        self._reach = reach
+        self._proven: set[ProvenLink] = set()
+        self._passed_on: set[tuple[JobGeneration, int]] = set()
+        """(plan, device) of our workers whose lost link was already reported."""
+
+    @property
+    def proven(self) -> Set[ProvenLink]:
+        """Return the links whose other end answered."""
+        return self._proven
+
+    async def prove(self, step: ProveLink) -> None:
+        """Dial a neighbour. Raises UnavailableError; etcd then records that the neighbour is out of reach."""
+        target = step.target
+        if reason := await self._reach.prove(target):
+            raise UnavailableError(f"the worker of {target.node} at {target.address}", reason)
+        self._proven.add((step.run_key, step.position, step.other, target.worker))
+
+    def is_silent(self, run_key: JobGeneration, position: int) -> None:
+        """Return whether a neighbour that a worker no longer hears does not answer either."""
+        job = self._view.jobs.get(run_key.job)
+        plan = job.plan if job is not None else None
+        if plan is not None and plan.generation == run_key.generation and position < len(plan.stages):
+            self._reach.hurry(plan.stages[position].node)
+
+    def look_again(self, workers: Iterable[WorkerStatus]) -> None:
+        """Report each link that a worker has lost once; forget plans that have ended.
+
+        A lost link is a fact about two nodes, so the daemons at both ends are dialled again.
+
+        """
+        self._proven = {link for link in self._proven if not is_over(self._view, link[0])}
+        self._passed_on = {link for link in self._passed_on if not is_over(self._view, link[0])}
+        for lost in lost_links(self._view, workers):
+            if (lost.run_key, lost.device_index) in self._passed_on:
+                continue
+            self._passed_on.add((lost.run_key, lost.device_index))
+            if lost.was_unreached and lost.target is not None:
+                self._reach.link_failed(lost.target, lost.reason)
+            else:
+                self._reach.hurry(lost.node)

@@ -1,13 +1,13 @@
 """What a daemon knows beyond the cluster's records: its workers, its files, its earlier work. A value."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from headway.daemon.records.records import PlanRecord, StagePlan, seen_key
-from headway.daemon.storage.state_key import StateKey, StoredFile
+from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +122,53 @@ def generations_ahead(remembered: Mapping[str, int], view: ClusterView) -> dict[
 
 def _newest_generation(job: JobView) -> int:
     return max(job.phase.generation, *(plan.generation for plan in (job.plan, job.next) if plan is not None), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A worker of this node, and its part of a plan."""
+
+    job: JobView
+    plan: PlanRecord
+    position: int
+    worker: WorkerStatus
+
+    @property
+    def stage(self) -> StagePlan:
+        return self.plan.stages[self.position]
+
+    @property
+    def run_key(self) -> JobGeneration:
+        return JobGeneration(self.job.name, self.plan.generation)
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Return the SHA-256 of each data source."""
+        assert self.job.spec is not None, "only jobs with a spec have posts"
+        return tuple(part.sha256 for part in self.job.spec.data.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return its layers and, for the lead of the last stage, the journal."""
+        layers = self.stage.layers
+        return (*layers, JOURNAL) if self.plan.has_journal(self.position) else layers
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """Return where the worker stands in this generation, once it has stopped."""
+        stopped = self.worker.stopped
+        return stopped if stopped is not None and stopped.run_key == self.run_key else None
+
+
+def assignments_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Assignment]:
+    """Yield all places of a plan on this node."""
+    for position, stage in enumerate(plan.stages):
+        worker = node.worker_of(stage)
+        if worker is not None:
+            yield Assignment(job, plan, position, worker)
+
+
+def is_over(view: ClusterView, run_key: JobGeneration) -> bool:
+    """Return whether no record names a generation any more, so that its failures can be forgotten."""
+    job = view.jobs.get(run_key.job)
+    return job is None or all(plan is None or plan.generation != run_key.generation for plan in (job.plan, job.next))

@@ -6,16 +6,15 @@ was lost is simply due again. docs/architecture.md has the protocol; the functio
 
 from collections.abc import Callable, Iterable, Iterator
 
-from headway.daemon.agent.assignment import Assignment, assignments_of
 from headway.daemon.agent.copy_steps import copy_steps_of
-from headway.daemon.agent.journal_steps import trim_steps
 from headway.daemon.agent.layer_sources import base_source, carried_source, frozen_fetches, source_of
 from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, proven_links
-from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
 from headway.daemon.agent.state_steps import state_steps_of
 from headway.daemon.agent.steps import AnswerStop, CopyToCheckpoint, FetchState, GiveUp, OpenData, RegisterWorker, Step
 from headway.daemon.costs.blocked_ways import pair_of
 from headway.daemon.planning.plan_devices import is_moving, place
+from headway.daemon.records.journal_part import end_of, own_parts
 from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import pinned
 from headway.daemon.storage.state_key import JOURNAL, StateKey
@@ -27,6 +26,7 @@ from headway.daemon.workers.orders import (
     OrderRelease,
     OrderStart,
     OrderStopAt,
+    OrderTrimJournal,
     OrderWrite,
     Source,
     SourceKind,
@@ -89,12 +89,6 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
                 yield from _stop(assignment)
                 yield from _save(assignment, node)
             yield from _register(view, assignment, node)
-
-
-def is_over(view: ClusterView, run_key: JobGeneration) -> bool:
-    """Return whether no record names a generation any more, so that its failures can be forgotten."""
-    job = view.jobs.get(run_key.job)
-    return job is None or all(plan is None or plan.generation != run_key.generation for plan in (job.plan, job.next))
 
 
 def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
@@ -344,3 +338,17 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
         mine = (node.name, node.incarnation, worker.device_index)
         if not any(place(stage) == mine for plan in plans for stage in plan.stages):
             yield OrderRelease(worker.device_index, worker.job)
+
+
+def trim_steps(assignment: Assignment, node: NodeState) -> Iterator[OrderTrimJournal]:
+    """Yield the order to drop rows, once for each part that the job's record names.
+
+    The parts of a job from whose checkpoint this one started are not this job's own before its first checkpoint.
+    """
+    worker, checkpoint, run_key = assignment.worker, assignment.job.checkpoint, assignment.run_key
+    if checkpoint is None or checkpoint.origin_job:
+        return
+    is_running = worker.is_up and worker.started == run_key and run_key not in worker.failures
+    end = end_of(own_parts(checkpoint.journal_parts, assignment.plan.lineage))
+    if is_running and worker.has_journal and end > node.trimmed.get(run_key, 0):
+        yield OrderTrimJournal(worker.device_index, run_key, end)

@@ -15,7 +15,7 @@ from headway.daemon.front.front import FILES_A_PASSAGE, Front
 from headway.daemon.front.front_orders import BEAT, BEAT_S, OrderReader
 from headway.daemon.front.outpost import Outposts
 from headway.daemon.front.passage import Passage
-from headway.daemon.runtime.parent_death import die_with_parent
+from headway.daemon.runtime.own_process import die_with_parent
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 from headway.stages.sockets.open_files import most_connections, raise_open_file_limit
 

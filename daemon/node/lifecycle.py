@@ -50,8 +50,8 @@ from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.runtime.kept_objects import keep_what_stays
 from headway.daemon.runtime.logging import configure_logs
+from headway.daemon.runtime.own_process import keep_what_stays
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
 from headway.daemon.shards.library import DataLibrary

@@ -14,7 +14,7 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
-from headway.daemon.runtime.parent_death import EXIT_ORPHANED, die_with_parent
+from headway.daemon.runtime.own_process import EXIT_ORPHANED, die_with_parent
 
 EXIT_STUCK = 76
 """Exit code when a link's process group could not be ended otherwise."""

@@ -8,9 +8,9 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
-from headway.daemon.worker.layer_warm_up import warm_up_layers
 from headway.daemon.worker.out_of_memory import refusals_of_libraries
 from headway.daemon.worker.session import OrderRefusedError
+from headway.daemon.worker.warm_up import warm_up_layers
 from headway.stages.device.device import DeviceLateError, StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.stage.allocator import release_freed_memory

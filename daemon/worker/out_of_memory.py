@@ -1,4 +1,4 @@
-"""Reads a device's refusal of memory: which errors are one, and what torch says about it."""
+"""Reads errors: a device's refusal of memory, the line that is equal for equal errors, and the damaged file."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from headway.daemon.records.shortages import MemoryShortage
+from headway.stages.errors import DamagedFileError
 
 UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 CUDA_FAULT: Final = "out_of_cuda_memory"
@@ -60,3 +61,23 @@ def refuse_memory(_seconds: float) -> None:
 def _size(pattern: re.Pattern[str], text: str) -> int:
     found = pattern.search(text)
     return round(float(found[1]) * UNITS[found[2]]) if found is not None else 0
+
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBER = re.compile(r"(?<![\w-])\d+(?:\.\d+)?")
+_MAX_LENGTH = 300
+
+
+def fault_line(error: BaseException) -> str:
+    """Return the error's type and the first line of its message; addresses and free-standing numbers become `#`."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name = type(error).__name__
+    line = f"{name}: {first}" if first else name
+    return _NUMBER.sub("#", _ADDRESS.sub("#", line))[:_MAX_LENGTH]
+
+
+def damaged_path(error: Exception) -> str:
+    """Return the file to fetch again, if a damaged file made an order impossible."""
+    if isinstance(error, DamagedFileError):
+        return error.path
+    return str(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""

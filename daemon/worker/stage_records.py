@@ -1,17 +1,22 @@
-"""A worker's traces for observers: the last operations, the lines of its history, and its fault points."""
+"""A worker's traces for observers: goodput, the last operations, its history, its fault points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from time import perf_counter, sleep
 from types import MappingProxyType
+from typing import Any
 
 import structlog
+from torch import Tensor, nn
 
-from headway.daemon.fault_points import LAYER_PLACE, fault_point, is_armed
-from headway.daemon.worker.run_observer import RunObserver
+from headway.daemon.fault_points import LAYER_PLACE, PACE, fault_point, is_armed, register_action
 from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
+from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
-from headway.stages.schedule.operations import BatchOp, Op
+from headway.stages.schedule.operations import BatchOp, Op, Update
+from headway.stages.stage.graph import StageGraph
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
 from headway.stages.telemetry.goodput import Goodput
@@ -19,6 +24,57 @@ from headway.stages.telemetry.history import HistoryFile
 from headway.stages.telemetry.recent_ops import RecentOps
 
 log = structlog.get_logger()
+
+
+class RunObserver:
+    """A `StageObserver` of one generation. Other threads may read `running` and `recent`."""
+
+    def __init__(
+        self,
+        goodput: Goodput,
+        recent: RecentOps,
+        *,
+        history: HistoryFile | None,
+        on_operation: Callable[[Op], None] | None,
+        on_batch: Callable[[JournalRow], None],
+    ) -> None:
+        """on_operation: is called after each operation, for tests; None: no test observes."""
+        self.recent = recent
+        self.running: type[Op] | None = None
+        """Kind of the operation that runs now."""
+        self._goodput = goodput
+        self._history = history
+        self._on_operation = on_operation
+        self._on_batch = on_batch
+
+    @property
+    def expected_s(self) -> float:
+        """Return the expected seconds of the running operation; between operations, of an operation of any kind."""
+        return self.recent.typical_s(self.running)
+
+    def waits(self, what: str, now: float) -> None:
+        """See `StageObserver`."""
+        self._goodput.waits(what, now)
+
+    def begins(self, op: Op, now: float) -> None:
+        """See `StageObserver`."""
+        self.running = type(op)
+        self._goodput.operates(op.batch, now)
+
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
+        """See `StageObserver`."""
+        self.running = None
+        self.recent.record(op, version, started, ended)
+        if type(op) is Update:
+            self._goodput.updated(op.batch)
+        if self._history is not None:
+            self._history.record(op, version=version, num_versions_live=num_versions_live, started=started, ended=ended)
+        if self._on_operation is not None:
+            self._on_operation(op)
+
+    def batch_done(self, row: JournalRow) -> None:
+        """See `StageObserver`."""
+        self._on_batch(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +211,46 @@ class StageRecords:
         microbatch = None if isinstance(op, BatchOp) else op.microbatch
         kind = type(op).__name__.lower()
         fault_point("operation", op=kind, batch=op.batch, microbatch=microbatch, **self._facts)
+
+
+class PacedGraph(StageGraph):
+    """Computes the same bits as a StageGraph.
+
+    The minimum time starts when the operation is called, and each layer adds its seconds. So other processes of this
+    machine delay an operation only if they cost it more time than it would rest.
+
+    """
+
+    def __init__(self, *arguments: Any, on_layer: Callable[[str, str], None], **more: Any) -> None:
+        """on_layer: receives `forward` or `backward` and the layer's name. The other arguments are StageGraph's."""
+        super().__init__(*arguments, **more)
+        self._due = 0.0
+        register_action(PACE, self._rest)
+        for modules in self._modules:
+            for layer, module in zip(self._layers, modules, strict=True):
+                module.register_forward_hook(partial(_computed, on_layer, str(layer.name)))
+
+    def forward(self, key: tuple[int, int], rows: Microbatch, *, version: int) -> Tensor:
+        """Compute the stage's forward, not faster than its layers' minimum times."""
+        self._due = perf_counter()
+        return super().forward(key, rows, version=version)
+
+    def backward(self, key: tuple[int, int], gradient: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
+        """Compute the stage's backward, not faster than its layers' minimum times."""
+        self._due = perf_counter()
+        return super().backward(key, gradient)
+
+    def _rest(self, seconds: float) -> None:
+        self._due += seconds
+        if (left := self._due - perf_counter()) > 0:
+            sleep(left)
+
+
+def _computed(
+    on_layer: Callable[[str, str], None], layer: str, _module: nn.Module, _inputs: object, output: Tensor
+) -> Tensor:
+    """A forward hook. The view runs it after the hooks on the layer's output, because the layer above ends first."""
+    on_layer("forward", layer)
+    if output.requires_grad:
+        output.register_hook(lambda _gradient: on_layer("backward", layer))  # type: ignore[no-untyped-call]
+    return output.view_as(output)

@@ -20,18 +20,15 @@ from headway.daemon.records.format import decode
 from headway.daemon.records.journal_entry import journal_entry
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.fault_line import damaged_path, fault_line
 from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
 from headway.daemon.worker.inbox import WorkerInbox, WorkerItem
 from headway.daemon.worker.neighbours import Neighbours
-from headway.daemon.worker.out_of_memory import refusals_of_libraries, shortage_of
+from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
 from headway.daemon.worker.output import WorkerOutput
-from headway.daemon.worker.paced_graph import PacedGraph
 from headway.daemon.worker.reports import add_layer_times, generation_failed
-from headway.daemon.worker.run_observer import RunObserver
 from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.snapshot_reports import SnapshotReports
-from headway.daemon.worker.stage_records import StageRecords
+from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords
 from headway.daemon.worker.start_order import for_stage, start_context
 from headway.optim.step_count import STEPS
 from headway.proto import control_pb2

@@ -6,7 +6,9 @@ once, so a death costs no start of Python. The next spare follows after a pause 
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,6 @@ from headway.daemon.addresses import bracketed, join_address
 from headway.daemon.records.records import Device
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import Liveness
-from headway.daemon.workers.priority import lower_priority, restore_priority
 from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.service import WorkerStream
 from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, WorkerStatus
@@ -311,3 +312,46 @@ class Roster:
 
 def _backoff_s(num_quick_deaths: int) -> float:
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_quick_deaths - 1)) if num_quick_deaths else 0.0
+
+
+LOWERED_BY = 10
+HIGHEST_NICE = 19
+
+
+def lower_priority(pid: int) -> bool:
+    """Lower the priority of a process that has just begun. Returns False when that could not be undone later."""
+    if not _may_restore():
+        return False
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, min(_own() + LOWERED_BY, HIGHEST_NICE))
+    return True
+
+
+def restore_priority(pid: int) -> None:
+    """Give all threads of a process our own priority."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), _own())
+
+
+def _own() -> int:
+    return os.getpriority(os.PRIO_PROCESS, os.getpid())
+
+
+def _may_restore() -> bool:
+    """Return whether the kernel lets this user raise a priority again. A separate thread tries it."""
+    outcome: list[bool] = []
+
+    def attempt() -> None:
+        tid, before = threading.get_native_id(), _own()
+        try:
+            os.setpriority(os.PRIO_PROCESS, tid, min(before + 1, HIGHEST_NICE))
+            os.setpriority(os.PRIO_PROCESS, tid, before)
+            outcome.append(True)
+        except OSError:
+            outcome.append(False)
+
+    trial = threading.Thread(target=attempt, name="priority trial")
+    trial.start()
+    trial.join()
+    return outcome[0]

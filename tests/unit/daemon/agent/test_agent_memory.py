@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from headway.daemon.agent import agent as agents
-from headway.daemon.agent.step_failures import StepFailures
+from headway.daemon.agent.steps import StepFailures
 from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import DataSpec

@@ -1,6 +1,6 @@
 """How far a node has read a model's folder, over all parts that are being read."""
 
-from headway.daemon.agent.origin_reads import OriginReads, counted
+from headway.daemon.agent.files import OriginReads, counted
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.storage.state_key import ORIGIN_PLACE, StateKey
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.agent.local_state import is_over
 from headway.daemon.agent.steps import (
     AnswerStop,
     CopyToCheckpoint,
@@ -15,7 +16,7 @@ from headway.daemon.agent.steps import (
     RegisterState,
     RegisterWorker,
 )
-from headway.daemon.agent.steps_due import is_awaited, is_named, is_over, next_steps
+from headway.daemon.agent.steps_due import is_awaited, is_named, next_steps
 from headway.daemon.jobs.job import DataSpec, SourceSpec
 from headway.daemon.records.records import CheckpointRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL, StateKey

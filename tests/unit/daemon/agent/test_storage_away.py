@@ -12,8 +12,8 @@ import pytest
 from headway.daemon.agent import agent as agent_module
 from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
 from headway.daemon.agent.files import StateKeeper
+from headway.daemon.agent.own_records import Surroundings
 from headway.daemon.agent.steps import FetchState
-from headway.daemon.agent.surroundings import Surroundings
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord

@@ -14,8 +14,14 @@ import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway.daemon.runtime.journal import JournalSocket, datagram, fields_of, is_journal
-from headway.daemon.runtime.logging import JournalLogger, JournalRenderer
+from headway.daemon.runtime.logging import (
+    JournalLogger,
+    JournalRenderer,
+    JournalSocket,
+    datagram,
+    fields_of,
+    is_journal,
+)
 
 
 def parse(entry: bytes) -> dict[str, str]:

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import gc, weakref
 import headway.daemon.node.lifecycle
-from headway.daemon.runtime.kept_objects import keep_what_stays
+from headway.daemon.runtime.own_process import keep_what_stays
 
 class Node:
     pass

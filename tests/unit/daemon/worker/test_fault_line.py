@@ -3,7 +3,7 @@
 import pytest
 
 from headway.daemon.fault_points import InjectedFaultError
-from headway.daemon.worker.fault_line import fault_line
+from headway.daemon.worker.out_of_memory import fault_line
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headway.daemon.fault_points import PACE, FaultPoints
-from headway.daemon.worker import paced_graph
-from headway.daemon.worker.paced_graph import PacedGraph
+from headway.daemon.worker import stage_records
+from headway.daemon.worker.stage_records import PacedGraph
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.graph import StageGraph
@@ -23,7 +23,7 @@ FORWARD_S, BACKWARD_S = 0.02, 0.04
 def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[float], None]]:
     """The actions that a paced graph registers."""
     points = FaultPoints()
-    monkeypatch.setattr(paced_graph, "register_action", points.actions.__setitem__)
+    monkeypatch.setattr(stage_records, "register_action", points.actions.__setitem__)
     return points.actions
 
 

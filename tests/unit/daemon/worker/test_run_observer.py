@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from headway.daemon.worker.run_observer import RunObserver
+from headway.daemon.worker.stage_records import RunObserver
 from headway.stages.ids import Batch, Generation
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.state.journal import JournalRow

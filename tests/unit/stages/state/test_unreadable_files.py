@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.daemon.worker.fault_line import damaged_path
+from headway.daemon.worker.out_of_memory import damaged_path
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.state_file import StateHeader, read_state, write_state
 

@@ -1,6 +1,7 @@
-"""Ends a process with the daemon that started it."""
+"""What a process does about itself: it ends with the daemon that started it, and collects less garbage."""
 
 import ctypes
+import gc
 import os
 import signal
 from typing import Final
@@ -18,3 +19,12 @@ def die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(EXIT_ORPHANED)
+
+
+def keep_what_stays() -> None:
+    """Let collections look at younger objects alone: what there is now stays as long as this process.
+
+    The modules of a daemon have 200,000 objects. A collection that looks at each blocks the event loop for 0.1 s.
+    """
+    gc.collect()
+    gc.freeze()
