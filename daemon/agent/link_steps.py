@@ -171,7 +171,7 @@ class ProvenLinks:
         job = self._view.jobs.get(run_key.job)
         plan = job.plan if job is not None else None
         if plan is not None and plan.generation == run_key.generation and position < len(plan.stages):
-            self._reach.hurry(plan.stages[position].node)
+            self._reach.doubt(plan.stages[position].node)
 
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
         """Report each link that a worker has lost once; forget plans that have ended.
@@ -188,4 +188,4 @@ class ProvenLinks:
             if lost.was_unreached and lost.target is not None:
                 self._reach.link_failed(lost.target, lost.reason)
             else:
-                self._reach.hurry(lost.node)
+                self._reach.doubt(lost.node)

@@ -43,9 +43,8 @@ from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
 from headway.daemon.node.peer_liveness import PeerLiveness
 from headway.daemon.node.registration import COPY, Registration
-from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
-from headway.daemon.reach.reaching import Reaching
+from headway.daemon.reach.reaching import Reaching, dial_ports
 from headway.daemon.records.ailments import IDENTITY, VANISHED, job_ailment
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.records import CheckpointRecord, NodeRecord
@@ -133,7 +132,7 @@ class Membership:
             answers=self._answers,
         )
         self._supervisor: Supervisor | None = None
-        self._dial_back: DialBack | None = None
+        self._reaching: Reaching | None = None
         self._state_folder = FileThreads("state folder", num_at_once=1, silence_s=STATE_DIR_SILENCE_S, most_hung=1)
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
@@ -203,7 +202,7 @@ class Membership:
     async def run(self) -> None:
         """Work until cancelled. Raises InvariantLostError: no other error of an activity ends the daemon."""
         house, registration, activities = self._house, self._registration, self._house.activities
-        reaching = Reaching(
+        self._reaching = reaching = Reaching(
             node=house.config.name,
             incarnation=self.incarnation,
             etcd=house.etcd,
@@ -211,6 +210,7 @@ class Membership:
             dial=lambda target: dial(target, house.identity, source=house.config.name),
             lease_id=lambda: registration.lease_id,
         )
+        house.client.unanswered = reaching.doubt
         agent = Agent(
             Surroundings(
                 node=house.config.name,
@@ -250,7 +250,6 @@ class Membership:
             client=house.client,
             lease_id=lambda: registration.lease_id,
         )
-        self._dial_back = DialBack(house.cluster.view, node=house.config.name, prove=reaching.prove)
         peer_liveness = PeerLiveness(
             node=house.config.name,
             etcd=house.etcd,
@@ -294,9 +293,9 @@ class Membership:
 
     async def dial_peers(self, nodes: Sequence[str]) -> list[DialledPort]:
         """Return which registered ports of some nodes this node reaches. Raises UnavailableError."""
-        if self._dial_back is None:
+        if self._reaching is None:
             raise UnavailableError(f"node {self._house.config.name}", "does not dial yet")
-        return await self._dial_back.dial(nodes)
+        return await dial_ports(self._house.cluster.view, self._house.config.name, nodes, self._reaching.prove)
 
     def announce(self, address: str) -> None:
         """Let others dial this node and its workers elsewhere from now on; links that stand are left alone."""

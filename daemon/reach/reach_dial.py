@@ -22,7 +22,6 @@ from headway.stages.sockets.tls_sentences import in_words
 CONNECT_S: Final = 2.0
 """Timeout for TCP. The other machine's kernel answers even if its processes are busy, and resends a lost packet after
 a second.
-
 """
 ANSWER_S: Final = 15.0
 """Timeout for TLS and the hello: a busy process answers late, and a stopped one is noticed by its own daemon sooner."""
@@ -30,9 +29,7 @@ NUM_DIALS: Final = 3
 """Number of failed attempts in a row after which a port counts as unreachable."""
 NUM_SILENT: Final = 2
 """Number of attempts without any answer to TCP after which a port counts as unreachable: by then the kernel has sent
-four
-packets. After a standstill of 5 s, this leaves time to write the reason within the 15 s in which a job reports it.
-
+four packets. After a standstill of 5 s, this leaves time to write the reason within the 15 s in which a job reports it.
 """
 PAUSE_S: Final = 0.3
 """Pause after a failed attempt, times its number."""
@@ -86,8 +83,6 @@ async def _greet(target: Target, identity: Identity, attempt: int) -> str:
                 return await _ask_daemon(target, channel)
             return await _ask_worker(target, channel)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return ""  # a process of an earlier version, behind TLS with our certificates
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"it takes connections, but does not answer within {ANSWER_S:g} s"
             return in_words(error.details() or error.code().name)

@@ -46,6 +46,6 @@ class Reach(Protocol):
         """Record that a worker's dial of a port failed."""
         ...
 
-    def hurry(self, node: str) -> None:
+    def doubt(self, node: str) -> None:
         """Record that a link with a node was lost."""
         ...

@@ -1,18 +1,15 @@
-"""Proves which ports of other nodes this node reaches, at first sight and then repeatedly, as one record of this node.
+"""Finds out which ports of other nodes this node does not reach, as one record of this node.
 
-A peer is dialled as soon as its record is seen: its daemon's port and the port of each of its workers. A failed dial is
-repeated with growing pauses, so that a healed pair is used again. Discoveries of links and plans are facts as well.
+A plan's links are dialled before it takes effect, and a node's ports when a link or a file of it was lost. A port that
+does not answer is a fact in etcd. It is dialled again with growing pauses, so that plans use a healed pair again.
 """
 
 import asyncio
 import math
 import random
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from typing import Any, Final
 
 import structlog
@@ -26,23 +23,12 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.runtime.shared_work import SharedWork
-from headway.daemon.telemetry.probing import MAX_PEERS, peers_of
-from headway.daemon.telemetry.report_pace import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.proto import control_pb2
 
 log = structlog.get_logger()
 
-MAX_PROVEN: Final = 64
-"""Maximum number of peers that a node proves by itself: those of its plans, and others by lot. A plan proves
-the rest. In a larger cluster MAX_PEERS of the others are enough: most ways are unproven then, however many it dials.
-"""
-AT_ONCE: Final = 8
-"""Maximum number of dials at a time."""
-TO_ONE_NODE: Final = 2
-"""Maximum number of those to one node: a hung node with many workers must not hold up the proofs of the others."""
-EVERY_S: Final = 120.0
-"""Interval of proofs of a port that answers."""
 FIRST_RETRY_S: Final = 2.0
 """Least pause after a port did not answer."""
 RETRY_SHARE: Final = 0.1
@@ -53,43 +39,27 @@ LINK_STANDS_S: Final = 5.0
 within LINK_DOUBTED_S of the one before stands twice as long, up to LONGEST_RETRY_S.
 """
 LINK_DOUBTED_S: Final = 600.0
-DATED_EVERY_S: Final = 600.0
-"""Interval at which the date of an unchanged fact is updated."""
 REST_S: Final = 0.05
-"""Least pause between two rounds, so that facts found together are written together."""
-REST_PER_NODE_S: Final = 0.01
-"""In a large cluster the pause is longer: a round looks at every node, and more of them come and go."""
+"""Pause between two rounds, so that facts found together are written together."""
 RETRY_WRITE_S: Final = 1.0
-UNHURRIED_S: Final = 1.0
-"""Least delay of news that change no plan, so that they are written together and not while etcd is busy with a
-recovery. It grows with the cluster (report_pace.py).
-"""
+LONGEST_WAIT_S: Final = 120.0
 FRESH_S: Final = 5.0
 """A port that has answered within this time is not dialled again for a plan."""
+AT_ONCE: Final = 8
+"""Maximum number of dials at a time for one caller."""
+MOST_NODES: Final = 64
+"""Maximum number of nodes that are dialled for one caller."""
 
 Key = tuple[str, Port, int]
-"""(node, port, device)"""
-
-
-def targets_of(view: ClusterView, name: str) -> list[Target]:
-    """Return the ports that a node proves by itself: of its peers, and between its own workers if it has several."""
-    own = view.nodes.get(name)
-    if own is None:
-        return []
-    by_lot = MAX_PROVEN if len(view.nodes) <= MAX_PROVEN else MAX_PEERS
-    peers = peers_of(view, name, most=MAX_PROVEN, by_lot=by_lot, same_host=True)
-    found = [target for peer in peers for target in ports_of(peer)]
-    own_workers = [target for target in ports_of(own) if target.port is Port.WORKER]
-    return found + (own_workers if len(own.devices) > 1 else [])
+"""(node, port, device). A worker that returns on another port keeps the fact of its predecessor."""
 
 
 def ports_of(node: NodeRecord) -> list[Target]:
     """Return the registered ports of a node: its daemon, and each of its workers."""
     daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
     workers = (
-        Target(
-            node=node.name,
-            incarnation=node.incarnation,
+        replace(
+            daemon,
             port=Port.WORKER,
             address=worker.address,
             device_index=worker.device_index,
@@ -98,14 +68,6 @@ def ports_of(node: NodeRecord) -> list[Target]:
         for worker in node.workers
     )
     return [daemon, *workers]
-
-
-def _of_keys(keys: Collection[Key], view: ClusterView) -> Iterator[Target]:
-    """Yield the present targets of some keys: a port that a plan found silent is dialled until it answers, though its
-    node may be no peer any more.
-    """
-    for name in {name for name, _, _ in keys} & view.nodes.keys():
-        yield from (target for target in ports_of(view.nodes[name]) if key_of(target) in keys)
 
 
 def is_current(view: ClusterView, target: Target) -> bool:
@@ -121,163 +83,144 @@ def is_current(view: ClusterView, target: Target) -> bool:
 
 
 def key_of(target: Target) -> Key:
-    """Return the key of a fact. A worker that returns on another port keeps the fact of its predecessor."""
+    """Return the key of a fact."""
     return target.node, target.port, target.device_index
 
 
+async def dial_ports(
+    view: ClusterView, node: str, names: Iterable[str], prove: Callable[[Target], Awaitable[str]]
+) -> list[control_pb2.DialledPort]:
+    """Dial every registered port of some nodes except `node`, for a caller that wants to know whom it reaches.
+
+    Nothing else is dialled, and little at once, so nobody can use a daemon as a port scanner. prove: as in Reaching.
+    """
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(target: Target) -> control_pb2.DialledPort:
+        async with room:
+            began = time.monotonic()
+            reason = await prove(target)
+        seconds, port = time.monotonic() - began, str(target.port)
+        return control_pb2.DialledPort(
+            node=target.node, port=port, address=target.address, reason=reason, seconds=seconds
+        )
+
+    known = [view.nodes[name] for name in sorted(set(names) - {node})[:MOST_NODES] if name in view.nodes]
+    return list(await asyncio.gather(*(one(target) for other in known for target in ports_of(other))))
+
+
 @dataclass(slots=True)
-class _Proof:
-    """The knowledge about one port."""
+class _Silent:
+    """A port that does not answer."""
 
     target: Target
-    """The dialled target."""
-    fact: ReachFact
-    found_at: float
+    reason: str
+    since: float
+    """Time of the first failure since it answered."""
     due_at: float
-    silent_since: float | None = None
-    """Time of the first failure since it answered; None: it answers."""
-
-
-@dataclass(slots=True)
-class _LinkFinding:
-    """The last link to a port that did not open."""
-
-    target: Target
-    found_at: float
-    stands_s: float
-    """Time for which it stands against successful dials, once etcd has it."""
-    told_at: float | None = None
-    """Time at which etcd was seen to have it: the worker's failure waits for that."""
-
-    @property
-    def stands_until(self) -> float:
-        """Return the time until which no dial proves the port."""
-        return self.told_at + self.stands_s if self.told_at is not None else math.inf
-
-    def stands(self, target: Target, *, now: float) -> bool:
-        """Return whether a successful dial of a target does not prove it yet."""
-        return self.target == target and now < self.stands_until
+    measured_at: float
+    """Seconds since the epoch."""
+    stands_s: float = 0.0
+    """Time for which a link's finding stands against successful dials, once etcd has it; 0: a dial found it."""
+    stands_until: float = 0.0
+    """Infinity until etcd was seen to have it: the worker's failure waits for that."""
 
 
 class ReachBook:
     """The facts of one node, and when each port is dialled again. No IO; `now` is seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._proofs: dict[Key, _Proof] = {}
-        self._findings: dict[Key, _LinkFinding] = {}
+        self._silent: dict[Key, _Silent] = {}
+        self._answered: dict[Key, tuple[Target, float]] = {}
+        """When ports answered last, if that was within FRESH_S."""
+        self._links: dict[Key, tuple[float, float]] = {}
+        """When the last link to a port did not open, and for how long that stood."""
 
-    @property
-    def silent(self) -> set[Key]:
-        """Return ports that did not answer when they were last dialled, at most MAX_PROVEN, the earliest due first."""
-        silent = [(proof.due_at, key) for key, proof in self._proofs.items() if proof.fact.reason]
-        return {key for _, key in nsmallest(MAX_PROVEN, silent)}
+    def record(self, incarnation: str) -> ReachRecord:
+        """Return what other nodes need to know."""
+        facts = (
+            ReachFact(
+                to=one.target.node,
+                to_incarnation=one.target.incarnation,
+                port=one.target.port,
+                address=one.target.address,
+                device_index=one.target.device_index,
+                reason=one.reason[:MAX_REASON],
+                measured_at=round(one.measured_at, 3),
+            )
+            for _, one in sorted(self._silent.items())
+        )
+        return ReachRecord(incarnation=incarnation, facts=tuple(facts))
 
-    @property
-    def facts(self) -> tuple[ReachFact, ...]:
-        """Return the facts, sorted, at most one for each port."""
-        return tuple(self._proofs[key].fact for key in sorted(self._proofs))
+    def look(self, view: ClusterView) -> None:
+        """Forget facts about daemons that have gone, and dial the successor of a worker at once."""
+        for key, one in list(self._silent.items()):
+            node = view.nodes.get(one.target.node)
+            if node is None or node.incarnation != one.target.incarnation:
+                del self._silent[key]
+            elif (now := next((each for each in ports_of(node) if key_of(each) == key), one.target)) != one.target:
+                one.target, one.due_at, one.stands_until = now, 0.0, 0.0
 
-    def record(self, node: str, incarnation: str) -> ReachRecord:
-        """Return what other nodes need to know: the ports that do not answer, and how many peers were dialled."""
-        blocked = tuple(fact for fact in self.facts if fact.reason)
-        peers = {name for name, _, _ in self._proofs if name != node}
-        return ReachRecord(incarnation=incarnation, facts=blocked, num_peers=len(peers))
+    def due(self, *, now: float) -> list[Target]:
+        """Return the silent ports to dial now."""
+        return [one.target for one in self._silent.values() if one.due_at <= now]
 
-    def forget(self, nodes: Iterable[tuple[str, str]]) -> None:
-        """Keep only the facts about these processes: (name, incarnation)."""
-        living = set(nodes)
-        self._proofs = {
-            key: proof for key, proof in self._proofs.items() if (proof.target.node, proof.target.incarnation) in living
-        }
-        self._findings = {key: finding for key, finding in self._findings.items() if key in self._proofs}
-
-    def due(self, targets: Iterable[Target], *, now: float) -> list[Target]:
-        """Return the targets to dial now: never dialled in this form, or long enough ago.
-
-        The longest due comes first: silent ports are due again soon and take seconds each, and must not hold up others.
-        """
-        return sorted((target for target in targets if self.due_at(target) <= now), key=self.due_at)
-
-    def due_at(self, target: Target) -> float:
-        """Return when a port is dialled next; in the past: now."""
-        proof = self._proofs.get(key_of(target))
-        return proof.due_at if proof is not None and proof.target == target else 0.0
+    def next_due_at(self) -> float:
+        """Return when a silent port is dialled next; infinity: none is silent."""
+        return min((one.due_at for one in self._silent.values()), default=math.inf)
 
     def found(self, target: Target, reason: str, *, now: float, at: float) -> bool:
-        """Note the result of dialling a port. at: seconds since the epoch. Return whether it is another than before."""
-        before, finding = self._proofs.get(key_of(target)), self._findings.get(key_of(target))
-        if before is not None and finding is not None and not reason and finding.stands(target, now=now):
-            before.due_at = min(finding.stands_until, now + FIRST_RETRY_S)
+        """Note the result of a dial. at: seconds since the epoch. Return whether it is silent for a new reason."""
+        key = key_of(target)
+        before = self._silent.get(key)
+        if not reason:
+            if before is not None and before.target == target and now < before.stands_until:
+                before.due_at = before.stands_until
+                return False
+            self._silent.pop(key, None)
+            self._answered = {each: told for each, told in self._answered.items() if now < told[1] + FRESH_S}
+            self._answered[key] = target, now
             return False
-        since = before.silent_since if before is not None else None
-        silent_since = (since if since is not None else now) if reason else None
-        wait_s = EVERY_S
-        if silent_since is not None:
-            wait_s = min(max(RETRY_SHARE * (now - silent_since), FIRST_RETRY_S), LONGEST_RETRY_S)
-        self._note(target, reason, now=now, due_at=now + wait_s * random.uniform(0.8, 1.2), at=at, since=silent_since)
-        return before is None or before.fact.reason != reason[:MAX_REASON]
+        since = before.since if before is not None else now
+        wait_s = min(max(RETRY_SHARE * (now - since), FIRST_RETRY_S), LONGEST_RETRY_S) * random.uniform(0.8, 1.2)
+        self._silent[key] = _Silent(target, reason, since, now + wait_s, at)
+        self._answered.pop(key, None)
+        return before is None or before.reason != reason
 
     def link_failed(self, target: Target, reason: str, *, now: float, at: float) -> None:
-        """Record that a link to a port did not open. For a while this outweighs any successful dial."""
-        last = self._findings.get(key_of(target))
-        if last is not None and last.stands(target, now=now):
+        """Note that a link to a port did not open. For a while this outweighs any successful dial."""
+        key = key_of(target)
+        before = self._silent.get(key)
+        if before is not None and before.target == target and now < before.stands_until:
             return  # several workers and jobs report one incident
-        is_doubted = last is not None and now < last.found_at + LINK_DOUBTED_S
-        stands_s = min(2 * last.stands_s, LONGEST_RETRY_S) if last is not None and is_doubted else LINK_STANDS_S
-        self._findings[key_of(target)] = _LinkFinding(target, now, stands_s)
-        self._note(target, reason, now=now, due_at=now + stands_s, at=at, since=now)
+        last_at, last_s = self._links.get(key, (-math.inf, 0.0))
+        stands_s = min(2 * last_s, LONGEST_RETRY_S) if now < last_at + LINK_DOUBTED_S else LINK_STANDS_S
+        self._links[key] = now, stands_s
+        self._silent[key] = _Silent(target, reason, now, math.inf, at, stands_s, math.inf)
+        self._answered.pop(key, None)
 
     def told(self, *, now: float) -> None:
         """Note that etcd has every fact."""
-        for finding in self._findings.values():
-            finding.told_at = now if finding.told_at is None else finding.told_at
+        for one in self._silent.values():
+            if one.stands_until == math.inf:
+                one.due_at = one.stands_until = now + one.stands_s
 
     def has_just_answered(self, target: Target, *, now: float) -> bool:
         """Return whether a port has answered within FRESH_S, and nothing has contradicted that since."""
-        proof = self._proofs.get(key_of(target))
-        if proof is None or proof.target != target or proof.fact.reason or proof.due_at <= now:
-            return False
-        return now < proof.found_at + FRESH_S
+        answered, at = self._answered.get(key_of(target), (None, 0.0))
+        return answered == target and now < at + FRESH_S
 
-    def hurry(self, node: str, *, now: float) -> None:
-        """Dial soon the ports of a node that answered before: a lost link contradicts that."""
-        for proof in self._proofs.values():
-            if proof.target.node == node and not proof.fact.reason:
-                proof.due_at = min(proof.due_at, now)
+    def is_silent(self, target: Target) -> bool:
+        """Return whether it is a fact that a port does not answer."""
+        return key_of(target) in self._silent
 
-    def _note(self, target: Target, reason: str, *, now: float, due_at: float, at: float, since: float | None) -> None:
-        fact = ReachFact(
-            to=target.node,
-            to_incarnation=target.incarnation,
-            port=target.port,
-            address=target.address,
-            device_index=target.device_index,
-            reason=reason[:MAX_REASON],
-            measured_at=round(at, 3),
-        )
-        self._proofs[key_of(target)] = _Proof(target, fact, now, due_at, since)
-
-
-def is_news(shown: ReachRecord, record: ReachRecord) -> bool:
-    """Return whether a record differs from that in etcd by more than a fresh date, or by peers that have gone:
-    everybody sees those, and all nodes would write it.
-    """
-    if not may_wait(shown, record) or len(shown.facts) != len(record.facts) or shown.num_peers < record.num_peers:
-        return True
-    pairs = zip(shown.facts, record.facts, strict=True)
-    return any(new.measured_at - old.measured_at > DATED_EVERY_S for old, new in pairs)
-
-
-def may_wait(shown: ReachRecord, record: ReachRecord) -> bool:
-    """Return whether no plan depends on the news, because the blocked ways are the same as in etcd."""
-    blocked, known = (
-        [replace(fact, measured_at=0.0) for fact in each.facts if fact.reason] for each in (record, shown)
-    )
-    return blocked == known
+    def doubt(self, target: Target) -> None:
+        """Let an earlier answer count no more."""
+        self._answered.pop(key_of(target), None)
 
 
 class Reaching:
-    """`run` proves and writes until cancelled; `prove` and `link_failed` are for callers that need to know now."""
+    """`run` dials silent ports again, and writes; `prove` and `link_failed` are for callers that need to know now."""
 
     def __init__(
         self,
@@ -297,32 +240,28 @@ class Reaching:
         self._dial = dial
         self._lease_id = lease_id
         self._book = ReachBook()
-        self._dialling: dict[Key, asyncio.Task[None]] = {}
-        self._targets: list[Target] = []
-        self._waiting: deque[Target] = deque()
-        """Targets that are due, and wait for a running dial to end."""
-        self._looked_at: tuple[int, int] | None = None
-        """The changes of nodes and of plans from which `_targets` follow."""
         self._dials: SharedWork[Target, str] = SharedWork(kept_s=0.0)
-        self._news_since: float | None = None
+        self._doubted: set[Target] = set()
+        """Ports to dial because a link or a file was lost."""
         self._changed = asyncio.Event()
-        self._is_urgent = asyncio.Event()
-        """Set when a port is known not to answer: plans depend on it, so the pause ends."""
 
     async def run(self) -> None:
-        """Prove and write until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    seen = self._cluster.version
-                    self._is_urgent.clear()  # what is urgent from now on ends the rest after this round
-                    wait_s = self._dial_what_is_due(group)
-                    if not await self._write():
-                        wait_s = min(wait_s, RETRY_WRITE_S)
-                    await self._wait(seen, wait_s)
-                    await self._rest()
-        finally:
-            self._dialling.clear()
+        """Dial and write until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            dialling: dict[Target, asyncio.Task[str]] = {}
+            while True:
+                seen = self._cluster.version
+                self._book.look(self._cluster.view)
+                dialling = {target: task for target, task in dialling.items() if not task.done()}
+                due, self._doubted = {*self._book.due(now=time.monotonic()), *self._doubted}, set()
+                for target in due - dialling.keys():
+                    name = f"reach {target.node} {target.port}"
+                    dialling[target] = group.create_task(self.prove(target), name=name)
+                wait_s = min(self._book.next_due_at() - time.monotonic(), LONGEST_WAIT_S)
+                if not await self._write():
+                    wait_s = min(wait_s, RETRY_WRITE_S)
+                await self._wait(seen, LONGEST_WAIT_S if dialling else max(wait_s, 0.0))
+                await asyncio.sleep(REST_S)
 
     async def prove(self, target: Target) -> str:
         """Dial a port now, unless it has just answered.
@@ -331,121 +270,60 @@ class Reaching:
         """
         if self._book.has_just_answered(target, now=time.monotonic()):
             return ""
-        reason = await self._answer_of(target)
+        reason = await self._dials.result(target, lambda: self._dial(target))
         if not reason or is_current(self._cluster.view, target):
-            self._found(target, reason)
+            if self._book.found(target, reason, now=time.monotonic(), at=time.time()):
+                port, address = str(target.port), target.address
+                log.warning("peer_not_reached", peer=target.node, port=port, address=address, reason=reason)
+            self._changed.set()
         return reason
 
     def link_failed(self, target: Target, reason: str) -> None:
         """Note that a link to a port did not open."""
         self._book.link_failed(target, reason, now=time.monotonic(), at=time.time())
         log.warning("link_not_opened", peer=target.node, address=target.address, reason=reason)
-        self._is_urgent.set()
         self._changed.set()
 
-    def hurry(self, node: str) -> None:
-        """Prove a node's ports soon, because a link with it was lost."""
-        self._book.hurry(node, now=time.monotonic())
-        self._is_urgent.set()
-        self._changed.set()
-
-    def _dial_what_is_due(self, group: asyncio.TaskGroup) -> float:
-        """Start the dials that are due; return the seconds until more are due."""
-        view, now = self._cluster.view, time.monotonic()
-        changes = (view.num_record_changes, view.num_plan_changes)
-        if changes != self._looked_at:
-            self._looked_at, self._targets = changes, targets_of(view, self._node)
-            self._book.forget((node.name, node.incarnation) for node in view.nodes.values())
-        targets = {key_of(target): target for target in (*_of_keys(self._book.silent, view), *self._targets)}
-        idle = [target for key, target in targets.items() if key not in self._dialling]
-        due = self._book.due(idle, now=now)
-        self._waiting = deque(due)
-        self._dial_next(group)
-        if due:
-            return EVERY_S  # the end of a running dial wakes the loop
-        return max(min((self._book.due_at(target) - now for target in idle), default=EVERY_S), 0.05)
-
-    def _dial_next(self, group: asyncio.TaskGroup) -> None:
-        to_node = Counter(node for node, _, _ in self._dialling)
-        held_back: deque[Target] = deque()
-        while self._waiting and len(self._dialling) < AT_ONCE:
-            target = self._waiting.popleft()
-            if to_node[target.node] >= TO_ONE_NODE:
-                held_back.append(target)
-                continue
-            to_node[target.node] += 1
-            name = f"reach {target.node} {target.port}"
-            self._dialling[key_of(target)] = group.create_task(self._prove_one(target, group), name=name)
-        self._waiting.extendleft(reversed(held_back))
-
-    async def _prove_one(self, target: Target, group: asyncio.TaskGroup) -> None:
-        try:
-            reason = await self._answer_of(target)
-        finally:
-            self._dialling.pop(key_of(target), None)
-        if not reason or is_current(self._cluster.view, target):
-            self._found(target, reason)
-        self._dial_next(group)
-        self._changed.set()
-
-    async def _answer_of(self, target: Target) -> str:
-        """Dial once for all callers that wait for an answer."""
-        return await self._dials.result(target, lambda: self._dial(target))
-
-    def _found(self, target: Target, reason: str) -> None:
-        is_news = self._book.found(target, reason, now=time.monotonic(), at=time.time())
-        if reason and is_news:
-            log.warning(
-                "peer_not_reached", peer=target.node, port=str(target.port), address=target.address, reason=reason
-            )
-            self._is_urgent.set()
-        self._changed.set()
+    def doubt(self, node: str) -> None:
+        """Dial a node's ports soon, because a link with it was lost, or it did not send a file."""
+        if (record := self._cluster.view.nodes.get(node)) is not None:
+            for target in ports_of(record):
+                self._book.doubt(target)
+                self._doubted |= {target} if not self._book.is_silent(target) else set()
+            self._changed.set()
 
     async def _wait(self, seen: int, wait_s: float) -> None:
-        """Wait for a change of the cluster, the end of a proof, or the timeout."""
-        waits = [
-            asyncio.ensure_future(self._cluster.changed(seen)),
-            asyncio.ensure_future(self._changed.wait()),
-        ]
+        """Wait for a change of the cluster, a finding, or the timeout."""
+        waits = [asyncio.ensure_future(self._cluster.changed(seen)), asyncio.ensure_future(self._changed.wait())]
         try:
             await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        # Cleared after the wait, so that a proof that ended before it wakes the loop at once.
-        self._changed.clear()
-
-    async def _rest(self) -> None:
-        """Pause between two rounds."""
-        await asyncio.sleep(REST_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(REST_PER_NODE_S * len(self._cluster.view.nodes) - REST_S, 0.0)):
-                await self._is_urgent.wait()
+        self._changed.clear()  # after the wait, so that a dial that ended before it wakes the loop at once
 
     async def _write(self) -> bool:
-        """Write news that the view does not show yet. While etcd is unreachable, this is retried."""
-        record, view = self._book.record(self._node, self._incarnation), self._cluster.view
-        seen = view.reach.get(self._node)
-        is_own = seen is not None and seen.incarnation == self._incarnation
-        shown = seen if seen is not None and is_own else ReachRecord(incarnation=self._incarnation)
-        now = time.monotonic()
-        if may_wait(shown, record):
-            self._book.told(now=now)
-        if not is_news(shown, record) or not self._cluster.is_reachable:
-            self._news_since = None
+        """Write facts that the view does not show yet. While etcd is unreachable, this is retried."""
+        record, shown = self._book.record(self._incarnation), self._cluster.view.reach.get(self._node)
+        if shown is None or shown.incarnation != self._incarnation:
+            shown = ReachRecord(incarnation=self._incarnation)
+        if _undated(shown) == _undated(record):
+            self._book.told(now=time.monotonic())
             return True
-        # The delay counts from the first of several changes, so that a stream of changes is written too.
-        self._news_since = self._news_since if self._news_since is not None else now
-        if may_wait(shown, record) and now < self._news_since + interval_s(UNHURRIED_S, len(view.nodes)):
-            return False
-        alive = Compare.present(Keys.node(self._node))
+        if not self._cluster.is_reachable:
+            return True
+        alive, put = (
+            Compare.present(Keys.node(self._node)),
+            Put(Keys.reach(self._node), encode(record), self._lease_id()),
+        )
         try:
-            revision = await self._etcd.transaction(
-                [alive], [Put(Keys.reach(self._node), encode(record), self._lease_id())]
-            )
+            revision = await self._etcd.transaction([alive], [put])
         except StoreError as error:
             log.info("reach_not_written", error=str(error))
             return False
-        self._news_since = None
         await self._cluster.caught_up(revision, timeout_s=RETRY_WRITE_S)
         return True
+
+
+def _undated(record: ReachRecord) -> list[ReachFact]:
+    return [replace(fact, measured_at=0.0) for fact in record.facts]

@@ -163,13 +163,8 @@ class ReachFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRecord:
-    """`reach/<node>`, leased by its node: which ports of other nodes it does not reach. At most one fact for each port.
-
-    Of ports that answer it has only their number: each daemon receives every record.
-    """
+    """`reach/<node>`, leased by its node: which ports of other nodes it does not reach, each once."""
 
     incarnation: str
     """Incarnation of the dialling node. Facts of another process do not count."""
     facts: tuple[ReachFact, ...] = ()
-    num_peers: int = 0
-    """Number of other nodes that it has dialled; 0: a daemon of an earlier version, whose facts name all of them."""

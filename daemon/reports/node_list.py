@@ -6,7 +6,7 @@ from headway.daemon.records.format import to_builtins
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.reports.fitted_lines import fitted
 from headway.daemon.reports.moments import time_of_day
-from headway.daemon.reports.reach_report import reach_builtins, reach_lines, reach_word
+from headway.daemon.reports.reach_report import reach_builtins, reach_lines
 from headway.daemon.reports.watch_view import alike, node_notes
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, charged_by, num_counted
@@ -42,7 +42,7 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
         failures = view.failures.get(name, {})
         if (node := view.nodes.get(name)) is not None:
             devices = alike([f"{device.kind} {device.model}".strip() for device in node.devices])
-            notes = node_notes(node, leader, num_failures=len(failures), reach=reach_word(view, name))
+            notes = node_notes(node, leader, num_failures=len(failures))
             lines += fitted((name, node.address, _site(node), devices, f"({notes})" if notes else ""), width)
             for line in reach_lines(view, name):
                 lines += fitted((f"    {line}",), width)

@@ -1,4 +1,4 @@
-"""Reports which node reaches which: a word for each node, and a line for each blocked way."""
+"""Reports which node does not reach which: a line for each blocked way."""
 
 from typing import Any
 
@@ -20,18 +20,6 @@ def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:
     )
 
 
-def reach_word(view: ClusterView, name: str) -> str:
-    """Return `reaches 3 of 4`: the nodes all of whose ports answer, out of those dialled; empty: none was dialled."""
-    facts = [fact for fact in facts_of(view, name) if fact.to != name]
-    blocked = {fact.to for fact in facts if fact.reason}
-    record, node = view.reach.get(name), view.nodes.get(name)
-    is_own = record is not None and node is not None and record.incarnation == node.incarnation
-    told = record.num_peers if record is not None and is_own else 0
-    # A peer that left after the record was written is no longer there to be reached.
-    num_peers = max(min(told, len(view.nodes) - 1), len({fact.to for fact in facts}))
-    return f"reaches {num_peers - len(blocked)} of {num_peers}" if num_peers else ""
-
-
 def reach_lines(view: ClusterView, name: str) -> list[str]:
     """Return which ports a node does not reach, why, and since when."""
     return [
@@ -43,5 +31,5 @@ def reach_lines(view: ClusterView, name: str) -> list[str]:
 
 
 def reach_builtins(view: ClusterView, name: str) -> list[dict[str, Any]]:
-    """Return the facts for `--json`, with dates: ports that do not answer; of an earlier version, all."""
+    """Return the facts for `--json`, with dates: ports that do not answer."""
     return [to_builtins(fact) for fact in facts_of(view, name)]

@@ -357,14 +357,12 @@ def alike(devices: Sequence[str]) -> str:
     return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
 
 
-def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0, reach: str = "") -> str:
-    """Return the notes on a node: `leads`, `draining`, `cpu:0 down`, `failed twice …`, `reaches 2 of 3`."""
+def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
+    """Return the notes on a node: `leads`, `draining`, `cpu:0 down`, `2 failures …`."""
     notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
     notes += [f"device {index} down" for index in node.down_devices]
     if num_failures:
         notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
-    if reach:
-        notes.append(reach)
     if node.ailments:
         notes.append(f"ails: {', '.join(node.ailments)}")
     return ", ".join(notes)

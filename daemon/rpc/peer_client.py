@@ -73,6 +73,8 @@ class NodeClient:
         self._lines: dict[NodeEndpoint, _Line] = {}
         self._attempts: dict[NodeEndpoint, int] = {}
         """Number of channels that led nowhere, of endpoints behind several ports."""
+        self.unanswered: Callable[[str], None] = lambda _: None
+        """Told of each node that did not send a file."""
         self.heard: dict[str, float] = {}
         """Time at which each address with a channel sent the last piece of a file."""
 
@@ -152,7 +154,7 @@ class NodeClient:
         request = control_pb2.StandByRequest(node=node)
         return self._read(endpoint, lambda stub: stub.StandBy(request))
 
-    def fetch_state(
+    async def fetch_state(
         self, endpoint: NodeEndpoint, key: StateKey, *, offset: int = 0, forward: bool = False, unhurried: bool = False
     ) -> AsyncIterator[bytes]:
         """Yield one layer's file from an offset on, in pieces. RecoveryError: the node does not have it; PeerError
@@ -171,7 +173,14 @@ class NodeClient:
             unhurried=unhurried,
         )
         timeout_s = None if unhurried else TRANSFER_TIMEOUT_S
-        return self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
+        pieces = self._stream(endpoint, lambda channel: byte_stream(channel, "FetchState")(request, timeout=timeout_s))
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+        except UnavailableError:
+            self.unanswered(endpoint.name)
+            raise
 
     def fetch_data(
         self, endpoint: NodeEndpoint, sha256: str, *, offset: int = 0, data_sha256: str = "", forward_file: str = ""

@@ -74,13 +74,9 @@ LOSS_MOVED: Final = 0.6
 """The same threshold for loss, where only a dozen packets of ten thousand may be counted."""
 
 
-def peers_of(
-    view: ClusterView, name: str, *, most: int = MAX_PEERS, by_lot: int = MAX_PEERS, same_host: bool = False
-) -> list[NodeRecord]:
+def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
     """Return the peers that a node measures: on other machines; those to which its workers have links come first, then
-    those that share a plan with it, and the rest by lot.
-
-    most: at most so many in all, and `by_lot` of the rest. same_host: also peers of its own machine.
+    those that share a plan with it, and the rest by lot; MAX_PEERS at most.
     """
     own = view.nodes.get(name)
     if own is None:
@@ -92,7 +88,7 @@ def peers_of(
             around = {other for at in positions for other in neighbours(plan.stages, at, trains_tie=job.trains_tie)}
             linked |= {plan.stages[other].node for other in around}
             shared |= {stage.node for stage in plan.stages} if positions else set()
-    others = [node for node in view.nodes.values() if node.name != name and (same_host or node.host != own.host)]
+    others = [node for node in view.nodes.values() if node.name != name and node.host != own.host]
 
     def lot(node: NodeRecord) -> bytes:
         return _lot(name, node.name)
@@ -101,7 +97,7 @@ def peers_of(
         filter(lambda node: node.name in shared, others), key=lambda node: (node.name not in linked, lot(node))
     )
     rest = filter(lambda node: node.name not in shared, others)
-    return [*first, *nsmallest(min(most - len(first), by_lot), rest, key=lot)][:most]
+    return [*first, *nsmallest(MAX_PEERS - len(first), rest, key=lot)][:MAX_PEERS]
 
 
 class PeerWay(NamedTuple):

@@ -20,9 +20,9 @@ from headway.daemon.doctor.ways import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs import checkpoint_place
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reach_target import Target
+from headway.daemon.reach.reaching import dial_ports
 from headway.daemon.records.records import CheckpointRecord, WorkerPort
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
 from headway.daemon.telemetry.probing import measure
@@ -98,7 +98,7 @@ async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch
     monkeypatch.setattr("headway.daemon.reach.reach_dial.PAUSE_S", 0.01)
     for name, desk in network.desks.items():
         prove = partial(dial, identity=network.identity, source=name)
-        desk.dial_peers = DialBack(network.view, node=name, prove=prove).dial
+        desk.dial_peers = partial(dial_ports, network.view, name, prove=prove)
     session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
     there, back, all_ways = await examine_ways(session, network.view)
     assert (there.what, back.what, there.is_fine, back.is_fine) == ("a → b", "b → a", True, True)
@@ -115,7 +115,7 @@ async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch
 async def test_one_node_proves_that_another_can_be_reached(network: Network) -> None:
     """a dials b and nobody else; b's port is closed then: the line says so. A name that nobody has is the user's."""
     prove = partial(dial, identity=network.identity, source="a")
-    network.desks["a"].dial_peers = DialBack(network.view, node="a", prove=prove).dial
+    network.desks["a"].dial_peers = partial(dial_ports, network.view, "a", prove=prove)
     session = cast(ClusterSession, SimpleNamespace(identity=network.identity))
     network.view.nodes["c"] = replace(network.view.nodes["b"], name="c")
     (way,) = await examine_ways_from(session, network.view, "a", ["b"])
@@ -139,7 +139,7 @@ async def test_a_daemon_dials_nothing_that_is_not_registered(network: Network) -
         dialled.append(target)
         return ""
 
-    network.desks["a"].dial_peers = DialBack(network.view, node="a", prove=prove).dial
+    network.desks["a"].dial_peers = partial(dial_ports, network.view, "a", prove=prove)
     reply = await network.client.dial_peers(network.a.endpoint, ["127.0.0.1:22", network.b.address, "x", "a", "b", "b"])
     assert [port.address for port in reply.ports] == [network.b.address]
     assert [target.node for target in dialled] == ["b"]

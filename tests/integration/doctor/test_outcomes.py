@@ -27,8 +27,8 @@ from headway.daemon.front.outpost import Post
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.local.etcd_server import EtcdServerConfig
 from headway.daemon.reach import reach_dial
-from headway.daemon.reach.dial_back import DialBack
 from headway.daemon.reach.reach_dial import dial
+from headway.daemon.reach.reaching import dial_ports
 from headway.daemon.records.records import WorkerPort
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, key_pem
 from headway.daemon.serving.service import add_node_service, bind_node_service
@@ -51,7 +51,7 @@ class Place:
         self.authority = CertificateAuthority.open(folder / "authority")
         self.other_authority = CertificateAuthority.create(folder / "other")
         prove = partial(dial, identity=self.identity("a"), source="a")
-        network.desks["a"].dial_peers = DialBack(network.view, node="a", prove=prove).dial
+        network.desks["a"].dial_peers = partial(dial_ports, network.view, "a", prove=prove)
 
     def identity(self, name: str, *, authority: CertificateAuthority | None = None, **when: Any) -> TlsIdentity:
         """Return a node's."""
@@ -281,7 +281,7 @@ async def test_what_does_not_take_this_sides_certificate_is_told_as_that(place: 
         TlsIdentity(place.network.identity.ca, theirs.certificate, theirs.key),
     ):
         prove = partial(dial, identity=identity, source="a")
-        place.network.desks["a"].dial_peers = DialBack(place.network.view, node="a", prove=prove).dial
+        place.network.desks["a"].dial_peers = partial(dial_ports, place.network.view, "a", prove=prove)
         way = await place.way_to(place.network.b.address)
         assert (way.is_fine, way.outcomes) == (False, (Outcome.ENDED,))
         assert "clocks" in way.advice

@@ -33,12 +33,12 @@ async def until_found(harness: FaultHarness, one: str, other: str) -> None:
     assert harness.session.identity is not None
     client = NodeClient(harness.session.identity)
     try:
-        await client.dial_peers((await harness.session.view()).nodes[one].endpoint, [other])
+        async with asyncio.timeout(TIMEOUT_S):
+            while (one, other) not in (view := await harness.session.view()).blocked.pairs:
+                await client.dial_peers(view.nodes[one].endpoint, [other])  # again, until its worker is up
+                await asyncio.sleep(0.02)
     finally:
         await client.close()
-    async with asyncio.timeout(TIMEOUT_S):
-        while (one, other) not in (await harness.session.view()).blocked.pairs:
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow

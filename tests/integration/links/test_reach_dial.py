@@ -56,11 +56,6 @@ def test_a_worker_that_listens_is_reached(loop: LoopThread, worker: Target, iden
     assert dialled(loop, worker, identity) == ""
 
 
-def test_a_worker_of_an_earlier_version_is_reached(workers: Workers, loop: LoopThread, identity: TlsIdentity) -> None:
-    """It does not know the question, but it answers behind TLS."""
-    assert dialled(loop, target_at(workers.grpc[1].port), identity) == ""
-
-
 def test_a_closed_port_refuses(loop: LoopThread, identity: TlsIdentity) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

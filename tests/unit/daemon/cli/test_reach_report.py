@@ -2,7 +2,7 @@
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import GoodputRecord, Port, ReachFact, ReachRecord
+from headway.daemon.records.measurements import GoodputRecord, Port, ReachFact
 from headway.daemon.records.records import (
     Phase,
     PhaseRecord,
@@ -14,7 +14,6 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.reports.link_waits import link_waits
 from headway.daemon.reports.node_list import node_lines, report_nodes
-from headway.daemon.reports.reach_report import reach_word
 from headway.daemon.situation.standstill import awaited_pair, standing_pairs
 from tests.unit.daemon.costs.test_blocked_ways import REFUSED, Scene, fact
 
@@ -51,27 +50,15 @@ def stands(found: Scene, position: int, waits_for: str, awaited_worker: int) -> 
     found.put(Keys.goodput("j", 2, position), record)
 
 
-def test_nodes_shows_how_many_a_node_reaches_and_each_way_that_is_blocked() -> None:
+def test_nodes_shows_each_way_that_is_blocked() -> None:
     found = Scene("a", "b", "c")
     daemon = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:7001")
     found.found("a", daemon, fact("b"), fact("c", ""))
-    assert reach_word(found.view, "a") == "reaches 1 of 2"
-    assert reach_word(found.view, "b") == ""
     lines = "\n".join(node_lines(found.view))
-    assert "reaches 1 of 2" in lines
     assert f"cannot reach the worker port of b at b:7100: {REFUSED}" in lines
     [told] = [node for node in report_nodes(found.view) if node["name"] == "a"]
     assert {entry["reason"] for entry in told["reach"]} == {"", REFUSED}
     assert all("measured_at" in entry for entry in told["reach"])
-
-
-def test_ports_that_answer_are_only_counted() -> None:
-    """A node that left after the count is not reached any more."""
-    found = Scene("a", "b", "c")
-    found.put(Keys.reach("c"), ReachRecord(incarnation="c-1", facts=(fact("a"),), num_peers=2))
-    assert reach_word(found.view, "c") == "reaches 1 of 2"
-    found.put(Keys.node("b"), None)
-    assert reach_word(found.view, "c") == "reaches 0 of 1"
 
 
 def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> None:

@@ -93,7 +93,7 @@ async def test_a_measurement_wakes_the_leaders_daemon_alone() -> None:
     cluster, revision = ClusterWatch(client), 0
     probes = encode(ProbeRecord(incarnation="a-1", peers={"b": LinkProbe(round_trip_s=0.1, bytes_per_s=1e9)}))
     progress = encode(ProgressRecord(generation=1, batch=1, loss=1.0, tokens_per_second=1.0))
-    reaches = encode(ReachRecord(incarnation="a-1", num_peers=3))
+    reaches = encode(ReachRecord(incarnation="a-1"))
     fact = ReachFact(to="b", to_incarnation="b-1", port=Port.DAEMON, address="b:1", reason="refused", measured_at=1.0)
     blocked = [replace(fact, measured_at=at) for at in (1.0, 700.0)]
 
