@@ -25,9 +25,8 @@ from headway.daemon.chaos.connections import Parting, can_destroy
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
-from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.client.journal_copy import JournalCopy
-from headway.daemon.client.node_drain import drain
+from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
+from headway.daemon.client.node_requests import drain
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster

@@ -28,8 +28,7 @@ from headway.stages.schedule.operations import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
 from headway.stages.stage.observer import StageObserver
-from headway.stages.telemetry.goodput import Goodput
-from headway.stages.telemetry.recent_ops import NUM_KEPT
+from headway.stages.telemetry.goodput import NUM_KEPT, Goodput
 
 WORKLOADS = {256: (4, 8), 128: (2, 24)}
 """By width: sequences of a microbatch, and batches of a run."""

@@ -29,11 +29,9 @@ from typing import Literal
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
 
-from headway.daemon.chaos.checker import Operation
-from headway.daemon.chaos.read_history import read_events, read_history
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
-from headway.daemon.client.node_drain import drain, release
+from headway.daemon.client.node_requests import drain, release
 from headway.daemon.history.events import MONOTONIC
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
@@ -44,6 +42,8 @@ from headway.daemon.situation.boundaries import restorable
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.chaos.checker import Operation
+from tests.chaos.read_history import read_events, read_history
 
 NAME = "recovery"
 NUM_NODES = 3

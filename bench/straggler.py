@@ -25,8 +25,7 @@ from rigs.measure import Figure, progress, report
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
-from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job

@@ -29,7 +29,7 @@ from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.deadlines import Deadlines
-from headway.daemon.telemetry.reading_reports import PERIOD_S
+from headway.daemon.telemetry.reports import READING_PERIOD_S
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import Shard, ShardIndex, combined_sha256, write_index
@@ -71,7 +71,7 @@ class Leader:
         self.view.jobs[NAME] = job = JobView(name=NAME, entered_at=time.monotonic())
         deadlines, revision = Deadlines(job, self.view, spec), 1
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(READING_PERIOD_S)
             self.slacks.append(deadlines.prepare - time.monotonic())
             for reading in self.library.reading.values():
                 revision += 1

@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 
 from gpu.sizes import block_model, first_device, stage_train, wait_for
-from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.jobs.job import preparation_s
 from headway.daemon.workers.liveness import FIRST_OPERATION_S
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec

@@ -57,8 +57,7 @@ from headway.daemon.runtime.activities import Run
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.profiling import ProfileReports
-from headway.daemon.telemetry.progress_reports import ProgressReports
-from headway.daemon.telemetry.reading_reports import ReadingReports
+from headway.daemon.telemetry.reports import ProgressReports, ReadingReports
 from headway.daemon.workers.order_messages import OrderStep, order_message
 from headway.daemon.workers.orders import (
     OrderChooseStop,

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
-from headway.daemon.jobs.checkpoint_place import is_store
+from headway.daemon.jobs.places import is_store
 from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
 from headway.daemon.storage.file_system import file_system_of
 from headway.daemon.storage.file_threads import FileThreads

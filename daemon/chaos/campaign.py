@@ -1,22 +1,100 @@
-"""Runs one campaign: injects the faults at their times, and watches the job until it has recovered from the
-last one.
+"""Runs one campaign: injects the faults at their times, and watches until the job has recovered from the last one.
+
+A fault is overcome when the job progresses again: in a new generation if the fault took one of the plan's workers,
+otherwise in the present generation.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from headway.daemon.chaos.fault_schedule import Strike
+from headway.daemon.chaos.fault_schedule import Blow, Strike
 from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.verdict import Blow, Watcher
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError, StoreUnreachableError
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.job_view import JobView
 
 SETTLE_S = 60.0
 """Seconds without progress after the last fault, after which the job counts as not recovering."""
 ETCD_REST_S = 0.3
 ACTIVE = frozenset({Phase.PREPARING, Phase.RUNNING, Phase.CHANGING, Phase.RECOVERING})
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Watches the job's records."""
+
+    blows: list[Blow] = field(default_factory=list)
+    generation: int = 0
+    batch: int = -1
+    furthest_progress_s: float = 0.0
+    """Time at which the job was last seen to progress."""
+    phase: Phase | None = None
+    reason: str = ""
+
+    def struck(self, blow: Blow) -> None:
+        """Record that a fault was injected just now."""
+        blow.generation, blow.batch = self.generation, self.batch
+        self.blows.append(blow)
+
+    def see(self, job: JobView, *, now_s: float) -> list[Blow]:
+        """Look at the job; return the faults that are overcome by now."""
+        self.phase, self.reason = job.phase.phase, job.phase.reason
+        if job.progress is not None and (job.progress.generation, job.progress.batch) > (self.generation, self.batch):
+            self.generation, self.batch = job.progress.generation, job.progress.batch
+            self.furthest_progress_s = now_s
+        overcome = [blow for blow in self.blows if blow.recovered_s is None and self._is_overcome(blow, now_s)]
+        for blow in overcome:
+            blow.recovered_s = now_s
+            if self.generation > blow.generation:
+                blow.new_generation = self.generation
+                is_counted = any(other.new_generation == self.generation for other in self.blows if other is not blow)
+                if job.plan is not None and job.plan.generation == self.generation and not is_counted:
+                    blow.recomputed = max(0, job.plan.furthest - job.plan.boundary)
+        return overcome
+
+    def _is_overcome(self, blow: Blow, now_s: float) -> bool:
+        if self.phase is Phase.FINISHED or self.generation > blow.generation:
+            return True
+        is_over = blow.until_s is not None and self.furthest_progress_s > blow.until_s
+        return is_over and not blow.takes_worker and self.batch > blow.batch and now_s > blow.at_s
+
+    @property
+    def open_blows(self) -> list[Blow]:
+        """Return the faults that are not overcome yet."""
+        return [blow for blow in self.blows if blow.recovered_s is None]
+
+
+def failures(watcher: Watcher) -> tuple[str, ...]:
+    """Return why the cluster did not hold; empty: every fault was overcome."""
+    found = []
+    if watcher.phase is None:
+        found.append("the job was never seen")
+    elif watcher.phase in TERMINAL_PHASES - {Phase.FINISHED}:
+        found.append(f"the job is {watcher.phase.value}: {watcher.reason}")
+    for blow in watcher.open_blows:
+        found.append(f"fault {blow.number} ({blow.kind}, {blow.target}): no progress was seen after it")
+    return tuple(found)
+
+
+def table(blows: Sequence[Blow]) -> list[tuple[str, ...]]:
+    """Return a row of cells for each fault, below one of titles."""
+    rows = [
+        (
+            str(blow.number),
+            blow.kind,
+            blow.target,
+            f"{blow.at_s:.1f} s",
+            "no" if blow.recovery_s is None else f"{blow.recovery_s:.2f} s",
+            "same" if blow.new_generation is None else str(blow.new_generation),
+            str(blow.recomputed),
+        )
+        for blow in blows
+    ]
+    return [("no", "fault", "target", "at", "recovered", "generation", "recomputed"), *rows]
+
 
 Tell = Callable[[str, Blow], None]
 """A function that is called at once with (`struck` or `recovered`, blow)."""

@@ -81,6 +81,33 @@ class Strike:
     """Number in [0, 1) that selects the damaged place in a file."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Blow:
+    """A fault that was injected, and its result. Times are seconds since the beginning."""
+
+    number: int
+    kind: str
+    target: str
+    at_s: float
+    until_s: float | None = None
+    """Time at which it ended or was undone; None: it lasts."""
+    takes_worker: bool = False
+    """True if the fault ends a worker of the plan. Then progress of the old generation proves nothing."""
+    generation: int = 0
+    """Generation of the last progress seen before it."""
+    batch: int = -1
+    recovered_s: float | None = None
+    new_generation: int | None = None
+    """New generation; None: the generation did not change."""
+    recomputed: int = 0
+    """Batches that had begun before the fault and were recomputed; counted for the first fault of a plan."""
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Return the seconds from the fault to the first progress after it."""
+        return None if self.recovered_s is None else self.recovered_s - self.at_s
+
+
 def fault_schedule(
     *, seed: int, kinds: Sequence[FaultKind], rate_per_minute: float, duration_s: float, longest_s: float
 ) -> tuple[Strike, ...]:

@@ -13,14 +13,11 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from headway.daemon.chaos.connections import can_destroy, destroy_connections
-from headway.daemon.chaos.fault_schedule import CUTTING, REMOTE, FaultKind, Strike
-from headway.daemon.chaos.healer import Healer
-from headway.daemon.chaos.outages import Outages
-from headway.daemon.chaos.poison import poison
+from headway.daemon.chaos.fault_schedule import CUTTING, REMOTE, Blow, FaultKind, Strike
+from headway.daemon.chaos.outages import Healer, Outages, poison
 from headway.daemon.chaos.targets import LocalTargets, Process
-from headway.daemon.chaos.verdict import Blow
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.node_drain import drain
+from headway.daemon.client.node_requests import drain
 from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.records.keys import Keys
 from headway.daemon.view.cluster_view import ClusterView

@@ -31,15 +31,6 @@ class Process:
         start = f"--{name}="
         return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
 
-    def variable(self, name: str) -> str | None:
-        """Return a variable of its initial environment; None when the process is gone or belongs to another user."""
-        try:
-            entries = (PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
-        except OSError:
-            return None
-        start = f"{name}=".encode()
-        return next((entry.removeprefix(start).decode() for entry in entries if entry.startswith(start)), None)
-
 
 class LocalTargets:
     """The processes and files of the cluster that a process of this machine runs."""
@@ -102,13 +93,6 @@ class LocalTargets:
         if "://" in checkpoint_dir or not (roots or Path(checkpoint_dir).is_absolute()):
             return None
         return Path(*roots[:1], checkpoint_dir)
-
-    def history_folders(self) -> list[Path]:
-        """Return where daemons record their history, if they do."""
-        found = [
-            daemon.flag("history-dir") or daemon.variable("HEADWAY_HISTORY_DIR") for daemon in self.daemons().values()
-        ]
-        return [Path(folder) for folder in dict.fromkeys(found) if folder]
 
 
 def _children(parent: int) -> list[int]:

@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json, say_table, with_cluster
 
 if TYPE_CHECKING:
+    from headway.daemon.client.certificate_requests import KnownCertificate
     from headway.daemon.client.cluster_access import ClusterSession
-    from headway.daemon.client.revocations import KnownCertificate
     from headway.daemon.rpc.certificates import CertificateAuthority
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
@@ -150,7 +150,7 @@ def rotate(
 
 def _check_jobs(authority: "CertificateAuthority", etcd: str | None, certs: Path | None, cluster: Path | None) -> None:
     """Raise ConfigError while jobs go on that need the old authority, and if the cluster cannot be asked."""
-    from headway.daemon.client.job_signatures import check_none_is_left
+    from headway.daemon.client.job_requests import check_none_is_left
     from headway.daemon.errors import ConfigError, StoreUnreachableError
     from headway.daemon.rpc.certificates import certificate_pem
 
@@ -172,9 +172,9 @@ def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> No
     \b
     headway certs renew --certs ann
     """
+    from headway.daemon.client.certificate_requests import finish
+    from headway.daemon.client.certificate_requests import renew as ask
     from headway.daemon.client.cluster_access import find_cluster
-    from headway.daemon.client.own_renewal import finish
-    from headway.daemon.client.own_renewal import renew as ask
 
     address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
     if address.certificates is not None and address.state_dir is None:
@@ -192,7 +192,7 @@ def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, 
     \b
     headway certs list --json
     """
-    from headway.daemon.client.revocations import known_certificates
+    from headway.daemon.client.certificate_requests import known_certificates
 
     found = with_cluster(etcd, certs, cluster, known_certificates)
     if as_json:
@@ -225,8 +225,8 @@ def revoke(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
     \b
     headway certs revoke node-b
     """
-    from headway.daemon.client.revocations import in_etcd
-    from headway.daemon.client.revocations import revoke as ask
+    from headway.daemon.client.certificate_requests import in_etcd
+    from headway.daemon.client.certificate_requests import revoke as ask
 
     async def work(session: "ClusterSession") -> list[str]:
         return [*await ask(session, names), await in_etcd(session, names)]
@@ -241,7 +241,7 @@ def restore(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Clust
     \b
     headway certs restore node-b
     """
-    from headway.daemon.client.revocations import restore as ask
+    from headway.daemon.client.certificate_requests import restore as ask
 
     async def work(session: "ClusterSession") -> list[str]:
         return await ask(session, names)

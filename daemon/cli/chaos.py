@@ -13,16 +13,15 @@ from headway.daemon.chaos.fault_schedule import (
     parse_kinds,
     parse_rate,
 )
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json
+from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json, say_table
 
 if TYPE_CHECKING:
     import asyncio
 
+    from headway.daemon.chaos.fault_schedule import Blow
     from headway.daemon.chaos.injector import Injector
     from headway.daemon.chaos.targets import LocalTargets
-    from headway.daemon.chaos.verdict import Blow
     from headway.daemon.client.cluster_access import ClusterAddress
-    from headway.daemon.view.cluster_view import ClusterView
 
 EXIT_NOT_HELD = 4
 
@@ -78,9 +77,8 @@ def chaos(
     async def main(_force: "asyncio.Event") -> int:
         import asyncio
 
-        from headway.daemon.chaos.campaign import Campaign, choose_job
+        from headway.daemon.chaos.campaign import Campaign, choose_job, failures, table
         from headway.daemon.chaos.injector import Injector
-        from headway.daemon.chaos.verdict import judge, table
         from headway.daemon.client.cluster_access import ClusterSession
         from headway.daemon.client.job_requests import node_of
 
@@ -102,15 +100,18 @@ def chaos(
                 finally:
                     drawing.cancel()
                     await asyncio.wait({drawing})
-            breaches = _breaches(targets, name, campaign.view) if targets is not None else None
-        verdict = judge(watcher, breaches=breaches)
+        reasons = failures(watcher)
         if as_json:
-            said = {"seed": seed, "job": name, "passed": verdict.is_passed, "reasons": verdict.reasons}
+            said = {"seed": seed, "job": name, "passed": not reasons, "reasons": reasons}
             say_json(said | {"faults": watcher.blows})
         else:
-            say("\n".join(["", *table(watcher.blows), "", "held" if verdict.is_passed else "NOT HELD"]))
-            say("\n".join(f"  {reason}" for reason in verdict.reasons))
-        return 0 if verdict.is_passed else EXIT_NOT_HELD
+            say("")
+            titles, *rows = table(watcher.blows)
+            say_table(titles, rows)
+            say("\nNOT HELD" if reasons else f"\nheld: the job is {watcher.phase}")
+            for reason in reasons:
+                say(f"  {reason}")
+        return EXIT_NOT_HELD if reasons else 0
 
     return run_interruptible(main, on_first=lambda: _note("resuming stopped processes\n"))
 
@@ -120,17 +121,6 @@ def _targets(address: "ClusterAddress") -> "LocalTargets | None":
     from headway.daemon.chaos.targets import LocalTargets
 
     return LocalTargets.of(address.state_dir) if address.state_dir is not None else None
-
-
-def _breaches(targets: "LocalTargets", job: str, view: "ClusterView") -> tuple[str, ...] | None:
-    """Return the rules that the job's history breaks; None if no history was recorded."""
-    from headway.daemon.chaos.checker import check
-    from headway.daemon.chaos.read_history import read_history
-
-    folders, found = targets.history_folders(), view.jobs.get(job)
-    if not folders or found is None or found.spec is None:
-        return None
-    return check(read_history(folders, job), found.spec)
 
 
 def _tell(what: str, blow: "Blow") -> None:

@@ -183,7 +183,7 @@ def release(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Clu
     \b
     headway nodes release node-2
     """
-    from headway.daemon.client.node_drain import release as release_node
+    from headway.daemon.client.node_requests import release as release_node
 
     async def work(session: "ClusterSession") -> None:
         say(await release_node(session, node))
@@ -199,7 +199,7 @@ def drain(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Clust
     \b
     headway drain node-2
     """
-    from headway.daemon.client.node_drain import drain as drain_node
+    from headway.daemon.client.node_requests import drain as drain_node
 
     async def work(session: "ClusterSession") -> None:
         say(await drain_node(session, node))

@@ -22,7 +22,7 @@ def show_status(
 ) -> None:
     """Print the state of a job, or one line for every job. daemon: ask this daemon instead of etcd."""
     from headway.daemon.client import cluster_access
-    from headway.daemon.client.known_daemons import known
+    from headway.daemon.client.cluster_access import known
 
     if daemon:
         import os
@@ -67,7 +67,7 @@ def _show_daemons(address: object, job: str, *, as_json: bool, daemons: "Sequenc
     import asyncio
 
     from headway.daemon.client.cluster_access import ClusterAddress
-    from headway.daemon.client.daemon_status import ask_daemons
+    from headway.daemon.client.job_requests import ask_daemons
     from headway.daemon.reports.watch_view import Snapshot
 
     assert isinstance(address, ClusterAddress)

@@ -52,9 +52,7 @@ def jobs(
     if context.invoked_subcommand is not None:
         return
     from headway.daemon.reports.job_report import reports_in
-    from headway.daemon.reports.moments import date_and_time
-    from headway.daemon.reports.retired_jobs import retired_line
-    from headway.daemon.reports.set_aside import vanished_jobs
+    from headway.daemon.reports.set_aside import date_and_time, retired_line, vanished_jobs
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -110,7 +108,7 @@ def sign(
     \b
     headway jobs sign my-job
     """
-    from headway.daemon.client.job_signatures import sign as ask
+    from headway.daemon.client.job_requests import sign as ask
 
     async def work(session: "ClusterSession") -> list[str]:
         return await ask(session, names)
@@ -181,7 +179,7 @@ def events(
     """
     from headway.daemon.client.job_requests import job_of
     from headway.daemon.reports.job_report import ailments_of
-    from headway.daemon.reports.moments import date_and_time
+    from headway.daemon.reports.set_aside import date_and_time
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -215,7 +213,7 @@ def logs(
     \b
     headway logs my-job --follow
     """
-    from headway.daemon.client.job_logs import read_logs
+    from headway.daemon.client.job_watch import read_logs
 
     async def work(session: "ClusterSession") -> None:
         import msgspec

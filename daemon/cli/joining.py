@@ -47,7 +47,7 @@ def invite(
     headway invite node-b
     headway invite ann --role reader --lasts 1d
     """
-    from headway.daemon.client.invitations import invite as ask
+    from headway.daemon.client.certificate_requests import invite as ask
     from headway.daemon.joining.invitation import read_duration
 
     own, _, hosts = name.partition("=")

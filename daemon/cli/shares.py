@@ -31,7 +31,7 @@ def shares(
     """
     if context.invoked_subcommand is not None:
         return
-    from headway.daemon.client.user_shares import describe, report_shares
+    from headway.daemon.client.node_requests import describe, report_shares
 
     async def work(session: "ClusterSession") -> None:
         view = await session.view()
@@ -71,7 +71,7 @@ def set_share(
     \b
     headway shares set alice 2
     """
-    from headway.daemon.client.user_shares import set_share as write_share
+    from headway.daemon.client.node_requests import set_share as write_share
 
     async def work(session: "ClusterSession") -> None:
         say(await write_share(session, user, weight))
@@ -101,7 +101,7 @@ def times(
     \b
     headway shares times --slice 1200
     """
-    from headway.daemon.client.user_shares import set_times
+    from headway.daemon.client.node_requests import set_times
 
     async def work(session: "ClusterSession") -> None:
         say(await set_times(session, slice_s=time_slice, half_life_s=half_life))

@@ -80,14 +80,13 @@ def submit(
     import asyncio
 
     from headway.daemon.client import checkpoint_folder
-    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
+    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir, folder_access
     from headway.daemon.client.data_upload import Sent, send_missing
-    from headway.daemon.client.folder_access import folder_access
     from headway.daemon.client.job_requests import submit as submit_job
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.changed_keys import Changes
+    from headway.daemon.jobs.data_choices import epochs_text
     from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
-    from headway.daemon.jobs.epochs import epochs_text
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.rate_schedule import continued_schedule
     from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
@@ -223,7 +222,7 @@ def checkpoints(
 
 
 def _line(entry: "FoundCheckpoint") -> str:
-    from headway.daemon.reports.moments import date_and_time
+    from headway.daemon.reports.set_aside import date_and_time
 
     moment = date_and_time(entry.written_at) if entry.written_at else "?"
     size = f"{entry.size_bytes / 1e6:,.1f} MB"

@@ -5,26 +5,61 @@ The order is: `--etcd` or HEADWAY_ETCD, with `--certs` or HEADWAY_CERTS; otherwi
 """
 
 import asyncio
+import hashlib
 import os
+import secrets
 import shlex
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import msgspec
 
-from headway.daemon.client.known_daemons import remember
+from headway.daemon.addresses import NodeEndpoint, is_node_name
 from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
+from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import SpecRecord
+from headway.daemon.records.records import NodeRecord, SpecRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+
+MAX_KNOWN: Final = 64
+"""Maximum number of addresses kept of a large cluster; one that answers is enough."""
+
+
+def remember(etcd: Sequence[str], nodes: Iterable[NodeRecord]) -> None:
+    """Keep the addresses of a cluster's nodes. If the folder cannot be written, only this memory is lost."""
+    endpoints = [NodeEndpoint(node.name, node.address) for node in nodes][:MAX_KNOWN]
+    path, content = _path(etcd), msgspec.json.encode(endpoints)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        if not endpoints or (path.is_file() and path.read_bytes() == content):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft.write_bytes(content)
+        draft.replace(path)
+
+
+def known(etcd: Sequence[str]) -> tuple[NodeEndpoint, ...]:
+    """Return the daemons of a cluster when they were last seen; empty: none was seen."""
+    try:
+        found = msgspec.json.decode(_path(etcd).read_bytes(), type=list[NodeEndpoint])
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return ()
+    return tuple(endpoint for endpoint in found[:MAX_KNOWN] if is_node_name(endpoint.name))
+
+
+def _path(etcd: Sequence[str]) -> Path:
+    digest = hashlib.sha256("\n".join(sorted(etcd)).encode()).hexdigest()[:16]
+    return default_cache_dir() / "clusters" / f"{digest}.json"
+
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"

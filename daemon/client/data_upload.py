@@ -8,8 +8,8 @@ from typing import Final
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.peer_client import NodeClient

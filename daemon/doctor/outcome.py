@@ -5,6 +5,7 @@ found by that line, so that daemons of other releases are understood too.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -140,3 +141,16 @@ def plain(reason: str) -> str:
 def advice_on(outcomes: Iterable[Outcome], advice: Mapping[Outcome, str] = OF_NODES) -> str:
     """Return what to do next, once for each outcome."""
     return "; ".join(dict.fromkeys(found for each in outcomes if (found := advice.get(each, ""))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check and, if something is wrong, the remedy."""
+
+    what: str
+    is_fine: bool
+    found: str
+    advice: str = ""
+    """The remedy; in a good finding, a remark."""
+    outcomes: tuple[str, ...] = ()
+    """What came of each dialled port, as `outcome.py` names it."""

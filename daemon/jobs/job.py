@@ -1,7 +1,7 @@
 """The job: the content of a TOML file as one typed value. Reading and refusing are in job_file.py."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
@@ -152,3 +152,22 @@ class JobSpec:
     def layers(self) -> tuple[str, ...]:
         """Return the model's layers in order."""
         return layer_names(self.model)
+
+
+PLAIN_S: Final = 120.0
+"""Time to import the model, open the data and report."""
+COMPILING_S: Final = 600.0
+"""Additional time to compile every kind of layer: half a minute on its own core, and workers of a machine
+share cores.
+"""
+
+
+def preparation_s(train: TrainSpec) -> float:
+    """Return the maximum time from the order to the answer."""
+    return COMPILING_S if train.compile else PLAIN_S
+
+
+def shares_text(data: DataSpec) -> str:
+    """Return `75 % /data/chats, 25 % /data/code`; empty: there is one source."""
+    total = sum(data.weights)
+    return ", ".join(f"{100 * each.weight / total:.3g} % {each.source}" for each in data.sources)

@@ -4,6 +4,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from headway.daemon.addresses import JOB_NAME_RULE, is_job_name
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import (
     ABOVE_ZERO,
@@ -16,11 +17,9 @@ from headway.daemon.jobs.bounds import (
     MAX_TOKENS_PER_MICROBATCH,
     WEIGHT_RANGE,
 )
-from headway.daemon.jobs.checkpoint_place import why_no_place
-from headway.daemon.jobs.data_place import is_url, why_no_url
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.typed_toml import nearest
-from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.hugging_face import family_of

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from headway.daemon.addresses import NODE_NAME_RULE, is_node_name
 from headway.daemon.errors import ConfigError
-from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import encode
 from headway.stages.sockets.roles import Role

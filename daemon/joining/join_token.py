@@ -8,9 +8,8 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.addresses import split_address
+from headway.daemon.addresses import is_node_name, split_address
 from headway.daemon.errors import ConfigError
-from headway.daemon.names import is_node_name
 from headway.stages.sockets.shared_port import listening_ports
 
 PREFIX: Final = "hw1-"

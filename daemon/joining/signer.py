@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from headway.daemon.addresses import LOCAL_HOSTS, is_node_name
 from headway.daemon.errors import ConfigError, ConflictError, LeaseLostError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
@@ -40,7 +41,6 @@ from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, Jo
 from headway.daemon.joining.join_token import SECRET_BYTES
 from headway.daemon.joining.renewal import check_renewal
 from headway.daemon.joining.signing_request import read_signing_request
-from headway.daemon.names import LOCAL_HOSTS, is_node_name
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys

@@ -15,8 +15,7 @@ from headway.daemon.local.run import RunFolder, run_job
 from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.reports.job_report import report_job
-from headway.daemon.reports.loss_curve import draw_curve
-from headway.daemon.reports.watch_view import open_display
+from headway.daemon.reports.watch_view import draw_curve, open_display
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 

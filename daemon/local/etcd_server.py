@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,3 +275,39 @@ def _log_since(path: Path, offset: int) -> str:
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").splitlines()
     return lines[-1][:500] if lines else "it wrote nothing"
+
+
+TIMEOUT_S = 10.0
+
+_SCRIPT = """
+read -r swept && exit 0
+for attempt in 1 2 3 4 5 6 7 8; do
+    rm -rf -- "$@" && sleep 0.5
+done
+"""
+"""A line on the pipe means a clean end. The pipe's end without a line means that the parent and its children
+are gone.
+"""
+
+
+class Sweeper:
+    """Watches over folders until `sweep`."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "headway-sweeper", *map(str, self._folders)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def sweep(self) -> None:
+        """Delete the folders now and end the watch. Idempotent."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.write(b"swept\n")
+            self._process.stdin.close()
+        self._process.wait(TIMEOUT_S)

@@ -11,8 +11,7 @@ from typing import Literal
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.client.job_watch import check_finished, follow_job
-from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.device_defaults import what_was_filled_in
 from headway.daemon.jobs.job import JobSpec

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from headway.daemon.addresses import read_ports, split_address
+from headway.daemon.addresses import NODE_NAME_RULE, is_node_name, read_ports, split_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.machine_share import folder_in_memory
-from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.node.relays import read_relays
 from headway.daemon.storage.allowed_places import check_places
 
@@ -79,9 +78,7 @@ class NodeConfig:
     cache_dir: Path | None = None
     """Folder of token shards; below `state_dir` when unset."""
     history_dir: Path | None = None
-    """Folder in which to record the history, with each operation of the workers, for `headway chaos`; off
-    when unset.
-    """
+    """Folder in which to record the history, with each operation of the workers; off when unset."""
     allowed_places: tuple[str, ...] = ()
     """Folders and URLs below which jobs' data, checkpoints and models may lie on this node; empty: anywhere but in the
     system's own folders. In the environment separated by commas.

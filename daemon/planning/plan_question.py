@@ -17,7 +17,7 @@ from headway.daemon.costs.device_order import DeviceSlot, natural
 from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.relayed_ways import NO_RELAYS, RelayedWays
-from headway.daemon.jobs.attention_choice import lacks_kernel
+from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
+from headway.daemon.addresses import NODE_NAME_RULE, is_node_name
 from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.device_order import DeviceSlot
 from headway.daemon.costs.device_reserve import cuda_reserve
@@ -14,7 +15,6 @@ from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import nearest, read_typed
-from headway.daemon.names import NODE_NAME_RULE, is_node_name
 from headway.daemon.records.records import Device, NodeRecord
 from headway.stages.spec import TrainSpec
 

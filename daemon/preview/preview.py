@@ -13,10 +13,9 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.data_choices import epochs_text
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
-from headway.daemon.jobs.epochs import epochs_text
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.source_shares import shares_text
+from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
 from headway.daemon.planning.pipeline_shape import group_names, layer_range
 from headway.daemon.planning.planner import make_plan

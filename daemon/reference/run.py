@@ -1,5 +1,6 @@
 """`headway reference`: the plain loop, from the job file to the files that a run leaves."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Literal
@@ -9,26 +10,61 @@ import torch
 from headway.daemon.costs.device_reserve import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.errors import ConfigError, JobFailedError
-from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.jobs.places import is_url
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.origin.carried import carried_of
-from headway.daemon.origin.origin_config import model_opener
+from headway.daemon.origin.origin_config import as_config_error, model_opener
 from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.planning.cluster_plan import size
-from headway.daemon.reference.data_here import folder_here
 from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import make_out
 from headway.daemon.shards.data_source import index_at, tokenizer_at
+from headway.daemon.shards.download import Download
+from headway.daemon.shards.givers import UrlGiver
 from headway.daemon.shards.tokenizer_match import check_tokenizer
+from headway.daemon.shards.verified_shards import VerifiedShards
+from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
+
+
+def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = None) -> Path:
+    """Return a folder with a job's data on this machine: what lies at a URL is brought into the cache, verified.
+
+    progress: stream for a line that overwrites itself. Raises ConfigError, DataError.
+    """
+    if not is_url(data.source):
+        return data_folder(data.source, cache_dir)
+
+    def tell(num_bytes: int, total_bytes: int) -> None:
+        if progress is not None:
+            progress.write(f"\r{data.source}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB ")
+            progress.flush()
+
+    async def bring() -> None:
+        giver = UrlGiver(data.source, FileThreads("data at URLs"))
+        await Download(
+            cache_dir / data.sha256,
+            data.sha256,
+            givers=lambda: [giver],
+            verified=VerifiedShards(),
+            threads=FileThreads("downloads of data"),
+            tell=tell,
+        ).run()
+
+    with as_config_error():
+        asyncio.run(bring())
+    if progress is not None:
+        progress.write("\n")
+    return cache_dir / data.sha256
 
 
 def run_reference(

@@ -6,16 +6,83 @@ from dataclasses import dataclass, field, replace
 
 from headway.daemon.coordination.queue_order import queue
 from headway.daemon.costs.link_choice import PlannedLink, planned_links
-from headway.daemon.jobs.epochs import epoch_of
-from headway.daemon.jobs.source_shares import shares_text
+from headway.daemon.jobs.data_choices import epoch_of
+from headway.daemon.jobs.job import JobSpec, shares_text
+from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.plan_links import linked_pairs, neighbours
 from headway.daemon.records.ailments import VANISHED, job_ailment, refusal_ailment
-from headway.daemon.records.records import NodeRecord, Phase, PlanRecord
-from headway.daemon.reports.arithmetic_settings import arithmetic_settings
+from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, WorkerState
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
-from headway.daemon.reports.link_waits import link_waits
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
+from headway.daemon.situation.standstill import awaited_pair
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+
+
+def arithmetic_settings(spec: JobSpec) -> str:
+    """Return the sentence, from the job's record alone: what was left open is decided there."""
+    train, matrices = spec.train, spec.optim.matrices
+    masters = " with float32 masters" if train.dtype == "bfloat16" else ""
+    parts = [f"computes in {train.dtype}{masters}"]
+    if matrices.name == "muon":
+        parts.append(f"Newton–Schulz in {matrices.newton_schulz_dtype}")
+    if (narrow := _narrow_state(spec)) != "":
+        parts.append(f"{narrow} kept in bfloat16")
+    parts.append(f"attention by {_kernel(train.attention_backend)}")
+    if train.loss_chunk:
+        parts.append(f"logits of {train.loss_chunk} tokens at once")
+    if train.compile:
+        parts.append("compiled layers")
+    parts += [f"TF32 {'on' if train.allow_tf32 else 'off'}", _threads(train.threads)]
+    return f"{', '.join(parts)}; all algorithms are deterministic"
+
+
+def _kernel(backend: str) -> str:
+    return "the kernel that torch chooses" if backend == "auto" else backend
+
+
+def _narrow_state(spec: JobSpec) -> str:
+    """Return which parts of the optimizers' state wait in bfloat16."""
+    narrow = []
+    if any(group.momentum_dtype == "bfloat16" for group in (spec.optim.matrices, spec.optim.rest)):
+        narrow.append("momentum")
+    if spec.optim.error_feedback_dtype == "bfloat16" and spec.optim.error_feedback * spec.train.delay > 0:
+        narrow.append("error feedback")
+    return " and ".join(narrow)
+
+
+def _threads(number: int) -> str:
+    return "1 thread per worker" if number == 1 else f"{number} threads per worker"
+
+
+AT_WORK = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING)
+
+
+def link_waits(view: ClusterView, job: JobView) -> list[str]:
+    """Return sentences, the most telling first; empty while the job waits for no link."""
+    found = _unreached(job, job.next) if job.next is not None else []
+    plan = job.plan
+    if plan is not None and job.phase.phase in AT_WORK:
+        ways = view.blocked.between(linked_pairs(plan.stages, trains_tie=job.trains_tie))
+        found += [f"a link of the plan could not be reopened: {way}" for way in ways.ways]
+        if pair := awaited_pair(job, plan):
+            waiting, awaited = (worker_name(plan.stages, position) for position in pair)
+            found.append(f"no progress: {waiting} waits for {awaited}")
+    return found
+
+
+def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
+    """Return the neighbours of a prepared plan that are both ready and have not reached each other yet."""
+    workers = job.workers_of(plan)
+    return [
+        f"waiting for {worker_name(plan.stages, position)} to reach {worker_name(plan.stages, other)} "
+        f"at {workers[other].address}"
+        for position, worker in sorted(workers.items())
+        if worker.state is WorkerState.READY and worker.proven is not None
+        for other in neighbours(plan.stages, position, trains_tie=job.trains_tie)
+        if other not in worker.proven and other in workers and workers[other].state is WorkerState.READY
+    ][:3]
+
 
 SCHEMA_VERSION = 1
 NO_FASTER_PLAN = "no other plan is predicted to be clearly faster"

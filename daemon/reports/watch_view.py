@@ -3,6 +3,7 @@
 Every display receives the same snapshots, so that the caller need not know which display it uses.
 """
 
+import math
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,6 @@ from headway.daemon.costs.link_choice import link_sentences
 from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.records import EventRecord, NodeRecord
-from headway.daemon.reports.fitted_lines import fitted
 from headway.daemon.reports.goodput_report import goodput_line
 from headway.daemon.reports.job_report import (
     NO_FASTER_PLAN,
@@ -37,11 +37,71 @@ from headway.daemon.reports.job_report import (
     report_line,
     time_left,
 )
-from headway.daemon.reports.loss_curve import draw_curve
-from headway.daemon.reports.moments import time_of_day
 from headway.daemon.reports.safety_report import safety_lines
+from headway.daemon.reports.set_aside import time_of_day
 from headway.daemon.terminal import console
 from headway.daemon.view.cluster_view import ClusterView
+
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def draw_curve(points: Sequence[tuple[int, float]], *, width: int, height: int, last: int = 0) -> list[str]:
+    """Return lines with the curve of (batch, loss) points and its scale at the left; empty without finite points.
+
+    width and height are characters; last: the batch at the right edge (0: the newest point).
+    """
+    finite = [(batch, loss) for batch, loss in points if math.isfinite(loss)]
+    scale_width = 8
+    columns = width - scale_width
+    if not finite or columns < 2 or height < 1:
+        return []
+    low, high = min(loss for _, loss in finite), max(loss for _, loss in finite)
+    span = high - low or 1.0
+    right = max(last, max(batch for batch, _ in finite), 1)
+    cells = [[0] * columns for _ in range(height)]
+    for x, loss in _means(finite, right=right, num_columns=2 * columns):
+        y = round((high - loss) / span * (4 * height - 1))
+        cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    labels = [f"{high:7.3f} "] + [" " * scale_width] * (height - 2) + ([f"{low:7.3f} "] if height > 1 else [])
+    return [label + "".join(chr(_BLANK + cell) for cell in row) for label, row in zip(labels, cells, strict=True)]
+
+
+def _means(points: Sequence[tuple[int, float]], *, right: int, num_columns: int) -> list[tuple[int, float]]:
+    """Return the mean loss of each column of dots that has points."""
+    sums: dict[int, tuple[float, int]] = {}
+    for batch, loss in points:
+        x = min(num_columns - 1, batch * (num_columns - 1) // right)
+        total, count = sums.get(x, (0.0, 0))
+        sums[x] = (total + loss, count + 1)
+    return [(x, total / count) for x, (total, count) in sorted(sums.items())]
+
+
+GAP = "  "
+INDENT = "    "
+
+
+def fitted(parts: Sequence[str], width: int | None) -> list[str]:
+    """Return the parts on one line or, if that is too long, on several; no part is cut or left out.
+
+    width: columns of the screen; None: no screen, one line. A part that is longer than a line breaks at spaces.
+    """
+    told = [part for part in parts if part]
+    if width is None or len(GAP.join(told)) <= width:
+        return [GAP.join(told)]
+    lines: list[str] = []
+    line = ""
+    for part in told:
+        if line and len(line) + len(GAP) + len(part) > width:
+            lines.append(line)
+            line = INDENT + part
+        else:
+            line = line + GAP + part if line else part
+        while len(line) > width and (cut := line.rfind(" ", len(INDENT), width + 1)) > len(INDENT):
+            lines.append(line[:cut])
+            line = INDENT + line[cut + 1 :]
+    return [*lines, line]
+
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
 PHASE_COLOURS = {

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from headway.daemon.addresses import LOCAL_HOSTS
 from headway.daemon.errors import ConfigError
-from headway.daemon.names import LOCAL_HOSTS
 from headway.stages.durable import make_durable
 from headway.stages.sockets.roles import ROLE_URI, Role, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.shards.givers import CALLER_SILENCE_S, CallerGiver

@@ -3,7 +3,7 @@
 from typing import Final
 
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError
-from headway.daemon.jobs.checkpoint_place import is_store, why_no_place
+from headway.daemon.jobs.places import is_store, why_no_place
 from headway.daemon.storage.checkpoint import probe
 from headway.daemon.storage.file_threads import FileThreads
 from headway.proto import control_pb2

@@ -12,12 +12,11 @@ import grpc
 import grpc.aio
 import structlog
 
-from headway.daemon.addresses import join_address
+from headway.daemon.addresses import JOB_NAME_RULE, is_job_name, join_address
 from headway.daemon.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.fault_points import fault_point
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.joining.signer import Signer
-from headway.daemon.names import JOB_NAME_RULE, is_job_name
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.certificate_records import InvitationRecord
 from headway.daemon.records.records import PROTOCOL_VERSION
@@ -38,7 +37,7 @@ from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint,
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.telemetry.tcp_counters import SentSegments, sent_segments
+from headway.daemon.telemetry.probing import SentSegments, sent_segments
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2, control_pb2_grpc

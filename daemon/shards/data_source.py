@@ -14,8 +14,8 @@ from headway.daemon.data.data_tokenizer import (
     tokenizer_of,
 )
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import data_folder
 from headway.daemon.origin.origin_config import as_config_error
 from headway.stages.data.shard_index import INDEX_NAME, MAX_INDEX_BYTES, ShardIndex, parse_index, read_index

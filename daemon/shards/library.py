@@ -13,8 +13,8 @@ import structlog
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import NoAccessError, RecoveryError, StorageAwayError
-from headway.daemon.jobs.data_place import is_url
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.shared_work import SharedWork

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.jobs.job import JobSpec, preparation_s
 from headway.daemon.records.records import Save
 from headway.daemon.situation.boundaries import parts_of
 from headway.daemon.situation.outlook import slowest_way

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.checkpoint_place import STORES
+from headway.daemon.jobs.places import STORES
 
 SCHEMES: Final = ("file", "hf", "http", "https", *STORES)
 """What is opened where a node names no places: no archive, no code repository, no other process's memory."""

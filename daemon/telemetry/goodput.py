@@ -16,7 +16,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.telemetry.report_pace import interval_s
+from headway.daemon.telemetry.reports import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.status import JobGeneration

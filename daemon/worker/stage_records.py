@@ -19,9 +19,8 @@ from headway.stages.schedule.operations import BatchOp, Op, Update
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded
-from headway.stages.telemetry.goodput import Goodput
+from headway.stages.telemetry.goodput import Goodput, RecentOps
 from headway.stages.telemetry.history import HistoryFile
-from headway.stages.telemetry.recent_ops import RecentOps
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.jobs.preparation import PLAIN_S
+from headway.daemon.jobs.job import PLAIN_S
 from headway.daemon.workers.status import JobGeneration, OrderKind, WorkerStatus
 
 TICK_S: Final = 0.5

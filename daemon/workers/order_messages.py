@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.jobs.job import JobSpec, preparation_s
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.storage.pace import transfer_s

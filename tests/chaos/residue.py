@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.daemon.chaos.checker import Sample
 from headway.daemon.chaos.targets import LocalTargets, Process
+from tests.chaos.checker import Sample
 
 PROC, IN_MEMORY = Path("/proc"), Path("/dev/shm")
 INTERVAL_S = 1.0

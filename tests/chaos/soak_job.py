@@ -10,15 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign
-from headway.daemon.chaos.checker import Bounds, FaultSeen, Sample, check
+from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign, Watcher, failures
 from headway.daemon.chaos.connections import can_destroy
-from headway.daemon.chaos.fault_schedule import CUTTING, FaultKind, Strike, fault_schedule
-from headway.daemon.chaos.idle_connections import NUM_CONNECTIONS
+from headway.daemon.chaos.fault_schedule import CUTTING, Blow, FaultKind, Strike, fault_schedule
 from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.read_history import read_history
+from headway.daemon.chaos.outages import NUM_CONNECTIONS
 from headway.daemon.chaos.targets import LocalTargets
-from headway.daemon.chaos.verdict import Blow, Watcher, judge
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
@@ -28,6 +25,8 @@ from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
+from tests.chaos.checker import Bounds, FaultSeen, Sample, check
+from tests.chaos.read_history import read_history
 from tests.chaos.residue import Residue, sample_for_ever
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
 
@@ -292,8 +291,7 @@ def _how(blow: Blow) -> str:
 
 
 def _unmet(watcher: Watcher) -> list[str]:
-    verdict = judge(watcher, breaches=())
-    return [] if verdict.is_passed else list(verdict.reasons)
+    return list(failures(watcher))
 
 
 async def _finished(session: ClusterSession, case: SoakCase, folder: Path) -> Result:

@@ -97,7 +97,7 @@ async def test_leaving_lets_everything_go_on(pids: Pids) -> None:
 async def test_what_was_stopped_goes_on_when_the_injector_is_killed(pids: Pids) -> None:
     """A process stops etcd and is killed: etcd goes on."""
     etcd = pids[3]
-    code = "import sys, time\nfrom headway.daemon.chaos.healer import Healer\n"
+    code = "import sys, time\nfrom headway.daemon.chaos.outages import Healer\n"
     code += "healer = Healer()\nhealer.stop(int(sys.argv[1]))\nprint('stopped', flush=True)\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, str(etcd)], stdout=subprocess.PIPE)
     assert process.stdout is not None

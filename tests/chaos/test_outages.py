@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.chaos.connections import can_destroy, destroy_connections
-from headway.daemon.chaos.full_disk import FullDisk
-from headway.daemon.chaos.healer import Healer
-from headway.daemon.chaos.idle_connections import IdleConnections
-from headway.daemon.chaos.outages import Outages
-from headway.daemon.chaos.poison import poison
-from headway.daemon.chaos.storage_away import StorageAway
+from headway.daemon.chaos.outages import FullDisk, Healer, IdleConnections, Outages, StorageAway, poison
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.records.format import decode
@@ -39,9 +34,9 @@ for line in sys.stdin:
 _KILLED = """
 import sys, time
 from pathlib import Path
-from headway.daemon.chaos.full_disk import FullDisk
-from headway.daemon.chaos.healer import Healer
-from headway.daemon.chaos.storage_away import StorageAway
+from headway.daemon.chaos.outages import FullDisk
+from headway.daemon.chaos.outages import Healer
+from headway.daemon.chaos.outages import StorageAway
 healer = Healer()
 FullDisk(healer).spread([int(sys.argv[1])])
 StorageAway(Path(sys.argv[2]), healer).take()

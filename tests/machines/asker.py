@@ -10,7 +10,7 @@ from typing import Any
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.errors import StoreError
 from headway.daemon.records.format import to_builtins
-from headway.daemon.reports.link_waits import link_waits
+from headway.daemon.reports.job_report import link_waits
 from headway.daemon.view.cluster_view import ClusterView
 
 

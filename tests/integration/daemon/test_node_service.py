@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.client.checkpoint_folder import folder_access
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.folder_access import folder_access
-from headway.daemon.doctor.ways import examine_ways, examine_ways_from
+from headway.daemon.doctor.examination import examine_ways, examine_ways_from
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs import checkpoint_place
+from headway.daemon.jobs import places as checkpoint_place
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reach_target import Target

@@ -17,7 +17,7 @@ from cryptography import x509
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.cli import program as cli
-from headway.daemon.client import own_renewal
+from headway.daemon.client import certificate_requests as own_renewal
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Put

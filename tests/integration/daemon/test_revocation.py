@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.client.certificate_requests import in_etcd, known_certificates, restore, revoke
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import cancel, submit, submitter
-from headway.daemon.client.revocations import in_etcd, known_certificates, restore, revoke
-from headway.daemon.client.user_shares import set_share
+from headway.daemon.client.node_requests import set_share
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import paced_layers

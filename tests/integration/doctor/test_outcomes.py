@@ -18,9 +18,8 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.doctor import examination
-from headway.daemon.doctor.findings import Finding
-from headway.daemon.doctor.outcome import OF_ETCD, OF_NODES, Outcome
-from headway.daemon.doctor.ways import examine_ways, examine_ways_from
+from headway.daemon.doctor.examination import examine_ways, examine_ways_from
+from headway.daemon.doctor.outcome import OF_ETCD, OF_NODES, Finding, Outcome
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import pytest
 
-from headway.daemon.chaos.checker import PlanSeen
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
-from headway.daemon.client.node_drain import drain, release
+from headway.daemon.client.node_requests import drain, release
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
+from tests.chaos.checker import PlanSeen
 from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
 from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, FaultHarness, at_operation
 

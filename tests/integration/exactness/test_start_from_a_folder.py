@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.client.node_drain import drain, release
+from headway.daemon.client.node_requests import drain, release
 from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir

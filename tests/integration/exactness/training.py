@@ -13,8 +13,7 @@ from torch import Tensor
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
-from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec, QueueSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster

@@ -2,7 +2,7 @@
 
 A row of the fault matrix arms its fault, trains, and asks of the outcome: the fault has struck; the run went back and
 on by itself; losses and final weights are the reference's, bit for bit; whoever was not hit kept its process; and the
-history holds (daemon/chaos/checker.py).
+history holds (tests/chaos/checker.py).
 """
 
 import asyncio
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon import fault_points
-from headway.daemon.chaos.checker import FaultSeen, History, check
-from headway.daemon.chaos.read_history import read_history
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
@@ -27,6 +25,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from tests.chaos.checker import FaultSeen, History, check
+from tests.chaos.read_history import read_history
 from tests.integration.exactness.training import (
     Oracle,
     Result,

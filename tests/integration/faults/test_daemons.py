@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.client.node_drain import drain, release
+from headway.daemon.client.node_requests import drain, release
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle

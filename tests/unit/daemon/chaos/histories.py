@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from headway.daemon.chaos.checker import FaultSeen, History, Load, Operation, PlanSeen, Sample
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.stages.spec import TrainSpec
+from tests.chaos.checker import FaultSeen, History, Load, Operation, PlanSeen, Sample
 
 LOWER, UPPER = ("embed", "block.0"), ("block.1", "head")
 JOB = JobSpec(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.chaos.checker import RULES, Bounds, FaultSeen, History, Load, Operation, Sample, check, owners
+from tests.chaos.checker import RULES, Bounds, FaultSeen, History, Load, Operation, Sample, check, owners
 from tests.unit.daemon.chaos.histories import JOB, PLANS, changed, sound_history
 
 

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from headway.daemon.client import cluster_access, node_drain
+from headway.daemon.client import cluster_access, node_requests
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
@@ -61,10 +61,10 @@ async def test_a_name_in_use_is_freed_by_what_its_phase_allows(name: str, said: 
 
 async def test_a_drain_says_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs whose layers the node holds, or that there are none."""
-    monkeypatch.setattr(node_drain, "_mark", AsyncMock(return_value=True))
-    told = await node_drain.drain(session(cluster_view()), "a")
+    monkeypatch.setattr(node_requests, "_mark", AsyncMock(return_value=True))
+    told = await node_requests.drain(session(cluster_view()), "a")
     assert told == "a: its layers are being moved; `headway events demo` shows the moves"
-    told = await node_drain.drain(session(cluster_view()), "c")
+    told = await node_requests.drain(session(cluster_view()), "c")
     assert told == "c: holds layers of no job, and takes no work until `headway nodes release c`"
 
 

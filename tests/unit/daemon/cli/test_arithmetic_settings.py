@@ -8,7 +8,7 @@ from rich.console import Console
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import Device
-from headway.daemon.reports.arithmetic_settings import arithmetic_settings
+from headway.daemon.reports.job_report import arithmetic_settings
 from headway.daemon.reports.watch_view import Snapshot, render
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec

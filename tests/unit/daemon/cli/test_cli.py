@@ -315,7 +315,7 @@ def test_an_invitation_says_which_options_a_machine_behind_a_router_needs(
     headway: Headway, fake_cluster: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On stderr, and for nodes alone: the line itself is all of stdout."""
-    monkeypatch.setattr("headway.daemon.client.invitations.invite", AsyncMock(return_value="hw1-x"))
+    monkeypatch.setattr("headway.daemon.client.certificate_requests.invite", AsyncMock(return_value="hw1-x"))
     code, out, told = headway("invite", "b")
     assert (code, out) == (0, "headway join hw1-x\n")
     assert "--listen for another port than 7070, --announce HOST:PORT where a router" in told

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.daemon.client.daemon_status import DaemonStatus
+from headway.daemon.client.job_requests import DaemonStatus
 from headway.daemon.errors import ConfigError
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import encode

@@ -16,8 +16,7 @@ from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
 from headway.daemon.planning.pipeline_shape import layer_range
 from headway.daemon.records.records import EventRecord, NodeRecord
 from headway.daemon.reports.job_report import JobReport, StageReport, duration, report_line
-from headway.daemon.reports.loss_curve import draw_curve
-from headway.daemon.reports.watch_view import JsonDisplay, PlainDisplay, Snapshot, render
+from headway.daemon.reports.watch_view import JsonDisplay, PlainDisplay, Snapshot, draw_curve, render
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.doctor import examination as doctor
-from headway.daemon.doctor.findings import Finding
+from headway.daemon.doctor.outcome import Finding
 from headway.daemon.etcd.releases import remark
 
 Headway = Callable[..., tuple[int, str, str]]

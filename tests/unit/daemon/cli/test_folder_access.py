@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.daemon.client.folder_access import sorted_out
+from headway.daemon.client.checkpoint_folder import sorted_out
 from headway.daemon.errors import ConfigError
 from headway.proto.control_pb2 import TryFolderReply
 

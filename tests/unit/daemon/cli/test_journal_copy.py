@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.journal_copy import JournalCopy
+from headway.daemon.client.job_watch import JournalCopy
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import JournalEntry
 from headway.stages.errors import UnavailableError

@@ -9,8 +9,8 @@ import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.cli.program import run
-from headway.daemon.client import cluster_access, daemon_status, known_daemons
-from headway.daemon.client.known_daemons import known, remember
+from headway.daemon.client import cluster_access, job_requests
+from headway.daemon.client.cluster_access import known, remember
 from headway.daemon.errors import StoreUnreachableError
 from tests.unit.daemon.cli.fake_cluster import node
 
@@ -38,7 +38,7 @@ def test_known_daemons_are_found_by_etcd_members_in_any_order() -> None:
 def test_an_unreadable_cache_file_is_ignored(content: bytes) -> None:
     """A torn, foreign or deeply nested file gives no daemons."""
     remember(ETCD, [node("a")])
-    known_daemons._path(ETCD).write_bytes(content)
+    cluster_access._path(ETCD).write_bytes(content)
     assert known(ETCD) == ()
 
 
@@ -58,14 +58,14 @@ def test_status_asks_them_while_etcd_is_away(
     async def view(_self: object) -> object:
         raise StoreUnreachableError("etcd", "no answer")
 
-    async def ask(addresses: Any, _identity: object) -> daemon_status.DaemonStatus:
+    async def ask(addresses: Any, _identity: object) -> job_requests.DaemonStatus:
         asked.extend(addresses)
-        return daemon_status.DaemonStatus(node="a", etcd_reachable=False, etcd_away_s=7.0, waits_for="nothing", jobs={})
+        return job_requests.DaemonStatus(node="a", etcd_reachable=False, etcd_away_s=7.0, waits_for="nothing", jobs={})
 
     address = cluster_access.ClusterAddress(etcd=ETCD)
     monkeypatch.setattr(cluster_access, "find_cluster", lambda **_: address)
     monkeypatch.setattr(fake_cluster.FakeSession, "view", view)
-    monkeypatch.setattr(daemon_status, "ask_daemons", ask)
+    monkeypatch.setattr(job_requests, "ask_daemons", ask)
     assert run(["status"]) == 3, "nobody is known yet"
     remember(ETCD, [node("a")])
     capsys.readouterr()

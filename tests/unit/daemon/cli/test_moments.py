@@ -4,8 +4,8 @@ import pytest
 
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.reports.moments import date_and_time, time_of_day
-from headway.daemon.reports.reach_report import reach_lines
+from headway.daemon.reports.node_list import reach_lines
+from headway.daemon.reports.set_aside import date_and_time, time_of_day
 from headway.daemon.view.cluster_view import ClusterView
 
 

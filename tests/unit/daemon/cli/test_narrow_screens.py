@@ -10,9 +10,8 @@ from rich.console import Console, ConsoleDimensions
 
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.reports.fitted_lines import fitted
 from headway.daemon.reports.node_list import node_lines
-from headway.daemon.reports.watch_view import LiveDisplay, LossHistory, Snapshot, alike, render, snapshot
+from headway.daemon.reports.watch_view import LiveDisplay, LossHistory, Snapshot, alike, fitted, render, snapshot
 from headway.daemon.view.cluster_view import ClusterView
 from tests.unit.daemon.cli import fake_cluster
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.cli import submission
-from headway.daemon.client import data_upload, folder_access, job_requests
+from headway.daemon.client import checkpoint_folder, data_upload, job_requests
 from headway.daemon.storage import checkpoint
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.data.shard_writer import writing_shards
@@ -55,7 +55,7 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
 
     monkeypatch.setattr(submission, "with_cluster", with_cluster)
     monkeypatch.setattr(job_requests, "submit", submit)
-    monkeypatch.setattr(folder_access, "NodeClient", Client)
+    monkeypatch.setattr(checkpoint_folder, "NodeClient", Client)
     monkeypatch.setattr(data_upload, "NodeClient", Client)
     monkeypatch.setattr(checkpoint, "probe", tried.append)
     submission.submit(tmp_path / "job.toml")

@@ -8,8 +8,7 @@ import pytest
 from headway.daemon.coordination.commands import Command, Decision, Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
-from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.jobs.preparation import COMPILING_S, PLAIN_S
+from headway.daemon.jobs.job import COMPILING_S, PLAIN_S, FaultSpec
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord

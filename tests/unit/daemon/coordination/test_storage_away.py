@@ -1,7 +1,6 @@
 """A file system that is away when a job starts is nobody's failure: it is waited for, and said."""
 
-from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.jobs.preparation import PLAIN_S
+from headway.daemon.jobs.job import PLAIN_S, FaultSpec
 from headway.daemon.records.records import Desired, Phase
 from headway.daemon.situation.deadlines import START_DEADLINE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec

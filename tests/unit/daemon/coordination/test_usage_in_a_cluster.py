@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.daemon.client.user_shares import report_shares
+from headway.daemon.client.node_requests import report_shares
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.records.cluster_records import SharesRecord, UsageRecord

@@ -9,7 +9,6 @@ import pytest
 import structlog
 import structlog.testing
 
-from headway.daemon.chaos.read_history import read_events, read_history
 from headway.daemon.errors import ConfigError
 from headway.daemon.history import events
 from headway.daemon.history.writer import HistoryWriter
@@ -21,6 +20,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.plan_log import PlanLog
 from headway.stages.schedule.operations import Forward
 from headway.stages.telemetry.history import HistoryFile
+from tests.chaos.read_history import read_events, read_history
 
 PLAN = PlanRecord(
     generation=3,

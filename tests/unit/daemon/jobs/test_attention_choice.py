@@ -3,7 +3,7 @@
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.attention_choice import attention_backend
+from headway.daemon.jobs.device_defaults import attention_backend
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.local.demo import DEMO_JOB

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.job import DataSpec, JobSpec, SourceSpec
+from headway.daemon.jobs.job import DataSpec, JobSpec, SourceSpec, shares_text
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
-from headway.daemon.jobs.source_shares import shares_text
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.records import Device
 from headway.daemon.shards.tokenizer_match import check_tokenizer

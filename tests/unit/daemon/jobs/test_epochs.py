@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.epochs import epoch_of
+from headway.daemon.jobs.data_choices import epoch_of
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.records.records import Device

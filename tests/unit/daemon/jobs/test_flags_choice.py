@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.flags_choice import with_flags_of
+from headway.daemon.jobs.data_choices import with_flags_of
 from headway.stages.data.shard_index import Shard, ShardIndex
 from headway.stages.spec import TrainSpec
 

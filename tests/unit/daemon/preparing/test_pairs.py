@@ -10,7 +10,7 @@ import pytest
 
 from headway.daemon.data.documents import BadRecord, Pair
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.flags_choice import with_flags_of
+from headway.daemon.jobs.data_choices import with_flags_of
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.prepare import prepare
 from headway.daemon.preparing.summary import lines_of

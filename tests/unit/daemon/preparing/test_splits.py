@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.flags_choice import with_flags_of
+from headway.daemon.jobs.data_choices import with_flags_of
 from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare

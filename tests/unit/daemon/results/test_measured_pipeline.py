@@ -8,7 +8,7 @@ from headway.daemon.results.measured_pipeline import figures, measured_pipeline
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import StageTimes, TimedOp, simulate
 from headway.stages.schedule.stage_schedule import StageSchedule
-from headway.stages.telemetry.recent_ops import RecentOps
+from headway.stages.telemetry.goodput import RecentOps
 
 M = 4
 

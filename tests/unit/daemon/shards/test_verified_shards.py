@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.errors import RecoveryError, StorageAwayError
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.jobs.preparation import preparation_s
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, preparation_s
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord

@@ -14,8 +14,8 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import PlanRecord, SpecRecord
-from headway.daemon.telemetry import progress_reports
-from headway.daemon.telemetry.progress_reports import ProgressReports
+from headway.daemon.telemetry import reports as telemetry_reports
+from headway.daemon.telemetry.reports import ProgressReports
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 
@@ -72,7 +72,7 @@ async def said(reports: ProgressReports, etcd: FakeEtcd, what: control_pb2.Progr
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_reports, "PERIOD_S", 0.001)
+    monkeypatch.setattr(telemetry_reports, "PROGRESS_PERIOD_S", 0.001)
 
 
 async def test_the_last_loss_is_written_though_the_plan_is_over() -> None:
@@ -108,7 +108,7 @@ async def test_a_batch_that_comes_during_a_write_is_written_at_once(
     monkeypatch: pytest.MonkeyPatch, num_conflicts: int
 ) -> None:
     """It is the last of a small job, whose worker then stops: nothing would ever write it later."""
-    monkeypatch.setattr(progress_reports, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(telemetry_reports, "PROGRESS_PERIOD_S", 3600.0)
     view = view_of(plan=PlanRecord(generation=3, timeline=1))
 
     class Slow(FakeEtcd):
@@ -163,5 +163,5 @@ def test_the_newest_evaluations_are_kept(
 ) -> None:
     """Of the entries, or the last one before them."""
     before = ProgressRecord(generation=1, batch=9, loss=2.0, tokens_per_second=1.0, evaluations=((6, 4.0), (9, 3.0)))
-    assert progress_reports._evaluations(entries, before) == evaluations
-    assert progress_reports._evaluations([entry(3)], None) == ()
+    assert telemetry_reports._evaluations(entries, before) == evaluations
+    assert telemetry_reports._evaluations([entry(3)], None) == ()

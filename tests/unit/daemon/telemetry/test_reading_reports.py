@@ -15,8 +15,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReadingRecord
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.shards.library import Reading
-from headway.daemon.telemetry import reading_reports
-from headway.daemon.telemetry.reading_reports import ReadingReports
+from headway.daemon.telemetry import reports as telemetry_reports
+from headway.daemon.telemetry.reports import ReadingReports
 from headway.daemon.view.cluster_view import ClusterView
 
 KEY = Keys.reading("j", "a")
@@ -73,7 +73,7 @@ class Etcd:
 
 @pytest.fixture
 def etcd(monkeypatch: pytest.MonkeyPatch) -> Etcd:
-    monkeypatch.setattr(reading_reports, "PERIOD_S", 0.005)
+    monkeypatch.setattr(telemetry_reports, "READING_PERIOD_S", 0.005)
     return Etcd()
 
 

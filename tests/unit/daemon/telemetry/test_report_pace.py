@@ -16,7 +16,7 @@ from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan, Wo
 from headway.daemon.telemetry import goodput, probing
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.probing import INCOMPLETE_S, REWRITTEN_S, Probing
-from headway.daemon.telemetry.report_pace import CLUSTER_PER_S, interval_s
+from headway.daemon.telemetry.reports import CLUSTER_PER_S, interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from tests.fakes.simulated_cluster import small_spec

@@ -7,9 +7,8 @@ from headway.daemon.worker.stage_records import RunObserver
 from headway.stages.ids import Batch, Generation
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.state.journal import JournalRow
-from headway.stages.telemetry.goodput import IDLE, REPLAY, SNAPSHOT, USEFUL, Goodput
+from headway.stages.telemetry.goodput import IDLE, REPLAY, SNAPSHOT, USEFUL, Goodput, RecentOps
 from headway.stages.telemetry.history import HistoryFile
-from headway.stages.telemetry.recent_ops import RecentOps
 
 
 def test_every_listener_gets_each_moment_of_a_run(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ from headway.stages.state.layer_state import LayerState
 from headway.stages.state.optimizer import OptimizerFactory
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
-from headway.stages.telemetry.goodput import Goodput
-from headway.stages.telemetry.recent_ops import RecentOps
+from headway.stages.telemetry.goodput import Goodput, RecentOps
 from tests.fakes.late_streams import LateStreams, late_device
 from tests.fakes.local_link import LocalLink
 from tests.fakes.unobserved import Unobserved

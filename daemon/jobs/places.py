@@ -1,6 +1,6 @@
-"""Decides to which folders and URLs a job may write its checkpoints: one rule for every job from any source. Pure.
+"""Decides where a job may write its checkpoints and read its data: one rule for every job from any source. Pure.
 
-Every node has to see one folder, and it has to outlive the processes that write it. So a place is an absolute path, a
+Every node has to see one checkpoint folder, and it outlives the processes that write it. So it is an absolute path, a
 relative one below the cluster's folder (only if all nodes are on one machine), or a URL of a store that nodes share. A
 store inside one process or one archive, or one that cannot be written, is not allowed.
 """
@@ -44,4 +44,27 @@ def why_no_place(checkpoint_dir: str) -> str:
         path = rest
     if ".." in PurePosixPath(path).parts:
         return f"{checkpoint_dir!r} leads out of its folder with `..`; write the path without it"
+    return ""
+
+
+_READ: Final = (
+    *("http", "https", "hf", "file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"),
+    *("hdfs", "webhdfs", "sftp", "ssh", "smb", "oss", "oci", "obs", "tos", "cos", "swift", "dbfs", "lakefs"),
+)
+
+
+def is_url(source: str) -> bool:
+    """Return whether a data source is a URL."""
+    return "://" in source
+
+
+def why_no_url(source: str) -> str:
+    """Return why nodes do not read data at a URL, as the end of a sentence about the key; empty: they do."""
+    scheme, _, rest = source.partition("://")
+    if "::" in source:
+        return f"{source!r} chains file systems with `::`; name the folder itself"
+    if scheme not in _READ:
+        return f"{scheme}:// is not read; these are: {', '.join(_READ)}"
+    if not rest.strip("/"):
+        return f"{source!r} names no folder"
     return ""

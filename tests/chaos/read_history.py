@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.daemon.chaos.checker import History, Load, Operation, PlanSeen
 from headway.daemon.errors import ConfigError
 from headway.daemon.history.events import DAEMONS_FOLDER, MONOTONIC
 from headway.daemon.records.records import Phase, PlanRecord
+from tests.chaos.checker import History, Load, Operation, PlanSeen
 
 OPERATIONS = frozenset({"forward", "backward", "update"})
 

@@ -1,0 +1,247 @@
+"""The requests that people make about certificates: invite, renew, revoke, restore, list.
+
+A folder's key and certificate are two files, and a process may die between them. At a renewal the certificate goes
+first: then the next key is still there, and another call puts it in its place.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+
+from headway.daemon.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.job_requests import submitter
+from headway.daemon.errors import ConfigError
+from headway.daemon.etcd.transaction import Delete, Put
+from headway.daemon.joining.join_messages import SERVER_NAME
+from headway.daemon.joining.join_token import JoinToken, write_token
+from headway.daemon.joining.renewals import asked_of_authority
+from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
+from headway.daemon.records.certificate_records import RevokedRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import NodeRecord
+from headway.daemon.rpc.certificates import issuer_of, names_in, own_names, write_private
+from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.proto import control_pb2
+from headway.stages.durable import make_durable
+from headway.stages.errors import PeerError, ProtocolError
+from headway.stages.sockets.roles import Role, roles_among
+from headway.stages.sockets.shared_port import listening_ports, shared_address
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, KEY_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCertificate:
+    """What the cluster knows of the certificates of one name. Times in seconds since 1970; None: not known."""
+
+    name: str
+    role: str
+    """Empty: it was made by `headway certs`, or by another authority."""
+    issued_at: float | None
+    expires_at: float | None
+    revoked_at: float | None
+    revoked_by: str
+    is_present: bool
+    """True if a node of this name is in the cluster now."""
+
+
+async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
+    """Let no certificate of these names count any more. Return a sentence for each. Raises ConfigError."""
+    view = await session.view()
+    own = {each.casefold() for each in _own_names(session)}
+    for name in names:
+        if not is_node_name(name) or name.casefold() in LOCAL_HOSTS:
+            raise ConfigError(f"{name!r} cannot be the name of a certificate: one has {NODE_NAME_RULE}", "NAME")
+        if name.casefold() in own:
+            what = "is in your own certificate: another operator revokes it, so that the cluster keeps one"
+            raise ConfigError(what, name)
+    mine = next(iter(_own_names(session)), "")
+    told, now, who = [], time.time(), f"{mine} ({submitter()})" if mine else submitter()
+    for name in names:
+        if view.is_revoked(name):
+            told.append(f"{name}: is revoked already")
+            continue
+        record = RevokedRecord(name=name, revoked_at=now, revoked_by=who)
+        await session.client.transaction([], [Put(Keys.revoked(name), encode(record))])
+        is_known = name.casefold() in view.issued or name in view.nodes
+        known = "" if is_known else "; no node and no invited certificate bears this name: is it spelled right?"
+        told.append(f"{name}: revoked{known}")
+    return told
+
+
+async def in_etcd(session: ClusterSession, names: list[str]) -> str:
+    """Return what these names' holders can still do in etcd, and how that ends, in a sentence."""
+    if await session.client.has_users():
+        ends = "; ".join(f"etcdctl user delete {name}" for name in names)
+        return f"etcd has users, and takes these certificates until theirs are deleted: {ends}"
+    return f"this etcd has no users: {', '.join(names)} can still write to it; see docs/security.md#etcd"
+
+
+async def restore(session: ClusterSession, names: list[str]) -> list[str]:
+    """Let the certificates of these names count again. Return a sentence for each. Raises ConfigError."""
+    view = await session.view()
+    own = {each.casefold() for each in _own_names(session)}
+    for name in names:
+        if not view.is_revoked(name):
+            raise ConfigError("is not revoked", name)
+        if name.casefold() in own:
+            raise ConfigError("is in your own certificate: an operator of another name restores it", name)
+    await session.client.transaction([], [Delete(Keys.revoked(name)) for name in names])
+    return [f"{name}: its certificates count again" for name in names]
+
+
+def _own_names(session: ClusterSession) -> tuple[str, ...]:
+    if session.identity is None:
+        return ()
+    return own_names(names_in(read_certificate(session.identity.certificate, CERTIFICATE_FILE)))
+
+
+async def known_certificates(session: ClusterSession) -> list[KnownCertificate]:
+    """Return what the cluster knows of certificates, by name: of nodes, of who was invited, of who is revoked."""
+    view = await session.view()
+    nodes = {name.casefold(): name for name in view.nodes}
+    found = []
+    for key in sorted(nodes.keys() | view.issued.keys() | view.revoked.keys()):
+        issued, revoked = view.issued.get(key), view.revoked.get(key)
+        name = nodes.get(key) or (issued.name if issued is not None else revoked.name if revoked is not None else key)
+        role = issued.role if issued is not None else "node" if key in nodes else ""
+        found.append(
+            KnownCertificate(
+                name,
+                role,
+                issued.issued_at if issued is not None else None,
+                issued.expires_at if issued is not None else None,
+                revoked.revoked_at if revoked is not None else None,
+                revoked.revoked_by if revoked is not None else "",
+                key in nodes,
+            )
+        )
+    return found
+
+
+MAX_ADDRESSES = 3
+"""In a token, which people copy."""
+
+
+async def invite(
+    session: ClusterSession,
+    name: str,
+    *,
+    role: str,
+    hosts: Sequence[str],
+    lasts_s: float,
+    valid_s: float,
+    again: bool = False,
+    etcd: Sequence[str] = (),
+) -> str:
+    """Return the token with which somebody joins once. etcd: its members as the new machine dials them; empty: as here.
+
+    Raises ConfigError: nobody may be invited by this name, or no daemon invites; UnavailableError.
+    """
+    if session.identity is None:
+        raise ConfigError("an operator's certificate is needed", "--certs")
+    signers = sorted((node for node in (await session.view()).nodes.values() if node.has_authority), key=_by_name)
+    if not signers:
+        what = "no daemon has the authority: set `authority` in the settings of one, or use `headway certs`"
+        raise ConfigError(what, "invite")
+    members = tuple(etcd) or session.address.etcd
+    if not etcd:
+        _check_members(members, signers)
+    request = control_pb2.InviteRequest(
+        name=name, role=role, hosts=hosts, etcd=members, lasts_s=lasts_s, valid_s=valid_s, again=again
+    )
+    client = NodeClient(session.identity)
+    try:
+        signer, reply = await _first_answer(client, signers, request)
+    finally:
+        await client.close()
+    asked_first = sorted(signers, key=lambda node: node is not signer)
+    addresses = tuple(shared_address(node.address, SERVER_NAME) for node in asked_first[:MAX_ADDRESSES])
+    return write_token(JoinToken(name, addresses, reply.ca_sha256, reply.secret))
+
+
+async def _first_answer(
+    client: NodeClient, signers: Sequence[NodeRecord], request: control_pb2.InviteRequest
+) -> tuple[NodeRecord, control_pb2.InviteReply]:
+    """Return the first answer, and whose it is. Raises ConfigError for a refusal, PeerError when nobody answers."""
+    for signer in signers:
+        try:
+            return signer, await client.invite(NodeEndpoint(signer.name, signer.address), request)
+        except ProtocolError as error:
+            raise ConfigError(error.reason, "invite") from error
+        except PeerError:
+            if signer is signers[-1]:
+                raise
+    raise AssertionError("there are no signers")
+
+
+def _by_name(node: NodeRecord) -> str:
+    return node.name
+
+
+def _check_members(members: Iterable[str], signers: Iterable[NodeRecord]) -> None:
+    """Raise ConfigError when this machine dials etcd at an address that means another machine elsewhere."""
+    ports = [port for node in signers for port in listening_ports(node.address)]
+    if all(_is_loopback(port) for port in ports):
+        return  # the whole cluster is on this machine
+    for member in members:
+        if _is_loopback(member):
+            raise ConfigError(f"{member} is another machine there: name etcd's members with --etcd-there", "invite")
+
+
+def _is_loopback(address: str) -> bool:
+    host, _ = split_address(address.removeprefix("https://").removeprefix("http://"), "etcd")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def finish(folder: Path) -> None:
+    """Put the next key in its place, if its certificate is already in its own. Raises OSError, ConfigError."""
+    certificate = read_certificate((folder / CERTIFICATE_FILE).read_bytes(), str(folder / CERTIFICATE_FILE))
+    try:
+        key = serialization.load_pem_private_key((folder / NEXT_KEY).read_bytes(), password=None)
+    except (OSError, ValueError, TypeError):
+        return  # no attempt has come so far
+    if key.public_key() == certificate.public_key():
+        (folder / NEXT_KEY).replace(folder / KEY_FILE)
+
+
+async def renew(session: ClusterSession) -> str:
+    """Replace this person's certificate in its folder; return a sentence. Raises ConfigError, PeerError, StoreError."""
+    identity, folder = session.identity, session.address.certificates
+    if identity is None or folder is None or session.address.state_dir is not None:
+        raise ConfigError("names the folder with the certificate that is to be renewed", "--certs")
+    where = folder / CERTIFICATE_FILE
+    present = read_certificate(identity.certificate, str(where))
+    borne = names_in(present)
+    if roles_among(borne) == {Role.NODE}:
+        raise ConfigError("is a node's: its daemon, or relay with --etcd, renews it by itself", str(where))
+    name = next(iter(own_names(borne)), "")
+    view = await session.view()
+    try:
+        key = next_key(folder, identity.key)
+        pem = await asked_of_authority(view.nodes.values(), identity, signing_request(name, key))
+        renewed = read_certificate(pem.encode(), "the authority's answer")
+        if issuer_of(renewed, identity.ca) is None:
+            raise ConfigError("is of an authority that is not in ca.pem: copy that one here first", "its answer")
+        if renewed.public_key() != key.public_key() or set(names_in(renewed)) != set(borne):
+            raise ConfigError("is not for this key, name and role", "the authority's answer")
+        part = folder / f"{CERTIFICATE_FILE}.part"
+        write_private(part, pem.encode())
+        for path in (part, folder / NEXT_KEY):
+            make_durable(path)
+        part.replace(where)
+        finish(folder)
+    except ProtocolError as error:
+        raise ConfigError(error.reason, str(where)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", str(error.filename or folder)) from error
+    return f"{where}: renewed, until {renewed.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,145 @@
+"""Decides what a job makes of its data: targets, attention, epochs, held-out text, and whether sources agree. Pure."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from headway.daemon.errors import ConfigError
+from headway.stages.data.source_choice import held_out_rows
+from headway.stages.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from headway.stages.data.shard_index import ShardIndex
+
+
+def with_flags_of(train: TrainSpec, index: "ShardIndex", source: str) -> TrainSpec:
+    """Return the settings with each `auto` replaced by what fits the data. Raises ConfigError for what does not fit."""
+    if index.row_tokens and index.row_tokens != train.sequence_length + 1:
+        what = f"the data has rows for sequences of {index.row_tokens - 1} tokens, not {train.sequence_length}"
+        raise ConfigError(f"{what}; set it to {index.row_tokens - 1}", f"{source}:train.sequence_length")
+    if index.holds_pairs != train.learns_preferences:
+        what = (
+            'the data has pairs of answers; set it to "dpo"'
+            if index.holds_pairs
+            else '"dpo" learns from pairs of answers; prepare the data with --pairs'
+        )
+        raise ConfigError(what, f"{source}:train.objective")
+    if train.loss_mask == "data" and not index.has_flags:
+        raise ConfigError('"data" needs flags, which the data does not have; leave it out', f"{source}:train.loss_mask")
+    if train.loss_mask == "none" and index.has_flags and index.row_tokens:
+        what = '"none" would train on the padding of packed rows; leave it out'
+        raise ConfigError(what, f"{source}:train.loss_mask")
+    mask = ("data" if index.has_flags else "none") if train.loss_mask == "auto" else train.loss_mask
+    if train.documents == "separate" and mask != "data":
+        what = '"separate" needs data with flags, and loss_mask = "data"; set it to "joined"'
+        raise ConfigError(what, f"{source}:train.documents")
+    documents = train.documents
+    if documents == "auto":
+        documents = "separate" if mask == "data" and index.row_tokens else "joined"
+    return replace(train, loss_mask=mask, documents=documents)
+
+
+def with_epochs_of(
+    train: TrainSpec, index: "ShardIndex", source: str, *, named: Collection[str] | None = None
+) -> TrainSpec:
+    """Return the settings with as many batches as see each row so many times; the last batch begins a further epoch.
+
+    named: the keys of the job's file. Raises ConfigError: it names what contradicts that, or the data has no row.
+    """
+    if not train.epochs:
+        return train
+    named = named or ()
+    if "train.data_order" in named and train.data_order != "epochs":
+        what = 'rows drawn anew each time make no epochs; leave it out, or set it to "epochs"'
+        raise ConfigError(what, f"{source}:train.data_order")
+    num_rows = index.num_rows(train.sequence_length)
+    if not num_rows:
+        what = f"{index.num_tokens} tokens of data are too few for a row of {train.sequence_length}"
+        raise ConfigError(what, f"{source}:train.sequence_length")
+    rows_per_batch = train.microbatches * train.microbatch_size
+    batches = -(-train.epochs * num_rows // rows_per_batch)
+    if "train.batches" in named and train.batches != batches:
+        what = f"{train.epochs} epochs of {num_rows} rows take {batches} batches, not {train.batches}"
+        raise ConfigError(f"{what}; leave one of the two out", f"{source}:train.batches")
+    return replace(train, batches=batches, data_order="epochs")
+
+
+def epochs_text(epochs: int) -> str:
+    """Return `1 epoch` or `3 epochs`."""
+    return f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def epoch_of(train: TrainSpec, batch: int) -> int | None:
+    """Return the epoch of a batch, from 1; None: the job does not count epochs. Exact to one batch: rows are not known.
+
+    Epochs are equally long, so their share of the batches tells which one it is.
+    """
+    return min(train.epochs, 1 + batch * train.epochs // train.batches) if train.epochs else None
+
+
+def with_held_out_of(
+    train: TrainSpec, indices: Sequence["ShardIndex"], source: str, *, weights: Sequence[float] = (1.0,)
+) -> TrainSpec:
+    """Return the settings with the number of held-out microbatches: as many as there are, and m at most.
+
+    Raises ConfigError: there is no such text, or fewer microbatches of it than the job names.
+    """
+    if not train.eval_every:
+        return train
+    if (without := next((number for number, index in enumerate(indices) if not index.validation), None)) is not None:
+        what = "the data" if len(indices) == 1 else f"data source {without}"
+        what += " has no validation split; `headway data prepare --validation 0.01` holds out a part"
+        raise ConfigError(what, f"{source}:train.eval_every")
+    of_each = [index.num_rows(train.sequence_length, of=index.validation) for index in indices]
+    size = train.microbatch_size
+    num_rows = of_each[0] if len(indices) == 1 else _rows_in_turn(of_each, weights, train.microbatches * size)
+    most = min(num_rows // size, train.microbatches)
+    number = train.eval_microbatches or max(most, 1)
+    if number > most:
+        fix = f"set it to {most} or less" if most else "hold out more, or take fewer or shorter sequences"
+        raise ConfigError(
+            f"an evaluation of {number} microbatches takes {number * size} rows of {train.sequence_length} tokens, and "
+            f"the validation split has {num_rows}; {fix}",
+            f"{source}:train.eval_microbatches",
+        )
+    return replace(train, eval_microbatches=number)
+
+
+def _rows_in_turn(of_each: Sequence[int], weights: Sequence[float], most: int) -> int:
+    """Return how many rows several sources give, drawn by weight, until one of them has no more; `most` at most."""
+    return sum(1 for _ in islice(held_out_rows(weights, of_each), most))
+
+
+def _vocabulary(index: "ShardIndex") -> str:
+    return f"{index.vocab_size} tokens{' of bytes' if index.tokenizer == 'bytes' else ''}"
+
+
+def _rows(index: "ShardIndex") -> str:
+    return f"rows packed with --pack {index.row_tokens - 1}" if index.row_tokens else "no packed rows"
+
+
+def _flags(index: "ShardIndex") -> str:
+    return "flags" if index.has_flags else "no flags"
+
+
+_FACTS: Final[tuple[tuple[Callable[["ShardIndex"], str], str], ...]] = (
+    (_vocabulary, "prepare both with one --tokenizer"),
+    (_rows, "prepare both with one --pack, or both without it"),
+    (_flags, 'prepare both with --flags, or set loss_mask to "none" for data without packed rows'),
+)
+"""Each with what to do if two sources differ in it."""
+
+
+def check_agreement(found: "Sequence[tuple[str, ShardIndex]]", source: str, train: TrainSpec) -> None:
+    """Raise ConfigError for the first source that differs from the first one, naming both folders.
+
+    found: folder and index of each source. Flags may differ if the job has no mask.
+    """
+    first_folder, first = found[0]
+    facts = _FACTS[:2] if train.loss_mask == "none" else _FACTS
+    for number, (folder, index) in enumerate(found[1:], start=1):
+        for fact, fix in facts:
+            if fact(index) != fact(first):
+                what = f"{folder} has {fact(index)}, and {first_folder} has {fact(first)}; {fix}"
+                raise ConfigError(what, f"{source}:data.sources[{number}].source")
