@@ -44,9 +44,6 @@ def daemon(
     authority: Annotated[
         Path | None, typer.Option(help="Folder of the cluster's authority: this daemon answers `headway invite`.")
     ] = None,
-    accept_faulty_etcd: Annotated[
-        bool | None, typer.Option(help="Work with etcd 3.5.0 to 3.5.2, which may lose commits, on other machines.")
-    ] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 takes a free port.")] = None,
     advertise_host: Annotated[
         str | None, typer.Option(help="Name or address at which other machines dial this one.")

@@ -17,8 +17,7 @@ from headway.daemon.addresses import split_address
 from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
 from headway.daemon.doctor.outcome import LEADERLESS, OF_ETCD, Finding, Outcome, advice_on, outcome_of, plain
 from headway.daemon.errors import ConfigError, RecoveryError, StoreError
-from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary
-from headway.daemon.etcd.releases import remark
+from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary, remark
 from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.reach.reach_dial import CONNECT_S, dial
 from headway.daemon.reach.reaching import ports_of

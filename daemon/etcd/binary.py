@@ -1,6 +1,7 @@
 """Finds the etcd binary of this machine, and its release."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +12,17 @@ from headway.daemon.errors import ConfigError
 
 BINARY_VARIABLE = "HEADWAY_ETCD_BINARY"
 VERSION_TIMEOUT_S = 10.0
+OLDEST = (3, 5, 3)
+"""Older releases may lose acknowledged writes when they are killed (etcd's announcement of March 2022)."""
+
+
+def remark(version: str) -> str:
+    """Return a remark for people if a release, as etcd reports it, is older than OLDEST; an unreadable one is not."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) >= OLDEST:
+        return ""
+    newer = ".".join(map(str, OLDEST))
+    return f"etcd {version} may lose acknowledged writes when it is killed: for several machines run {newer} or newer"
 
 
 def binary_release(binary: Path) -> str:

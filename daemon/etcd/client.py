@@ -15,7 +15,6 @@ from typing import Self
 import grpc
 
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.changes import Changes
 from headway.daemon.etcd.connection import EtcdAccess, EtcdConnection, Metadata
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import (
@@ -64,6 +63,20 @@ class Snapshot:
     cluster_id: int = 0
     raft_term: int = 0
     """Raft term, which rises with every election, also over restarts: a lower one is another history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What had changed below a prefix at one revision, without values: far less than a listing."""
+
+    revision: int
+    """etcd's revision when it answered."""
+    revisions: dict[str, int]
+    """Revisions of the keys that were set since, and still existed."""
+    num_keys: int
+    """Number of all keys below the prefix."""
+    cluster_id: int
+    raft_term: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,13 @@ from headway.daemon.errors import CompactedError, ConfigError, LeaseLostError, S
 from headway.proto import etcd_pb2, etcd_pb2_grpc
 from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import channel_to
-from headway.stages.sockets.tls_identity import TlsIdentity, expecting
+from headway.stages.sockets.tls_identity import TlsIdentity
 
 ReplyT = TypeVar("ReplyT")
 Metadata = tuple[tuple[str, str], ...]
 
 PROBE_KEY = b"\0"
 RETRY_PAUSE_S = 0.1
-OLD_NAME = "headway"
-"""Name in the certificates of earlier releases. An etcd whose certificate lacks its host is dialled by this name."""
-OTHER_NAME = "Hostname Verification Check failed"
-"""gRPC's words for a certificate with another name."""
 FIRST_ATTEMPT_S = 1.5
 """Time for one endpoint of several before the next is tried; it doubles, for answers that need longer."""
 
@@ -65,8 +61,6 @@ class EtcdAccess:
     """The members of etcd, each as host:port; tried in turn."""
     identity: Identity | None = None
     """TLS identity; None: no TLS. An identity without certificate and key only checks the server's."""
-    server_name: str = ""
-    """Name that the server's certificate must have; empty: the dialled host, or `headway`."""
     user: str = ""
     password: str = field(default="", repr=False)
     timeout_s: float = 5.0
@@ -87,8 +81,6 @@ class EtcdConnection:
         self._index = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
-        self._expected: dict[str, str] = {}
-        """Certificate name to expect at an endpoint whose host is not in its certificate."""
         self._opened_as: dict[str, TlsIdentity] = {}
         """Identity that an endpoint's channel shows."""
         self._token: Metadata = ()
@@ -143,10 +135,8 @@ class EtcdConnection:
         """Run `send(channel, timeout_s, metadata)` on an endpoint that answers.
 
         A repeatable call is sent again, at another endpoint if there is one, until it is answered or the deadline
-        passes. A
-        call that changes something is sent once, on a connection known to be up. If its answer is lost, its outcome is
-        unknown, and StoreUnreachableError says so.
-
+        passes. A call that changes something is sent once, on a connection known to be up. If its answer is lost, its
+        outcome is unknown, and StoreUnreachableError says so.
         """
         loop = asyncio.get_running_loop()
         timeout_s = self.access.timeout_s if timeout_s is None else timeout_s
@@ -221,9 +211,8 @@ class EtcdConnection:
         identity = self.access.identity
         if identity is None:
             return channel_to(endpoint, None, options=CHANNEL_OPTIONS)
-        expected = expecting(self._expected.get(endpoint, self.access.server_name))
         self._opened_as[endpoint] = identity.now()
-        return channel_to(endpoint, dialling(identity), options=(*CHANNEL_OPTIONS, *expected))
+        return channel_to(endpoint, dialling(identity), options=CHANNEL_OPTIONS)
 
     async def _reach(self, deadline: float, timeout_s: float) -> None:
         """Return when the present endpoint is connected; switch to the next endpoint while it is not."""
@@ -238,35 +227,24 @@ class EtcdConnection:
             except grpc.aio.AioRpcError as error:
                 if not is_silence(error):
                     return  # any answer proves that the endpoint is up
-                if OTHER_NAME in (error.details() or "") and await self._expects_old_name(endpoint):
-                    continue
                 await self._close_old(endpoint)
                 self.leave(endpoint)
                 if loop.time() + RETRY_PAUSE_S >= deadline:
                     raise self._unreachable(error, timeout_s) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _expects_old_name(self, endpoint: str) -> bool:
-        """Prepare to dial an endpoint by the name of earlier releases. Return False if that was already tried."""
-        if self.access.server_name or endpoint in self._expected:
-            return False
-        self._expected[endpoint] = OLD_NAME
-        self._close_aside(self._channels.pop(endpoint))
-        return True
-
     async def _close_old(self, endpoint: str) -> None:
-        """Close a channel that shows an earlier certificate: the endpoint may no longer take it."""
-        identity = self.access.identity
-        if identity is not None and self._opened_as.get(endpoint) is not identity.now():
-            channel = self._channels.pop(endpoint, None)
-            if channel is not None:
-                self._close_aside(channel)
+        """Close a channel that shows an earlier certificate: the endpoint may no longer take it.
 
-    def _close_aside(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel once the calls on it have ended: grpc would cancel those of other tasks."""
-        closing = asyncio.create_task(channel.close(CLOSE_GRACE_S), name="close of an etcd channel")
-        self._closing[closing] = channel
-        closing.add_done_callback(self._closing.pop)
+        Calls on it end first: grpc would cancel those of other tasks.
+        """
+        identity = self.access.identity
+        if identity is None or self._opened_as.get(endpoint) is identity.now():
+            return
+        if (channel := self._channels.pop(endpoint, None)) is not None:
+            closing = asyncio.create_task(channel.close(CLOSE_GRACE_S), name="close of an etcd channel")
+            self._closing[closing] = channel
+            closing.add_done_callback(self._closing.pop)
 
     async def _authenticated(
         self,

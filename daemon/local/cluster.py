@@ -27,8 +27,7 @@ import msgspec
 from headway.daemon.addresses import join_address, split_address
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.etcd.binary import binary_release, find_etcd_binary
-from headway.daemon.etcd.releases import remark
+from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, Sweeper

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from headway.daemon.errors import ConfigError, JobFailedError
-from headway.daemon.etcd.binary import binary_release, find_etcd_binary
-from headway.daemon.etcd.releases import remark
+from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.run import RunFolder, run_job
 from headway.daemon.planning.pipeline_shape import layer_range

@@ -36,8 +36,6 @@ class NodeConfig:
     """The node's name in the cluster; the host name when empty."""
     etcd: tuple[str, ...] = ("127.0.0.1:2379",)
     """The etcd members, each as host:port, optionally with https://; in the environment separated by commas."""
-    accept_faulty_etcd: bool = False
-    """True to accept etcd 3.5.0 to 3.5.2 on other machines, although it may lose commits when it is killed."""
     etcd_user: str = ""
     etcd_password_file: Path | None = None
     certificates: Path = Path("/etc/headway/certificates")

@@ -21,6 +21,7 @@ import structlog
 
 from headway.daemon.addresses import NodeEndpoint, join_address, split_address
 from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
+from headway.daemon.etcd.binary import remark
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.fault_points import arm
@@ -30,7 +31,6 @@ from headway.daemon.joining.renewals import Renewals
 from headway.daemon.joining.signer import Signer, open_authority
 from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
-from headway.daemon.node.etcd_release import check_etcd_release
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.mapped_port import mapped_address
@@ -182,7 +182,8 @@ class Daemon:
         # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
         access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
         etcd = await stack.enter_async_context(EtcdClient(access))
-        await check_etcd_release((await etcd.status()).version, config)
+        if told := remark((await etcd.status()).version):
+            log.warning("etcd_is_old", advice=told)
         view = ClusterView(judge_signature=signature_check(identity))
         cluster = ClusterWatch(etcd, view=view, chooses_relays=bool(config.relay))
         cluster.leads = lambda: False  # until it stands for leader

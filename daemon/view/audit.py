@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.daemon.etcd.changes import Changes
+from headway.daemon.etcd.client import Changes
 from headway.daemon.view.etcd_history import HistoryMark
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import CompactedError, StoreUnreachableError
-from headway.daemon.etcd.changes import Changes
-from headway.daemon.etcd.client import EtcdClient, Snapshot
+from headway.daemon.etcd.client import Changes, EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode

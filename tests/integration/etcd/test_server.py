@@ -104,21 +104,6 @@ async def test_a_certificate_of_another_authority_is_refused(etcd: Etcd, tmp_pat
     assert is_one_line(refused.value)
 
 
-async def test_a_certificate_of_an_earlier_release_serves_etcd(
-    own_server_config: EtcdServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It bears `headway` and not the host that is dialled: accepted. With another name alone it is refused."""
-    monkeypatch.setattr("headway.daemon.rpc.certificates.LOCAL_HOSTS", ())
-    authority = CertificateAuthority.create(tmp_path / "earlier")
-    config = replace(own_server_config, certificates=authority.issue("headway"))
-    async with await EtcdServer.start(config) as server, EtcdClient(server.access()) as client:
-        await client.put("/kept", b"value")
-        other_access = replace(server.access(timeout_s=0.7), server_name="another")
-        async with EtcdClient(other_access) as wrong:
-            with pytest.raises(StoreUnreachableError, match="Hostname Verification Check failed"):
-                await wrong.get("/kept")
-
-
 @pytest.mark.parametrize("call", ["get", "put"])
 async def test_an_absent_etcd_is_reported_within_the_deadline(etcd: Etcd, call: str) -> None:
     """Nobody listens on the port: StoreUnreachableError, naming it, after one deadline and not much more."""

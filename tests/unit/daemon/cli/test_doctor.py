@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.doctor import examination as doctor
 from headway.daemon.doctor.outcome import Finding
-from headway.daemon.etcd.releases import remark
+from headway.daemon.etcd.binary import remark
 
 Headway = Callable[..., tuple[int, str, str]]
 

@@ -1,12 +1,13 @@
 """The etcd to run is the first of a flag, a variable, the extra and PATH."""
 
+import sys
 from importlib import util
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.binary import find_etcd_binary
+from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
 
 
 @pytest.fixture
@@ -66,3 +67,22 @@ def test_a_named_binary_that_is_not_there_is_not_replaced_by_another(tmp_path: P
     with pytest.raises(ConfigError, match=source) as error:
         find_etcd_binary(chosen, environment={"HEADWAY_ETCD_BINARY": str(missing)})
     assert str(missing) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("3.4.23", True), ("3.5.2", True), ("3.5.3", False), ("3.6.0", False), ("", False)],
+)
+def test_an_old_etcd_is_told_of(version: str, expected: bool) -> None:
+    """A version that says nothing is not guessed at."""
+    assert bool(remark(version)) is expected
+
+
+def test_a_binary_says_its_release(tmp_path: Path) -> None:
+    """As etcd prints it; a program that says something else has none."""
+    binary = tmp_path / "etcd"
+    binary.write_text("#!/bin/sh\nprintf 'etcd Version: 3.5.1\\nGit SHA: e8732fb5f\\n'\n")
+    binary.chmod(0o755)
+    assert binary_release(binary) == "3.5.1"
+    assert binary_release(Path(sys.executable)) == ""
+    assert binary_release(tmp_path / "nowhere") == ""

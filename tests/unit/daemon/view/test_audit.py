@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.etcd.changes import Changes
+from headway.daemon.etcd.client import Changes
 from headway.daemon.view.audit import Verified, due, why_wrong
 from headway.daemon.view.etcd_history import HistoryMark
 
