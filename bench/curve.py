@@ -64,7 +64,7 @@ class Run:
     @property
     def num_nodes(self) -> list[int]:
         """Return how many nodes computed each batch."""
-        return [len({stage.node for stage in self.plans[number].stages}) for number in self.generations]
+        return [len({stage.node for stage in self.plans[number].workers}) for number in self.generations]
 
 
 def curve_job() -> JobSpec:
@@ -147,7 +147,7 @@ def _trains_on(job: JobView, num_nodes: int, *, after: int) -> bool:
     plan = job.plan
     if plan is None or job.phase.phase is not Phase.RUNNING or plan.generation <= after:
         return False
-    return len({stage.node for stage in plan.stages}) == num_nodes and job.next is None
+    return len({stage.node for stage in plan.workers}) == num_nodes and job.next is None
 
 
 async def _collect_plans(cluster: LocalCluster, run: Run) -> None:

@@ -265,12 +265,12 @@ def counted(case: Case) -> list[Row]:
     """Every worker of a case, on the CPU."""
     spec, plan = case.spec, case.plan()
     configure(spec.train, torch.device("cpu"))
-    peaks = [0] * len(plan.stages)
+    peaks = [0] * len(plan.workers)
     # A plan has room for replicas whose sums arrive late, and for one that is ahead of the others, whichever it is.
     # It also has room for the gradients of a batch whose update comes when those of the next one are almost summed.
     ways = [(0, False), (1, False), (-1, False)] if max(case.replicas) > 1 else [(0, False), (0, True)]
     for ahead, updates_are_late in ways:
-        live = LiveBytes(len(plan.stages))
+        live = LiveBytes(len(plan.workers))
         with live, lean_norm() if spec.train.dtype == "bfloat16" else nullcontext():
             pipeline = CountedPipeline(spec, plan, as_worker=live.of)
             gc.collect()
@@ -280,7 +280,7 @@ def counted(case: Case) -> list[Row]:
         del pipeline
     return [
         Row(case.name, _worker(plan, position), stage.device_bytes, peaks[position], case.most)
-        for position, stage in enumerate(plan.stages)
+        for position, stage in enumerate(plan.workers)
     ]
 
 
@@ -305,7 +305,7 @@ def on_card(case: Case) -> list[Row]:
     configure(spec.train, torch.device("cuda", 0))
     warm_card()
     rows = []
-    for position in sorted({0, len(plan.stages) // 2, len(plan.stages) - 1}):
+    for position in sorted({0, len(plan.workers) // 2, len(plan.workers) - 1}):
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
@@ -316,7 +316,7 @@ def on_card(case: Case) -> list[Row]:
         peak = torch.cuda.max_memory_allocated() - before
         pipeline.close()
         rows.append(
-            Row(f"cuda: {case.name}", _worker(plan, position), plan.stages[position].device_bytes, peak, case.most)
+            Row(f"cuda: {case.name}", _worker(plan, position), plan.workers[position].device_bytes, peak, case.most)
         )
         del pipeline
     return rows
@@ -399,7 +399,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def _worker(plan: ClusterPlan, position: int) -> str:
-    return worker_name(plan.stages, position)
+    return worker_name(plan.workers, position)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def measure_tight(seed: int) -> float:
         plan = make_plan(TIGHT_JOB, nodes)
         seconds = min(seconds, time.perf_counter() - began)
     assert isinstance(plan, ClusterPlan), plan
-    progress(f"64 nodes, tight, seed {seed}: {seconds:.2f} s, {len(plan.stages)} workers")
+    progress(f"64 nodes, tight, seed {seed}: {seconds:.2f} s, {len(plan.workers)} workers")
     return seconds
 
 
@@ -142,7 +142,7 @@ def measure(num_nodes: int, seed: int) -> tuple[float, float, float]:
     assert plan.distance is not None
     least_s = bound(JOB, nodes)
     over, with_way = plan.distance.hidden_batch_s / least_s - 1, plan.predicted_batch_seconds / least_s - 1
-    progress(f"{num_nodes} nodes, seed {seed}: {seconds:.2f} s, {over:.2%} over the bound, {len(plan.stages)} workers")
+    progress(f"{num_nodes} nodes, seed {seed}: {seconds:.2f} s, {over:.2%} over the bound, {len(plan.workers)} workers")
     return seconds, over, with_way
 
 

@@ -113,7 +113,7 @@ class Range:
         plan = job.plan
         if job.phase.phase is not Phase.RUNNING or plan is None or job.next is not None:
             return False
-        is_whole = len(plan.stages) == NUM_NODES and not any(node.down_devices for node in view.nodes.values())
+        is_whole = len(plan.workers) == NUM_NODES and not any(node.down_devices for node in view.nodes.values())
         own = [place for place in restorable(job, view.nodes) if place[1] > plan.boundary]
         return is_whole and len(own) >= 2
 
@@ -139,7 +139,7 @@ class Range:
         """Drain a node and let it come back; returns the time that the change took, from asking to a new plan."""
         job = await self.calm()
         assert job.plan is not None
-        generation, node = job.plan.generation, job.plan.stages[1].node
+        generation, node = job.plan.generation, job.plan.workers[1].node
         began = time.perf_counter()
         await drain(self._session, node)
         async with asyncio.timeout(CALM_TIMEOUT_S):

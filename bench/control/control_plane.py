@@ -138,8 +138,8 @@ class Records:
         """Let a worker of the first job tell how its seconds were spent."""
         plan = self.view.jobs["job-00"].plan
         assert plan is not None
-        position = number % len(plan.stages)
-        stage = plan.stages[position]
+        position = number % len(plan.workers)
+        stage = plan.workers[position]
         seconds = {"computing": float(number), "waiting": 1.0, "idle": 0.5}
         record = GoodputRecord(node=stage.node, incarnation=f"{stage.node}/0", seconds=seconds, recent=seconds)
         self.put(Keys.goodput("job-00", plan.generation, position), record, now=now)
@@ -196,7 +196,7 @@ class Records:
         """Let a node of a job's plan be lost."""
         plan = self.view.jobs["job-03"].plan
         assert plan is not None
-        self._lost = self.view.nodes[plan.stages[-1].node]
+        self._lost = self.view.nodes[plan.workers[-1].node]
         self.put(Keys.node(self._lost.name), None, now=now)
 
     def find(self, _number: int, *, now: float) -> None:
@@ -259,7 +259,7 @@ class Records:
             pace = spec.train.tokens_per_batch / plan.predicted_batch_seconds
             told = ProgressRecord(generation=plan.generation, batch=100, loss=3.0, tokens_per_second=pace)
             self.put(Keys.of(name, "progress"), told, now=now)
-            for position, stage in enumerate(plan.stages):
+            for position, stage in enumerate(plan.workers):
                 worker = WorkerRecord(
                     node=stage.node,
                     incarnation=f"{stage.node}/0",
@@ -274,10 +274,10 @@ class Records:
     def _add_state(self, spec: JobSpec, plan: PlanRecord, boundary: int) -> None:
         """Let each stage's node hold a boundary, and the next stage's node a copy unless the boundary is the newest."""
         files: dict[str, dict[str, StateFile]] = {}
-        for position, stage in enumerate(plan.stages):
+        for position, stage in enumerate(plan.workers):
             parts = (*stage.layers, JOURNAL) if plan.has_journal(position) else stage.layers
             written = {part: StateFile(size_bytes=1 << 20, checksum=f"{position:016x}") for part in parts}
-            copier = plan.stages[(position + 1) % len(plan.stages)].node
+            copier = plan.workers[(position + 1) % len(plan.workers)].node
             for node in (stage.node, copier) if boundary != BOUNDARIES[-1] else (stage.node,):
                 files.setdefault(node, {}).update(written)
         for node, held in files.items():

@@ -207,7 +207,7 @@ def is_running(job: JobView | None) -> bool:
 
 def names_in(job: JobView) -> set[str]:
     """Return the nodes of a job's plan."""
-    return {stage.node for stage in job.plan.stages} if job.plan is not None else set()
+    return {stage.node for stage in job.plan.workers} if job.plan is not None else set()
 
 
 async def measure(size: int, options: argparse.Namespace) -> dict[str, float]:
@@ -343,7 +343,7 @@ async def _measure(size: int, cluster: Cluster, options: argparse.Namespace, fou
         async def has_plans() -> bool:
             await look()
             newest = {name: view.jobs[name].next or view.jobs[name].plan for name in hit}
-            return all(plan and not {stage.node for stage in plan.stages} & gone for plan in newest.values())
+            return all(plan and not {stage.node for stage in plan.workers} & gone for plan in newest.values())
 
         await until("new plans", has_plans, cluster)
         found[f"planned_{size}_s"] = time.monotonic() - began

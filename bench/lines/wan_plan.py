@@ -55,7 +55,7 @@ def advice(model: ModelSpec, train: TrainSpec, times: SleepTimes, line: Line | N
     )
     if not isinstance(plan, ClusterPlan) or plan.distance is None:
         raise ValueError(f"no plan for {train} over {line}: {plan}")
-    first, second = (stage.depth for stage in plan.stages)
+    first, second = (stage.depth for stage in plan.workers)
     return Advice(plan.distance.least_microbatches, (first, second))
 
 

@@ -126,9 +126,9 @@ class CountedPipeline:
         """as_worker: see `As`. on_card: position of the worker whose device is a card; -1: none."""
         self._spec = spec
         self._as = as_worker
-        self._plan = PlanRecord(generation=1, timeline=1, stages=plan.stages, codecs=plan.codecs)
-        self._inboxes: list[deque[Frame]] = [deque() for _ in plan.stages]
-        self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.stages]
+        self._plan = PlanRecord(generation=1, timeline=1, workers=plan.workers, codecs=plan.codecs)
+        self._inboxes: list[deque[Frame]] = [deque() for _ in plan.workers]
+        self._from_siblings: list[deque[Frame]] = [deque() for _ in plan.workers]
         self._on_card = on_card
         self._open_card = open_card
         self._done: SimpleQueue[DeviceDone] = SimpleQueue()
@@ -139,7 +139,7 @@ class CountedPipeline:
         self._hears_at_once = False
         self._updates_wait = False
         self.executors = []
-        for position in range(len(plan.stages)):
+        for position in range(len(plan.workers)):
             with as_worker(position):
                 self.executors.append(self._executor(position))
 
@@ -229,7 +229,7 @@ class CountedPipeline:
         spec, plan = self._spec, self._plan
         stage_index = plan.stage_index(position)
         replicas = plan.replicas[stage_index]
-        stage, index = plan.stages[position], replicas.index(position)
+        stage, index = plan.workers[position], replicas.index(position)
         is_on_card = position == self._on_card
         device = self._open_card(on_failure=self._failures.put) if is_on_card else CpuDevice()
         context = StageContext(
@@ -245,7 +245,7 @@ class CountedPipeline:
             depth=stage.depth,
             boundary=Boundary(0),
             device=device.torch_device,
-            replica_groups=tuple(plan.stages[each].groups for each in replicas) if len(replicas) > 1 else (),
+            replica_groups=tuple(plan.workers[each].groups for each in replicas) if len(replicas) > 1 else (),
             replica_index=index,
             update_shares=update_shares(spec, stage.layers, len(replicas)) if stage.shares_update else None,
             group_by_group=all(len(workers) == 1 for workers in plan.replicas),
@@ -288,8 +288,8 @@ class CountedPipeline:
             for other in plan.replicas[stage]:
                 link = over_host(CopyLink(str(other), self._inboxes[other]), device)
                 link = CodedLink(link, codec, self._spec.train) if codec else link
-                links |= dict.fromkeys(plan.stages[other].groups or every, link)
-            return {group: links[group] for group in plan.stages[position].groups or every}
+                links |= dict.fromkeys(plan.workers[other].groups or every, link)
+            return {group: links[group] for group in plan.workers[position].groups or every}
 
         # The other end's link is the neighbour's where there are two stages.
         has_ties = self._spec.model.trains_tie and plan.num_stages > 1

@@ -291,7 +291,7 @@ class Agent:
             job = self._around.view.jobs.get(name)
             for plan in filter(None, (job.plan, job.next) if job is not None else ()):
                 run_key = JobGeneration(name, plan.generation)
-                for worker in filter(None, map(node.worker_of, plan.stages)):
+                for worker in filter(None, map(node.worker_of, plan.workers)):
                     if run_key in worker.failures:
                         continue
                     text = f"node {self._around.node} cannot serve this job: {reason}"

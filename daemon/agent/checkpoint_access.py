@@ -83,7 +83,7 @@ class CheckpointAccess:
 
     def _is_due(self, job: JobView) -> bool:
         plans = [plan for plan in (job.plan, job.next) if plan is not None]
-        is_named = any(stage.node == self._node for plan in plans for stage in plan.stages)
+        is_named = any(stage.node == self._node for plan in plans for stage in plan.workers)
         needs_access = job.spec is not None and is_store(job.spec.fault.checkpoint_dir)
         return is_named and needs_access and time.monotonic() >= self._looked_at.get(job.name, 0.0)
 

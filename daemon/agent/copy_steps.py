@@ -7,7 +7,7 @@ from headway.daemon.agent.local_state import NodeState, Spacing
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.copy_places import Looked, Possible, copy_places, num_copies, possible_holders
-from headway.daemon.records.records import Phase, PlanRecord, StagePlan
+from headway.daemon.records.records import Phase, PlanRecord, WorkerPart
 from headway.daemon.situation.boundaries import age, living_holders, own_places, restorable, rests_on
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView
@@ -75,7 +75,7 @@ def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Pla
         looked = Looked()
         return copy_places(spec, plan, view.nodes, possible=possible, blocked=blocked, looked=looked), looked
 
-    own = (view.nodes.get(stage.node) for stage in plan.stages)
+    own = (view.nodes.get(stage.node) for stage in plan.workers)
     records = (spec, plan, num_copies(spec, view.nodes), blocked, *own)
     name = f"places of copies of {job}, and what they rest on"
     return view.derived.of(name, records, find, holds=lambda found: found[1].holds(possible))[0]
@@ -86,7 +86,7 @@ def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[i
     return [
         (index, tuple(workers), node in names)
         for index, (workers, names) in enumerate(zip(plan.replicas, places, strict=True))
-        if node in names or any(plan.stages[position].node == node for position in workers)
+        if node in names or any(plan.workers[position].node == node for position in workers)
     ]
 
 
@@ -121,7 +121,7 @@ def _oldest_missing(
         for part in _parts_to_fetch(plan, workers, place, node, is_named=is_named, has_missed=place[1] in missed):
             others = living_holders(job, place, part, view.nodes) - {node.name}
             if others and StateKey(job.name, *place, part) not in node.held:
-                files.append(_copy_file(job, place, part, others, plan.stages[workers[0]]))
+                files.append(_copy_file(job, place, part, others, plan.workers[workers[0]]))
         if files:
             return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
     return None
@@ -140,16 +140,16 @@ def _parts_to_fetch(
     writes_it = is_replica and place[0] == plan.timeline and place[1] >= plan.boundary
     if not is_named and not (writes_it and has_missed):
         return ()
-    layers = plan.stages[lead].layers if has_missed or not writes_it else ()
+    layers = plan.workers[lead].layers if has_missed or not writes_it else ()
     return (*layers, JOURNAL) if is_named and plan.has_journal(lead) else layers
 
 
 def _has_worker(plan: PlanRecord, positions: Iterable[int], node: NodeState) -> bool:
     """Return whether one of these workers is this node's."""
-    return any(node.worker_of(plan.stages[position]) is not None for position in positions)
+    return any(node.worker_of(plan.workers[position]) is not None for position in positions)
 
 
-def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: StagePlan) -> CopyFile:
+def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: WorkerPart) -> CopyFile:
     found = job.holders(*place, part)
     first = owner.node if owner.node in others else min(others)
     same = sorted(name for name in others if found[name].checksum == found[first].checksum and name != first)
@@ -163,7 +163,7 @@ def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState
     lagging = [place for place in newer if place[1] > spacing.boundary]
     if len(lagging) <= MAX_LAG:
         return
-    for stage in plan.stages:
+    for stage in plan.workers:
         worker = node.worker_of(stage)
         if worker is not None and worker.is_up and worker.started == run_key and run_key not in worker.failures:
             yield OrderSpaceSnapshots(worker.device_index, run_key, 2 * spacing.factor, newer[-1][1])

@@ -41,14 +41,14 @@ def proven_links(view: ClusterView, assignment: Assignment, node: NodeState) -> 
 
 
 def _neighbours(assignment: Assignment) -> tuple[int, ...]:
-    return neighbours(assignment.plan.stages, assignment.position, trains_tie=assignment.job.trains_tie)
+    return neighbours(assignment.plan.workers, assignment.position, trains_tie=assignment.job.trains_tie)
 
 
 def _other_end(view: ClusterView, assignment: Assignment, other: int) -> Target | None:
     """Return the worker at the other end of a link: as reported under this plan, or else as its node now lets it
     listen.
     """
-    stage, record = assignment.plan.stages[other], assignment.job.workers_of(assignment.plan).get(other)
+    stage, record = assignment.plan.workers[other], assignment.job.workers_of(assignment.plan).get(other)
     node = view.nodes.get(stage.node)
     if record is not None:
         address, worker = record.address, record.incarnation
@@ -75,7 +75,7 @@ def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | Non
     plan, position = assignment.plan, assignment.position
     records = assignment.job.workers_of(plan)
 
-    around = linked(plan.stages, position, trains_tie=assignment.job.trains_tie)
+    around = linked(plan.workers, position, trains_tie=assignment.job.trains_tie)
     if any(other not in records for other in _neighbours(assignment)):
         return None
 
@@ -96,7 +96,7 @@ def neighbours_of(view: ClusterView, assignment: Assignment) -> Neighbours | Non
 def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> bool:
     """Return whether the link is collective, by both nodes' records: the other end's daemon then finds the same."""
     assert assignment.job.spec is not None, "only jobs with a spec have posts"
-    other = assignment.plan.stages[position]
+    other = assignment.plan.workers[position]
     own, peer = view.nodes.get(assignment.stage.node), view.nodes.get(other.node)
     if own is None or peer is None:
         return False  # a node is gone, which ends this plan
@@ -125,9 +125,9 @@ def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[L
     for worker in workers:
         for run_key, failure in worker.failures.items():
             plan = _plan(view, run_key)
-            if plan is None or not 0 <= failure.lost_peer < len(plan.stages):
+            if plan is None or not 0 <= failure.lost_peer < len(plan.workers):
                 continue
-            stage = plan.stages[failure.lost_peer]
+            stage = plan.workers[failure.lost_peer]
             record = view.jobs[run_key.job].workers_of(plan).get(failure.lost_peer)
             target = None
             if record is not None:
@@ -170,8 +170,8 @@ class ProvenLinks:
         """Return whether a neighbour that a worker no longer hears does not answer either."""
         job = self._view.jobs.get(run_key.job)
         plan = job.plan if job is not None else None
-        if plan is not None and plan.generation == run_key.generation and position < len(plan.stages):
-            self._reach.doubt(plan.stages[position].node)
+        if plan is not None and plan.generation == run_key.generation and position < len(plan.workers):
+            self._reach.doubt(plan.workers[position].node)
 
     def look_again(self, workers: Iterable[WorkerStatus]) -> None:
         """Report each link that a worker has lost once; forget plans that have ended.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from headway.daemon.records.records import PlanRecord, StagePlan, seen_key
+from headway.daemon.records.records import PlanRecord, WorkerPart, seen_key
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
@@ -58,7 +58,7 @@ class NodeState:
     now: float = 0.0
     """The present, in seconds of the clock that the view was fed with."""
 
-    def worker_of(self, stage: StagePlan) -> WorkerStatus | None:
+    def worker_of(self, stage: WorkerPart) -> WorkerStatus | None:
         """Return this node's worker for a stage of a plan; None: it belongs to another node or to an earlier daemon."""
         is_ours = (stage.node, stage.node_incarnation) == (self.name, self.incarnation)
         return self.workers[stage.device_index] if is_ours and stage.device_index < len(self.workers) else None
@@ -134,8 +134,8 @@ class Assignment:
     worker: WorkerStatus
 
     @property
-    def stage(self) -> StagePlan:
-        return self.plan.stages[self.position]
+    def stage(self) -> WorkerPart:
+        return self.plan.workers[self.position]
 
     @property
     def run_key(self) -> JobGeneration:
@@ -162,7 +162,7 @@ class Assignment:
 
 def assignments_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Assignment]:
     """Yield all places of a plan on this node."""
-    for position, stage in enumerate(plan.stages):
+    for position, stage in enumerate(plan.workers):
         worker = node.worker_of(stage)
         if worker is not None:
             yield Assignment(job, plan, position, worker)

@@ -147,7 +147,7 @@ def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
 
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
     run_key = JobGeneration(job.name, plan.generation)
-    mine = [worker for stage in plan.stages if (worker := node.worker_of(stage)) is not None]
+    mine = [worker for stage in plan.workers if (worker := node.worker_of(stage)) is not None]
     return all(worker.started == run_key for worker in mine)
 
 

@@ -98,7 +98,7 @@ def is_named(view: ClusterView, node: str, incarnation: str) -> bool:
         for job in view.jobs.values()
         for plan in (job.plan, job.next)
         if plan is not None
-        for stage in plan.stages
+        for stage in plan.workers
     )
 
 
@@ -189,7 +189,7 @@ def _is_first_on_its_node(assignment: Assignment) -> bool:
     """Return whether no earlier replica of the stage is on this node, because both would write the same files."""
     workers = assignment.plan.replicas[assignment.plan.stage_index(assignment.position)]
     return (
-        next(other for other in workers if assignment.plan.stages[other].node == assignment.stage.node)
+        next(other for other in workers if assignment.plan.workers[other].node == assignment.stage.node)
         == assignment.position
     )
 
@@ -277,9 +277,9 @@ def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeSt
 
 def _tells_of_the_pair(view: ClusterView, assignment: Assignment, record: WorkerRecord) -> bool:
     """Return whether etcd shows that the neighbour is out of reach or gone, so that the next plan avoids the pair."""
-    if not record.was_unreached or not 0 <= record.lost_peer < len(assignment.plan.stages):
+    if not record.was_unreached or not 0 <= record.lost_peer < len(assignment.plan.workers):
         return True
-    other = assignment.plan.stages[record.lost_peer]
+    other = assignment.plan.workers[record.lost_peer]
     peer = view.nodes.get(other.node)
     if peer is None or peer.incarnation != other.node_incarnation:
         return True
@@ -336,7 +336,7 @@ def _releases(view: ClusterView, node: NodeState) -> Iterator[Step]:
             continue
         plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
         mine = (node.name, node.incarnation, worker.device_index)
-        if not any(place(stage) == mine for plan in plans for stage in plan.stages):
+        if not any(place(stage) == mine for plan in plans for stage in plan.workers):
             yield OrderRelease(worker.device_index, worker.job)
 
 

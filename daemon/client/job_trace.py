@@ -147,7 +147,7 @@ async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> 
 
 async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job: str) -> list[WorkerTrace]:
     """Collect the operations through the first daemon that answers; the plan's daemons are asked first."""
-    own = {worker.node for worker in plan.stages}
+    own = {worker.node for worker in plan.workers}
     reasons: list[str] = []
     for node in sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name)):
         try:
@@ -160,7 +160,7 @@ async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job:
 def _put_together(
     view: ClusterView, job: JobView, plan: PlanRecord, traces: Sequence[WorkerTrace], *, num_batches: int
 ) -> JobTrace:
-    names = worker_labels(plan.stages)
+    names = worker_labels(plan.workers)
     found = {trace.worker: trace for trace in traces if not trace.trouble}
     troubles = tuple(f"{names[trace.worker]}: {trace.trouble}" for trace in traces if trace.trouble)
     memories = {position: _timeline(trace) for position, trace in found.items()}
@@ -210,6 +210,6 @@ def _operations(told: RecentOperations) -> Iterator[Op]:
 def _predicted(view: ClusterView, job: JobView, plan: PlanRecord, *, num_batches: int) -> Forecast | None:
     """Simulate the plan with the present measurements."""
     nodes = as_fast_as_their_like(view.nodes.values())
-    if job.spec is None or any(worker.node not in nodes for worker in plan.stages):
+    if job.spec is None or any(worker.node not in nodes for worker in plan.workers):
         return None
-    return forecast(job.spec, plan.stages, nodes.values(), profiles=measured(job, view), num_shown=num_batches)
+    return forecast(job.spec, plan.workers, nodes.values(), profiles=measured(job, view), num_shown=num_batches)

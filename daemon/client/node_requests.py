@@ -41,7 +41,7 @@ async def drain(session: ClusterSession, name: str) -> str:
 
 def _works_for(node: str, job: JobView) -> bool:
     """Return whether a job's plan, or the next one, gives a node layers."""
-    return any(stage.node == node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
+    return any(stage.node == node for plan in (job.plan, job.next) if plan is not None for stage in plan.workers)
 
 
 async def release(session: ClusterSession, name: str) -> str:

@@ -68,7 +68,7 @@ def offer_first_plan(situation: JobSituation, to: Phase) -> Command:
     """`next`"""
     plan = situation.plans.best
     assert isinstance(plan, ClusterPlan)
-    reason = shape_and_nodes(plan.stages)
+    reason = shape_and_nodes(plan.workers)
     if plan.predicted_batch_seconds > 0:
         reason += f", predicted {plan.predicted_batch_seconds:.2g} s a batch"
     return offer(situation, to, plan, reason=reason, origin=situation.origin)
@@ -128,7 +128,7 @@ def enforce_first(situation: JobSituation, to: Phase) -> Command:
     plan = situation.job.next
     assert plan is not None
     again = situation.job.phase.phase is Phase.RECOVERING
-    on = shape_and_nodes(plan.stages)
+    on = shape_and_nodes(plan.workers)
     text = (
         f"Training resumes at batch {plan.boundary}: {on}{repetition(situation.job.phase.failures)}"
         if again

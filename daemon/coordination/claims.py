@@ -229,10 +229,10 @@ class _Settling:
             whole = situation.plans.on_everything
         except PlanMissingError:
             return True
-        if isinstance(whole, PlanRefused) or len(whole.stages) <= len(due) or name in self._at_least:
+        if isinstance(whole, PlanRefused) or len(whole.workers) <= len(due) or name in self._at_least:
             self._unable.add(name)
             return True
-        self._at_least[name] = len(whole.stages)
+        self._at_least[name] = len(whole.workers)
         return False
 
     def _give(self, claims: Claims, is_again: bool, name: str, claimant: Claimant) -> bool:
@@ -307,7 +307,7 @@ class _Settling:
             holds=own,
             is_waiting=_is_waiting(situation),
             is_recovering=not _is_waiting(situation) and (_is_recovering(situation) or bool(situation.lost.found)),
-            had=len(job.plan.stages) if job.plan is not None else 0,
+            had=len(job.plan.workers) if job.plan is not None else 0,
             least_devices=least,
             most_devices=most,
             least_nodes=placement.min_nodes,

@@ -10,7 +10,7 @@ from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_na
 from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
-from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import Desired, Phase, PlanRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.late_workers import STARTED
 from headway.daemon.situation.lost_worker import LostWorker
@@ -24,7 +24,7 @@ MAX_ERROR: Final = 300
 
 def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
     """Return the reason of a planned change."""
-    added = {stage.node for stage in after.stages} - {stage.node for stage in before.stages}
+    added = {stage.node for stage in after.workers} - {stage.node for stage in before.workers}
     newcomers = situation.view.newcomers(situation.job, added)
     causes = []
     if draining := situation.current.draining:
@@ -36,7 +36,7 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
     if situation.standing.gives_way_to:
         causes.append(f"Gives devices to {_jobs(situation, situation.standing.gives_way_to)}")
     cause = " and ".join(causes) or _better(situation, before, after)
-    form, former = shape(after.stages), shape(before.stages)
+    form, former = shape(after.workers), shape(before.workers)
     if form != former:
         form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
     factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
@@ -50,8 +50,8 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
 
 def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
     """Return why the plan changes although no node comes or goes."""
-    if is_depth_alone(before.stages, after.stages):
-        deeper = sum(stage.depth for stage in after.stages) > sum(stage.depth for stage in before.stages)
+    if is_depth_alone(before.workers, after.workers):
+        deeper = sum(stage.depth for stage in after.workers) > sum(stage.depth for stage in before.workers)
         return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
     return "Rebalancing by measured layer times" if situation.plans.profiles.layers else "Rebalancing"
 
@@ -148,7 +148,7 @@ def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
     again = max(situation.furthest - origin.boundary, 0)
     what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
     of = " of its checkpoint" if origin.source == "checkpoint" else ""
-    return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.stages)}"
+    return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.workers)}"
 
 
 def why_failed(situation: JobSituation) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
     return f"node {name} stays out of new plans: {node.stays_out}"
 
 
-def shape_and_nodes(workers: Sequence[StagePlan]) -> str:
+def shape_and_nodes(workers: Sequence[WorkerPart]) -> str:
     """Return `3 stages on a, b and c`; each node is named once."""
     return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
 
@@ -215,7 +215,7 @@ def _leaving(draining: tuple[str, ...]) -> str:
 
 
 def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
-    workers, position = loss.plan.stages, loss.position
+    workers, position = loss.plan.workers, loss.position
     who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
     if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
         return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"

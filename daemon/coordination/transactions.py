@@ -136,7 +136,7 @@ def offer(
         source=origin.source,
         source_timeline=origin.source_timeline,
         furthest=situation.furthest,
-        stages=plan.stages,
+        workers=plan.workers,
         predicted_batch_seconds=plan.predicted_batch_seconds,
         promised=promised,
         reason=reason,

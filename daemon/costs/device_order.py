@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Final
 
 from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
-from headway.daemon.records.records import Device, NodeRecord, StagePlan
+from headway.daemon.records.records import Device, NodeRecord, WorkerPart
 
 MAX_ORDERS: Final = 120
 """Maximum number of orders that are all tried."""
@@ -127,7 +127,7 @@ def orders(
     *,
     lengths: Iterable[int],
     kinds: Kinds | None = None,
-    previous: tuple[StagePlan, ...] = (),
+    previous: tuple[WorkerPart, ...] = (),
     can_talk: CanTalk | None = None,
 ) -> Iterator[tuple[DeviceSlot, ...]]:
     """Yield orders of `length` seats, in a deterministic sequence.
@@ -233,7 +233,7 @@ def long_orders(
     slots: tuple[DeviceSlot, ...],
     length: int,
     kinds: Kinds,
-    previous: tuple[StagePlan, ...] = (),
+    previous: tuple[WorkerPart, ...] = (),
     *,
     is_short: bool = False,
     can_talk: CanTalk | None = None,
@@ -301,7 +301,7 @@ _ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _ev
 
 
 def _seated(
-    order: tuple[Kind, ...], slots: tuple[DeviceSlot, ...], previous: tuple[StagePlan, ...], kinds: Kinds
+    order: tuple[Kind, ...], slots: tuple[DeviceSlot, ...], previous: tuple[WorkerPart, ...], kinds: Kinds
 ) -> tuple[DeviceSlot, ...]:
     """Return seats for an order of kinds: first those of the previous plan in its order, then others by name.
 

@@ -107,8 +107,8 @@ def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -
     stage, beside = plan.stage_index(one), plan.stage_index(other)
     if stage != beside:
         return _between_stages(spec, plan, min(stage, beside), max(stage, beside))
-    num_groups = max(len(plan.stages[position].groups) for position in (one, other))
-    return num_groups * _sums_bytes(spec, plan.stages[one].layers) // len(plan.replicas[stage])
+    num_groups = max(len(plan.workers[position].groups) for position in (one, other))
+    return num_groups * _sums_bytes(spec, plan.workers[one].layers) // len(plan.replicas[stage])
 
 
 def _between_stages(spec: JobSpec, plan: PlanRecord, upper: int, lower: int) -> int:
@@ -146,10 +146,10 @@ class PlannedLink:
 
 def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecord]) -> tuple[PlannedLink, ...]:
     """Return every link of a plan, with its kind and reason, except links of absent nodes."""
-    number = Counter(worker.node for worker in plan.stages)
-    names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.stages]
+    number = Counter(worker.node for worker in plan.workers)
+    names = [f"{each.node}:{each.device_index}" if number[each.node] > 1 else each.node for each in plan.workers]
     ends = [
-        LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.stages
+        LinkEnd.of(nodes[worker.node], worker.device_index) if worker.node in nodes else None for worker in plan.workers
     ]
     relayed = RelayedWays.of(nodes.values(), nodes.values())
     found = []
@@ -192,7 +192,7 @@ def _linked(spec: JobSpec, plan: PlanRecord) -> Iterator[tuple[int, int, int]]:
     """Yield the positions of workers that share microbatches, and of replicas, with each pair's
     `largest_frame_bytes`.
     """
-    stages, replicas = plan.stages, plan.replicas
+    stages, replicas = plan.workers, plan.replicas
     joined = list(pairwise(range(len(replicas))))
     if spec.model.trains_tie and len(replicas) > 2:
         joined.append((0, len(replicas) - 1))

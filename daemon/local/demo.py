@@ -110,7 +110,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     _say(f"{await joining.joined()} joined half way. Who held which layers:")
     for generation, plan in sorted(joining.plans.items()):
         stages = " | ".join(
-            f"{' + '.join(plan.stages[at].node for at in workers)}: {layer_range(plan.stages[workers[0]].layers)}"
+            f"{' + '.join(plan.workers[at].node for at in workers)}: {layer_range(plan.workers[workers[0]].layers)}"
             for workers in plan.replicas
         )
         _say(f"  generation {generation}, from batch {plan.boundary}: {stages}")

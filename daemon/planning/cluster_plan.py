@@ -6,7 +6,7 @@ from typing import Final
 from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
 from headway.daemon.costs.distance import Distance
 from headway.daemon.planning.pipeline_shape import group_names, worker_name
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 
 _COMPUTED_AGAIN: Final = {
     "attention": ", attention computed again",
@@ -18,7 +18,7 @@ _COMPUTED_AGAIN: Final = {
 class StageEstimate:
     """The expected work of one worker of a plan."""
 
-    stage: StagePlan
+    stage: WorkerPart
     batch_seconds: float
     """Forward, backward and update of one batch; a replica counts only its share of the batch."""
     device_bytes: int
@@ -38,7 +38,7 @@ class StageEstimate:
 class ClusterPlan:
     """A plan, and its reason."""
 
-    stages: tuple[StagePlan, ...]
+    workers: tuple[WorkerPart, ...]
     """Its workers; replicas of one stage are next to each other."""
     predicted_batch_seconds: float
     estimates: tuple[StageEstimate, ...]
@@ -71,7 +71,7 @@ class ClusterPlan:
         """Return sentences for `headway plan`."""
         return (
             self._what_sets_the_pace(),
-            *(self._about_worker(position) for position in range(len(self.stages))),
+            *(self._about_worker(position) for position in range(len(self.workers))),
             *map(_about_connection, self.connections),
             *map(_about_reduction, self.reductions),
             *([_about_tie(self.tie)] if self.tie else []),
@@ -103,7 +103,7 @@ class ClusterPlan:
                 f"The reduction between the replicas of stage {reduction.stage_index} sets the pace: "
                 f"{reduction.batch_seconds:.3g} s of {of_all}."
             )
-        name = _capital(worker_name(self.stages, self.bottleneck))
+        name = _capital(worker_name(self.workers, self.bottleneck))
         return f"{name} sets the pace: {slowest:.3g} s of {of_all}."
 
     def _about_worker(self, position: int) -> str:
@@ -112,7 +112,7 @@ class ClusterPlan:
         groups = estimate.stage.groups
         share = f", {estimate.share:.0%} of the microbatches ({group_names(groups)})" if groups else ""
         return (
-            f"{_capital(worker_name(self.stages, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
+            f"{_capital(worker_name(self.workers, position))}: {estimate.batch_seconds:.3g} s a batch{share}, "
             f"{size(estimate.device_bytes)}{limit} on the device at depth {estimate.stage.depth}"
             f"{_COMPUTED_AGAIN.get(estimate.stage.recompute, '')}"
             f"{', its share of Newton-Schulz' if estimate.stage.shares_update else ''}"

@@ -13,7 +13,7 @@ from operator import is_
 from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.device_order import natural
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, WorkerPart
 
 
 def may_hold(spec: JobSpec, node: NodeRecord) -> bool:
@@ -97,7 +97,7 @@ def copy_places(
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
-    stages = [[plan.stages[position] for position in workers] for workers in plan.replicas]
+    stages = [[plan.workers[position] for position in workers] for workers in plan.replicas]
     for index, workers in enumerate(stages):
         living = [node for worker in workers if (node := _node_of(worker, nodes)) is not None]
         own = _node_of(workers[0], nodes)
@@ -136,7 +136,7 @@ def _others(possible: Possible, own: NodeRecord | None, taken: Set[str]) -> Iter
     return (node for node in row if node.name not in taken)
 
 
-def _node_of(worker: StagePlan, nodes: Mapping[str, NodeRecord]) -> NodeRecord | None:
+def _node_of(worker: WorkerPart, nodes: Mapping[str, NodeRecord]) -> NodeRecord | None:
     node = nodes.get(worker.node)
     return node if node is not None and node.incarnation == worker.node_incarnation else None
 

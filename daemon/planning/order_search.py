@@ -25,7 +25,7 @@ from headway.daemon.planning.pace_search import PaceSearch
 from headway.daemon.planning.pipeline_cut import Cut, PipelineCut
 from headway.daemon.planning.plan_assembly import depths_within_memory, place
 from headway.daemon.planning.predicted_time import PredictedTime
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 
 ALL_ORDERS_SEATS: Final = 5
 """Maximum number of seats of which all orders are tried, whatever they are."""
@@ -55,7 +55,7 @@ Holdings = tuple[tuple[str, tuple[str, ...]], ...]
 class AtHome:
     """Counts the layers of a pipeline that its workers already have."""
 
-    def __init__(self, names: tuple[str, ...], previous: tuple[StagePlan, ...], holdings: Holdings) -> None:
+    def __init__(self, names: tuple[str, ...], previous: tuple[WorkerPart, ...], holdings: Holdings) -> None:
         """names: the model's layers. previous: the workers of the plan in force, whose layers should stay."""
         self._names = names
         self._before = {
@@ -146,7 +146,7 @@ class OrderSearch:
                 yield ring
 
     @property
-    def _previous(self) -> tuple[StagePlan, ...]:
+    def _previous(self) -> tuple[WorkerPart, ...]:
         return self._at_home.previous
 
     def _has_wanted_nodes(self, slots: tuple[DeviceSlot, ...]) -> bool:

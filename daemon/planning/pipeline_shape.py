@@ -3,29 +3,29 @@
 from collections.abc import Sequence
 from typing import Final
 
-from headway.daemon.records.records import StagePlan, replicas_of
+from headway.daemon.records.records import WorkerPart, replicas_of
 
 MOST_RUNS: Final = 4
 """Maximum number of runs of consecutive groups that are listed."""
 
 
-def worker_name(workers: Sequence[StagePlan], position: int) -> str:
+def worker_name(workers: Sequence[WorkerPart], position: int) -> str:
     """Return `stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
     return f"{stage_name(workers, position)} on {workers[position].node}{replica_note(workers, position)}"
 
 
-def stage_name(workers: Sequence[StagePlan], position: int) -> str:
+def stage_name(workers: Sequence[WorkerPart], position: int) -> str:
     """Return `stage 1`."""
     return f"stage {_place_of(workers, position)[0]}"
 
 
-def replica_note(workers: Sequence[StagePlan], position: int) -> str:
+def replica_note(workers: Sequence[WorkerPart], position: int) -> str:
     """Return ` (replica 2 of 2)`; empty if the stage has one worker."""
     _, number, num_replicas = _place_of(workers, position)
     return f" (replica {number} of {num_replicas})" if num_replicas > 1 else ""
 
 
-def shape(workers: Sequence[StagePlan]) -> str:
+def shape(workers: Sequence[WorkerPart]) -> str:
     """Return `1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
     counts = [len(positions) for positions in replicas_of(workers)]
     text = f"{len(counts)} stage{'s' * (len(counts) != 1)}"
@@ -52,7 +52,7 @@ def group_names(groups: Sequence[int]) -> str:
     return f"groups {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"groups {names[0]}"
 
 
-def _place_of(workers: Sequence[StagePlan], position: int) -> tuple[int, int, int]:
+def _place_of(workers: Sequence[WorkerPart], position: int) -> tuple[int, int, int]:
     """Return (stage from 0, replica from 1, replicas of the stage)."""
     for stage, positions in enumerate(replicas_of(workers)):
         if position in positions:

@@ -10,7 +10,7 @@ from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate
 from headway.daemon.planning.pipeline_cut import Cut
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 from headway.stages.links.codec import Codec, is_rounding
 from headway.stages.spec import TrainSpec
 
@@ -37,7 +37,7 @@ def assemble(
     codecs = [costs.cuts.codec(upper.slots, lower.slots) for upper, lower in pairwise(placed)]
     rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
     return ClusterPlan(
-        stages=tuple(estimate.stage for estimate in estimates),
+        workers=tuple(estimate.stage for estimate in estimates),
         predicted_batch_seconds=distance.batch_s,
         estimates=estimates,
         connections=times.connections(),
@@ -121,7 +121,7 @@ def _estimate(
     device_bytes = _device_bytes(costs, stage, worker, depths[index])
     is_alone = len(stage.workers) == 1
     return StageEstimate(
-        stage=StagePlan(
+        stage=WorkerPart(
             node=worker.slot.node,
             node_incarnation=worker.slot.incarnation,
             device_index=worker.slot.device.index,

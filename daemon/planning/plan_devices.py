@@ -1,15 +1,15 @@
 """Compares plans by devices: which devices a plan uses, and what moves between two plans. Pure."""
 
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.records.records import DeviceKey, PlanRecord, StagePlan
+from headway.daemon.records.records import DeviceKey, PlanRecord, WorkerPart
 
 
 def devices(plan: PlanRecord | ClusterPlan | None) -> frozenset[DeviceKey]:
     """Return the devices that the plan uses."""
-    return frozenset((stage.node, stage.device_index) for stage in plan.stages) if plan is not None else frozenset()
+    return frozenset((stage.node, stage.device_index) for stage in plan.workers) if plan is not None else frozenset()
 
 
-def place(stage: StagePlan) -> tuple[str, str, int]:
+def place(stage: WorkerPart) -> tuple[str, str, int]:
     """Return the worker's place: (node, incarnation, device)."""
     return stage.node, stage.node_incarnation, stage.device_index
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import Pair, pair_of
-from headway.daemon.records.records import StagePlan, replicas_of
+from headway.daemon.records.records import WorkerPart, replicas_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Linked:
     """At the other end of a tied embedding, those that share a group; empty if the ends are neighbours or one stage."""
 
 
-def linked(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> Linked:
+def linked(stages: Sequence[WorkerPart], position: int, *, trains_tie: bool) -> Linked:
     """Return the links of a worker. trains_tie: whether the first and the last stage train one matrix."""
     return _linked(stages, replicas_of(stages), position, trains_tie=trains_tie)
 
 
 def _linked(
-    stages: Sequence[StagePlan], replicas: Sequence[Sequence[int]], position: int, *, trains_tie: bool
+    stages: Sequence[WorkerPart], replicas: Sequence[Sequence[int]], position: int, *, trains_tie: bool
 ) -> Linked:
     stage = next(index for index, workers in enumerate(replicas) if position in workers)
 
@@ -42,7 +42,7 @@ def _linked(
     return Linked(of_stage(stage - 1), of_stage(stage + 1), siblings, tied)
 
 
-def neighbours(stages: Sequence[StagePlan], position: int, *, trains_tie: bool) -> tuple[int, ...]:
+def neighbours(stages: Sequence[WorkerPart], position: int, *, trains_tie: bool) -> tuple[int, ...]:
     """Return all workers that have a link with a worker, by position."""
     return _neighbours(linked(stages, position, trains_tie=trains_tie))
 
@@ -51,7 +51,7 @@ def _neighbours(found: Linked) -> tuple[int, ...]:
     return tuple(sorted({*found.upstream, *found.downstream, *found.siblings, *found.tied}))
 
 
-def linked_nodes(stages: Sequence[StagePlan], *, trains_tie: bool) -> Iterator[tuple[str, str]]:
+def linked_nodes(stages: Sequence[WorkerPart], *, trains_tie: bool) -> Iterator[tuple[str, str]]:
     """Yield the nodes of each link of a plan, the one that dials first."""
     replicas = replicas_of(stages)
     for position in range(len(stages)):
@@ -60,10 +60,10 @@ def linked_nodes(stages: Sequence[StagePlan], *, trains_tie: bool) -> Iterator[t
                 yield stages[position].node, stages[other].node
 
 
-def linked_pairs(stages: Sequence[StagePlan], *, trains_tie: bool) -> frozenset[Pair]:
+def linked_pairs(stages: Sequence[WorkerPart], *, trains_tie: bool) -> frozenset[Pair]:
     """Return the pairs of nodes between which a plan has links."""
     return frozenset(pair_of(*nodes) for nodes in linked_nodes(stages, trains_tie=trains_tie))
 
 
-def _share_a_group(one: StagePlan, other: StagePlan) -> bool:
+def _share_a_group(one: WorkerPart, other: WorkerPart) -> bool:
     return not one.groups or not other.groups or not set(one.groups).isdisjoint(other.groups)

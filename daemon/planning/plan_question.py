@@ -23,7 +23,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
 from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.records.identity import Same
-from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
 
 MAX_TROUBLE: Final = 200
 """Maximum number of characters of a worker's error in a reason."""
@@ -36,7 +36,7 @@ class PlanQuestion:
     spec: JobSpec
     slots: Sequence[DeviceSlot]
     """The devices that the plan may use."""
-    previous: tuple[StagePlan, ...] = ()
+    previous: tuple[WorkerPart, ...] = ()
     """The workers of the plan in force, whose layers should stay."""
     history: tuple[str, ...] = ()
     """Arithmetic classes on which the job has run."""
@@ -81,7 +81,7 @@ def ask(
     return PlanQuestion(
         spec=spec,
         slots=_free(Same(offer), busy) if busy else offer.all_slots,
-        previous=previous.stages if previous else (),
+        previous=previous.workers if previous else (),
         history=conditions.get("history", ()),
         was_rounded=conditions.get("was_rounded", False),
         links=conditions.get("links") or LinkAssumptions(),
@@ -298,7 +298,7 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
     if _situation(asked) != _situation(now) or not _can_talk(plan, now):
         return False
     before, free = ({_key(slot): slot for slot in question.slots} for question in (asked, now))
-    places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.stages]
+    places = [(stage.node, stage.node_incarnation, stage.device_index) for stage in plan.workers]
     return all(
         place in free and place in before and _unmeasured(free[place]) == _unmeasured(before[place]) for place in places
     )
@@ -306,7 +306,7 @@ def still_answers(plan: ClusterPlan, asked: PlanQuestion, now: PlanQuestion) -> 
 
 def _can_talk(plan: ClusterPlan, question: PlanQuestion) -> bool:
     """Return whether no link of a plan is blocked."""
-    pairs = linked_pairs(plan.stages, trains_tie=question.spec.model.trains_tie)
+    pairs = linked_pairs(plan.workers, trains_tie=question.spec.model.trains_tie)
     return pairs.isdisjoint(question.blocked.pairs)
 
 

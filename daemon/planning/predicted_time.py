@@ -24,7 +24,7 @@ from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.pipeline_cut import fill_factor
-from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
+from headway.daemon.records.records import NodeRecord, WorkerPart, replicas_of
 from headway.stages.schedule.depth import depths_with_slack
 
 
@@ -271,7 +271,7 @@ def _linked_nodes(stages: Sequence[PlacedStage], *, is_tied: bool) -> Iterator[t
 
 def predict(
     spec: JobSpec,
-    stages: Sequence[StagePlan],
+    stages: Sequence[WorkerPart],
     nodes: Iterable[NodeRecord],
     *,
     profiles: Profiles | None = None,

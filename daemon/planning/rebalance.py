@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.costs.layer_costs import LayerCost
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 
 WORTH_A_CHANGE: Final = 1.05
 """Minimum predicted speed-up of a plan with another worker."""
@@ -180,7 +180,7 @@ def probation_s(num_departures: int) -> float:
     return float(min(FIRST_PROBATION_S * 3 ** (num_departures - 2), LONGEST_PROBATION_S))
 
 
-def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after: Sequence[StagePlan]) -> int:
+def moving_bytes(costs: Sequence[LayerCost], before: Sequence[WorkerPart], after: Sequence[WorkerPart]) -> int:
     """Return the bytes of state that the busiest worker has to send or to load for a change of plan.
 
     Workers load in parallel; a layer is sent by the first worker that has it.
@@ -198,24 +198,24 @@ def moving_bytes(costs: Sequence[LayerCost], before: Sequence[StagePlan], after:
     return max((*loaded.values(), *sent.values()), default=0)
 
 
-def is_same(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
+def is_same(one: Sequence[WorkerPart], other: Sequence[WorkerPart]) -> bool:
     """Return whether two plans give every worker equal layers, groups, recomputation and part of the update; depths may
     differ.
     """
     return [_part(worker) for worker in one] == [_part(worker) for worker in other]
 
 
-def is_depth_alone(one: Sequence[StagePlan], other: Sequence[StagePlan]) -> bool:
+def is_depth_alone(one: Sequence[WorkerPart], other: Sequence[WorkerPart]) -> bool:
     """Return whether two plans differ only in how many microbatches may be in flight: the links have changed."""
     return is_same(one, other) and [worker.depth for worker in one] != [worker.depth for worker in other]
 
 
-def _part(worker: StagePlan) -> tuple[object, ...]:
+def _part(worker: WorkerPart) -> tuple[object, ...]:
     place = worker.node, worker.node_incarnation, worker.device_index
     return *place, worker.layers, worker.groups, worker.recompute, worker.shares_update
 
 
-def _held(stages: Iterable[StagePlan]) -> Iterable[tuple[tuple[str, int], str]]:
+def _held(stages: Iterable[WorkerPart]) -> Iterable[tuple[tuple[str, int], str]]:
     return (((stage.node, stage.device_index), layer) for stage in stages for layer in stage.layers)
 
 

@@ -20,7 +20,7 @@ from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.plan_links import linked_nodes
-from headway.daemon.records.records import NodeRecord, StagePlan, replicas_of
+from headway.daemon.records.records import NodeRecord, WorkerPart, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
 from headway.stages.schedule.operations import Update
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, simulate
@@ -61,7 +61,7 @@ class Forecast:
 
 def forecast(
     spec: JobSpec,
-    stages: Sequence[StagePlan],
+    stages: Sequence[WorkerPart],
     nodes: Iterable[NodeRecord],
     *,
     links: LinkAssumptions | None = None,
@@ -119,7 +119,7 @@ class _Clock:
         devices = {(slot.node, slot.device.index): slot.device for slot in slots}
         self._clock = DeviceClock(self._costs, spec.train, profiles, devices)
 
-    def times(self, worker: StagePlan, slot: DeviceSlot, num_replicas: int) -> StageTimes:
+    def times(self, worker: WorkerPart, slot: DeviceSlot, num_replicas: int) -> StageTimes:
         """Return the times of one microbatch each way, and of one update, of all layers of a worker."""
         recompute = worker.recompute or self._spec.train.recompute
         forward = backward = update = shareable = 0.0
@@ -138,7 +138,7 @@ class _Clock:
         return StageTimes(forward=forward, backward=backward, update=update - shareable, share=share)
 
 
-def _slots(stages: Sequence[StagePlan], nodes: Iterable[NodeRecord]) -> list[DeviceSlot]:
+def _slots(stages: Sequence[WorkerPart], nodes: Iterable[NodeRecord]) -> list[DeviceSlot]:
     records = {node.name: node for node in nodes}
     found = []
     for worker in stages:
@@ -165,7 +165,7 @@ def _link(spec: JobSpec, links: Links, uppers: Sequence[DeviceSlot], lowers: Seq
     )
 
 
-def _sibling_link(spec: JobSpec, links: Links, worker: StagePlan, replicas: Sequence[DeviceSlot]) -> LinkTimes:
+def _sibling_link(spec: JobSpec, links: Links, worker: WorkerPart, replicas: Sequence[DeviceSlot]) -> LinkTimes:
     """Return the slowest link between replicas; a frame has the average length of the sums and the reduced slices."""
     number = len(replicas)
     if number == 1:

@@ -27,7 +27,7 @@ from headway.daemon.preview.stage_arithmetic import (
     seconds_rows,
     stage_arithmetic,
 )
-from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan, replicas_of
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
@@ -120,7 +120,7 @@ class PlanPreview:
     """A plan that has not been made."""
 
     job: str
-    stages: tuple[StagePlan, ...]
+    stages: tuple[WorkerPart, ...]
     """Its workers; replicas of one stage are next to each other."""
     predicted_batch_seconds: float
     tokens_per_second: float
@@ -262,11 +262,11 @@ def preview(
     known = Profiles()
     relayed = RelayedWays.of(nodes, nodes)
     costs = StageCosts(spec, slots, known, Links(links or LinkAssumptions(), known, relayed=relayed))
-    run = forecast(spec, plan.stages, nodes, links=links) if is_simulated else None
+    run = forecast(spec, plan.workers, nodes, links=links) if is_simulated else None
     explanation = plan.explanation()
     found = PlanPreview(
         job=spec.job.name,
-        stages=plan.stages,
+        stages=plan.workers,
         predicted_batch_seconds=plan.predicted_batch_seconds,
         tokens_per_second=spec.train.tokens_per_batch / plan.predicted_batch_seconds,
         bottleneck=explanation[0],
@@ -286,7 +286,7 @@ def preview(
         about_distance=plan.about_distance,
         link_kinds=planned_links(
             spec,
-            PlanRecord(generation=0, timeline=0, stages=plan.stages, codecs=plan.codecs),
+            PlanRecord(generation=0, timeline=0, workers=plan.workers, codecs=plan.codecs),
             {node.name: node for node in nodes},
         ),
         simulation=None if run is None else _simulation(run),
@@ -294,7 +294,7 @@ def preview(
     return found, run
 
 
-def worker_labels(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+def worker_labels(stages: Sequence[WorkerPart]) -> tuple[str, ...]:
     """Return each worker's stage and place: `0 berlin-1`, `1 paris:0`."""
     name = _names(stages)
     return tuple(
@@ -381,13 +381,13 @@ def _workers(plan: ClusterPlan, slots: Iterable[DeviceSlot], costs: StageCosts) 
 
 def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
     """Return the plan's links in its own order, with the devices' numbers if a node has several workers."""
-    name = _names(plan.stages)
+    name = _names(plan.workers)
     pairs = [
-        (plan.stages[upper], plan.stages[lower])
-        for above, below in pairwise(replicas_of(plan.stages))
+        (plan.workers[upper], plan.workers[lower])
+        for above, below in pairwise(replicas_of(plan.workers))
         for upper in above
         for lower in below
-        if _share_microbatches(plan.stages[upper], plan.stages[lower])
+        if _share_microbatches(plan.workers[upper], plan.workers[lower])
     ]
     return tuple(
         LinkPreview(
@@ -405,7 +405,7 @@ def _links(plan: ClusterPlan) -> tuple[LinkPreview, ...]:
 
 
 def _spare_devices(plan: ClusterPlan, slots: Iterable[DeviceSlot]) -> tuple[str, ...]:
-    used = {(stage.node, stage.device_index) for stage in plan.stages}
+    used = {(stage.node, stage.device_index) for stage in plan.workers}
     nodes = {node for node, _ in used}
     places = [(slot.node, slot.device.index) for slot in slots if slot.node in nodes]
     return tuple(f"{node}:{index}" for node, index in places if (node, index) not in used)
@@ -426,13 +426,13 @@ def _distance(plan: ClusterPlan) -> DistancePreview | None:
     )
 
 
-def _names(stages: Sequence[StagePlan]) -> Callable[[StagePlan], str]:
+def _names(stages: Sequence[WorkerPart]) -> Callable[[WorkerPart], str]:
     """Return each worker's node, with the device if the node has several workers."""
     number = Counter(stage.node for stage in stages)
     return lambda stage: stage.node if number[stage.node] == 1 else f"{stage.node}:{stage.device_index}"
 
 
-def _share_microbatches(one: StagePlan, other: StagePlan) -> bool:
+def _share_microbatches(one: WorkerPart, other: WorkerPart) -> bool:
     return not one.groups or not other.groups or bool(set(one.groups) & set(other.groups))
 
 

@@ -18,7 +18,7 @@ from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 DeviceKey = tuple[str, int]
 """(node, device)"""
@@ -270,7 +270,7 @@ class PhaseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
+class WorkerPart:
     """One worker's part of a plan: which device computes which layers, for which of a batch's reduction groups.
 
     Workers with equal layers are the replicas of one stage. They are next to each other in the plan, sorted by their
@@ -308,7 +308,7 @@ class PlanRecord:
     """Timeline whose files of the boundary are loaded: the present one or, after a rollback, an older one."""
     furthest: int = 0
     """First batch that was not begun before this plan: computing an earlier one is replay."""
-    stages: tuple[StagePlan, ...] = ()
+    workers: tuple[WorkerPart, ...] = ()
     predicted_batch_seconds: float = 0.0
     promised: float = 0.0
     """Predicted speed-up over the earlier plan; 0: the change was forced, at any speed."""
@@ -330,7 +330,7 @@ class PlanRecord:
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Return, per stage, the positions of its workers; the first one leads."""
-        return replicas_of(self.stages)
+        return replicas_of(self.workers)
 
     @property
     def num_stages(self) -> int:
@@ -345,7 +345,7 @@ class PlanRecord:
     def coded_cuts(self) -> tuple[str, ...]:
         """Return the first layer of each stage whose links to the previous stage are coded."""
         return tuple(
-            self.stages[workers[0]].layers[0] for stage, workers in enumerate(self.replicas) if self.codec(stage)
+            self.workers[workers[0]].layers[0] for stage, workers in enumerate(self.replicas) if self.codec(stage)
         )
 
     def stage_index(self, position: int) -> int:
@@ -354,27 +354,27 @@ class PlanRecord:
 
     def is_lead(self, position: int) -> bool:
         """Return whether a worker leads its stage: it has group 0, and reports for the stage."""
-        return not self.stages[position].groups or self.stages[position].groups[0] == 0
+        return not self.workers[position].groups or self.workers[position].groups[0] == 0
 
     def has_journal(self, position: int) -> bool:
         """Return whether a worker writes the journal: it leads the last stage."""
         return position == self.replicas[-1][0]
 
-    def holder(self, layer: str) -> StagePlan:
+    def holder(self, layer: str) -> WorkerPart:
         """Return the worker that computes a layer, the lead of several. Raises KeyError for a layer that no
         stage has.
         """
-        for stage in self.stages:
+        for stage in self.workers:
             if layer in stage.layers:
                 return stage
         raise KeyError(layer)
 
-    def holders(self, layer: str) -> tuple[StagePlan, ...]:
+    def holders(self, layer: str) -> tuple[WorkerPart, ...]:
         """Return all workers that compute a layer, the lead first."""
-        return tuple(stage for stage in self.stages if layer in stage.layers)
+        return tuple(stage for stage in self.workers if layer in stage.layers)
 
 
-def replicas_of(workers: Sequence[StagePlan]) -> tuple[tuple[int, ...], ...]:
+def replicas_of(workers: Sequence[WorkerPart]) -> tuple[tuple[int, ...], ...]:
     """Return the positions of a plan's workers by stage: neighbours with equal layers are replicas of one stage."""
     found: list[list[int]] = []
     for position, worker in enumerate(workers):

@@ -93,7 +93,7 @@ def goodput_line(report: GoodputReport) -> str:
 def _stages(job: JobView) -> Iterable[StageGoodput]:
     if job.plan is None:
         return
-    workers = job.plan.stages
+    workers = job.plan.workers
     for index, positions in enumerate(job.plan.replicas):
         for position in positions:
             record = job.goodput.get((job.plan.generation, position))
@@ -133,7 +133,7 @@ def _peer(told: str, plan: PlanRecord) -> str:
     if found is None or int(found[1]) >= plan.num_stages:
         return told
     position = int(found[2]) if found[2] else plan.replicas[int(found[1])][0]
-    return worker_name(plan.stages, position) if position < len(plan.stages) else told
+    return worker_name(plan.workers, position) if position < len(plan.workers) else told
 
 
 def _percent(share: float) -> str:

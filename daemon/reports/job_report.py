@@ -63,10 +63,10 @@ def link_waits(view: ClusterView, job: JobView) -> list[str]:
     found = _unreached(job, job.next) if job.next is not None else []
     plan = job.plan
     if plan is not None and job.phase.phase in AT_WORK:
-        ways = view.blocked.between(linked_pairs(plan.stages, trains_tie=job.trains_tie))
+        ways = view.blocked.between(linked_pairs(plan.workers, trains_tie=job.trains_tie))
         found += [f"a link of the plan could not be reopened: {way}" for way in ways.ways]
         if pair := awaited_pair(job, plan):
-            waiting, awaited = (worker_name(plan.stages, position) for position in pair)
+            waiting, awaited = (worker_name(plan.workers, position) for position in pair)
             found.append(f"no progress: {waiting} waits for {awaited}")
     return found
 
@@ -75,11 +75,11 @@ def _unreached(job: JobView, plan: PlanRecord) -> list[str]:
     """Return the neighbours of a prepared plan that are both ready and have not reached each other yet."""
     workers = job.workers_of(plan)
     return [
-        f"waiting for {worker_name(plan.stages, position)} to reach {worker_name(plan.stages, other)} "
+        f"waiting for {worker_name(plan.workers, position)} to reach {worker_name(plan.workers, other)} "
         f"at {workers[other].address}"
         for position, worker in sorted(workers.items())
         if worker.state is WorkerState.READY and worker.proven is not None
-        for other in neighbours(plan.stages, position, trains_tie=job.trains_tie)
+        for other in neighbours(plan.workers, position, trains_tie=job.trains_tie)
         if other not in worker.proven and other in workers and workers[other].state is WorkerState.READY
     ][:3]
 
@@ -286,7 +286,7 @@ def _early_end(job: JobView) -> int | None:
 def ailments_of(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...]:
     """Return faults of the job first, then of its plan's nodes."""
     mine = job_ailment(job.name)
-    names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.stages)
+    names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.workers)
     of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
     of_job += [
         f"node {name} {refusal_ailment(job.name)}: {why}"
@@ -325,15 +325,15 @@ def _stages(job: JobView, plan: PlanRecord | None) -> tuple[StageReport, ...]:
     return tuple(
         StageReport(
             index=index,
-            node=plan.stages[position].node,
-            device=plan.stages[position].device_index,
-            layers=plan.stages[position].layers,
-            depth=plan.stages[position].depth,
+            node=plan.workers[position].node,
+            device=plan.workers[position].device_index,
+            layers=plan.workers[position].layers,
+            depth=plan.workers[position].depth,
             worker=workers[position].state.value if position in workers else "",
             replica=number,
             num_replicas=len(positions),
-            groups=plan.stages[position].groups,
-            recompute=plan.stages[position].recompute,
+            groups=plan.workers[position].groups,
+            recompute=plan.workers[position].recompute,
         )
         for index, positions in enumerate(plan.replicas)
         for number, position in enumerate(positions, start=1)

@@ -114,7 +114,7 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
         for (generation, position), record in sorted(job.goodput.items()):
             if record.node != node or job.plan is None or generation != job.plan.generation:
                 continue
-            if position >= len(job.plan.stages):  # anybody may have written it
+            if position >= len(job.plan.workers):  # anybody may have written it
                 continue
             whose = (name, str(job.plan.stage_index(position)), str(position))
             spent: dict[str, float] = {}

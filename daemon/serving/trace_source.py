@@ -46,7 +46,7 @@ class TraceSource:
     async def own(self, job: str) -> AsyncIterator[WorkerTrace]:
         """Yield the operations of this node's workers. Raises RecoveryError when the job has no plan in force."""
         plan = self._plan(job)
-        for position, worker in enumerate(plan.stages):
+        for position, worker in enumerate(plan.workers):
             if worker.node == self._node:
                 yield await self._of_worker(job, plan, position)
 
@@ -56,7 +56,7 @@ class TraceSource:
         Raises RecoveryError when there is no plan.
         """
         plan = self._plan(job)
-        nodes = sorted({worker.node for worker in plan.stages})
+        nodes = sorted({worker.node for worker in plan.workers})
         for found in await asyncio.gather(*(self._of_node(job, plan, node) for node in nodes)):
             for trace in found:
                 yield trace
@@ -71,7 +71,7 @@ class TraceSource:
             ahead_s, error_s = await measure_clock(self._client, endpoint, clock=self._clock)
             traces = [trace async for trace in self._client.trace(endpoint, job, forwarded=True)]
         except (PeerError, RecoveryError) as error:
-            mine = [position for position, worker in enumerate(plan.stages) if worker.node == node]
+            mine = [position for position, worker in enumerate(plan.workers) if worker.node == node]
             return [WorkerTrace(node=node, worker=position, trouble=str(error)) for position in mine]
         for trace in traces:
             trace.clock_ahead_s, trace.clock_error_s = ahead_s, error_s
@@ -80,7 +80,7 @@ class TraceSource:
     async def _of_worker(self, job: str, plan: PlanRecord, position: int) -> WorkerTrace:
         trace = WorkerTrace(node=self._node, worker=position)
         try:
-            told = await self._ask_worker(plan.stages[position].device_index)
+            told = await self._ask_worker(plan.workers[position].device_index)
         except UnavailableError as error:
             trace.trouble = str(error)
             return trace

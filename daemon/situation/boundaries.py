@@ -15,8 +15,8 @@ from headway.daemon.records.records import (
     NodeRecord,
     Phase,
     PlanRecord,
-    StagePlan,
     StateRecord,
+    WorkerPart,
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL
@@ -140,9 +140,9 @@ def those_without_access(job: JobView) -> set[str]:
     return {name for name, record in told if record.lacks_access}
 
 
-def lead_of(plan: PlanRecord, part: str) -> StagePlan:
+def lead_of(plan: PlanRecord, part: str) -> WorkerPart:
     """Return the worker that leads the stage of a layer; the lead of the last stage also has the journal."""
-    return plan.stages[plan.replicas[-1][0]] if part == JOURNAL else plan.holder(part)
+    return plan.workers[plan.replicas[-1][0]] if part == JOURNAL else plan.holder(part)
 
 
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
@@ -186,7 +186,7 @@ def depends_on(job: JobView, nodes: Mapping[str, NodeRecord], name: str) -> bool
 def pinned(job: JobView) -> Iterable[Place]:
     """Return the boundaries that plans load, while a worker may still have to; and the boundary of a stop."""
     for plan in (job.plan, job.next):
-        if plan is not None and plan.source == "nodes" and not _all_run(job, plan.generation, len(plan.stages)):
+        if plan is not None and plan.source == "nodes" and not _all_run(job, plan.generation, len(plan.workers)):
             yield plan.source_timeline, plan.boundary
     if job.plan is not None and job.stop is not None and job.stop.boundary is not None:
         yield job.plan.timeline, job.stop.boundary

@@ -33,10 +33,10 @@ def late_workers(situation: "JobSituation") -> tuple[int, ...]:
 def _late_at_the_end(situation: "JobSituation", plan: PlanRecord) -> tuple[int, ...]:
     """Return workers that still train although others have reached the end."""
     running = situation.current.unready_workers(WorkerState.STOPPED)
-    return running if len(running) < len(plan.stages) else ()
+    return running if len(running) < len(plan.workers) else ()
 
 
 def _late_to_write(situation: "JobSituation", plan: PlanRecord, boundary: int) -> tuple[int, ...]:
     """Return the leads of stages whose layers move and are not yet held by any node."""
     missing = [layer for layer in situation.moving if not situation.job.holders(plan.timeline, boundary, layer)]
-    return tuple(sorted({plan.stages.index(lead_of(plan, layer)) for layer in missing}))
+    return tuple(sorted({plan.workers.index(lead_of(plan, layer)) for layer in missing}))

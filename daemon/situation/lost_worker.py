@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from headway.daemon.costs.blocked_ways import BlockedWays, pair_of
 from headway.daemon.records.cluster_records import NodeFailureRecord
-from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord
+from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord
 from headway.daemon.situation.failure_budget import Death, was_killed
 
 
@@ -26,9 +26,9 @@ class LostWorker:
     """True if its node does not believe the job's record, so it waits for nothing else. It counts against no node."""
 
     @property
-    def stage(self) -> StagePlan:
+    def stage(self) -> WorkerPart:
         """Return the worker's stage and device."""
-        return self.plan.stages[self.position]
+        return self.plan.workers[self.position]
 
     @property
     def is_death(self) -> bool:
@@ -88,9 +88,9 @@ class LostWorker:
         other now.
         """
         worker = self.worker
-        if worker is None or not 0 <= worker.lost_peer < len(self.plan.stages):
+        if worker is None or not 0 <= worker.lost_peer < len(self.plan.workers):
             return False
-        pair = pair_of(self.stage.node, self.plan.stages[worker.lost_peer].node)
+        pair = pair_of(self.stage.node, self.plan.workers[worker.lost_peer].node)
         return worker.was_unreached or pair in blocked.pairs
 
     @property

@@ -39,7 +39,7 @@ class LostWorkers:
             return ()
         workers, late = health.workers, self.late
         found = []
-        for position, stage in enumerate(plan.stages):
+        for position, stage in enumerate(plan.workers):
             worker = workers.get(position)
             if worker is not None and worker.state is WorkerState.FAILED:
                 found.append(LostWorker(position=position, plan=plan, worker=worker))

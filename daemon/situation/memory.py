@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from headway.daemon.costs.memory_lessons import MemoryLessons, Model, after_shortage, still_of_use
-from headway.daemon.records.records import Device, StagePlan
+from headway.daemon.records.records import Device, WorkerPart
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker
 from headway.daemon.situation.plan_health import PlanHealth
@@ -49,7 +49,7 @@ def _measured(job: JobView) -> dict[Model, float]:
     return demands
 
 
-def _device(view: ClusterView, stage: StagePlan) -> Device | None:
+def _device(view: ClusterView, stage: WorkerPart) -> Device | None:
     """Return a stage's device. None if its daemon is gone: no plan uses it, and its model is not known."""
     record = view.nodes.get(stage.node)
     if record is None or record.incarnation != stage.node_incarnation or stage.device_index >= len(record.devices):

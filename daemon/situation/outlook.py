@@ -25,7 +25,7 @@ from headway.daemon.planning.rebalance import (
 from headway.daemon.records.ailments import refusal_ailment
 from headway.daemon.records.identity import Same
 from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
-from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 
@@ -213,7 +213,7 @@ def _without_news(node: NodeRecord) -> NodeRecord:
 
 def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> dict[str, float]:
     """Return when a job starts on or moves to each node outside its plan that leaves too often."""
-    own = {(stage.node, stage.node_incarnation) for stage in plan.stages} if plan is not None else set()
+    own = {(stage.node, stage.node_incarnation) for stage in plan.workers} if plan is not None else set()
     found = {}
     for name, departures in _returned(view).items():
         if (name, view.nodes[name].incarnation) in own:
@@ -260,11 +260,11 @@ def outlook(
         if progress.tokens_per_second > 0:
             # The plan predicts the factor; the seconds of a batch are measured.
             present_s = spec.train.tokens_per_batch / progress.tokens_per_second
-    is_unmoved = is_same(plan.stages, best.stages)
-    own = {(stage.node, stage.device_index) for stage in plan.stages}
-    brings_workers = not own >= {(stage.node, stage.device_index) for stage in best.stages}
+    is_unmoved = is_same(plan.workers, best.workers)
+    own = {(stage.node, stage.device_index) for stage in plan.workers}
+    brings_workers = not own >= {(stage.node, stage.device_index) for stage in best.workers}
     # Such a job moves to nodes that have joined, but never because of measurements alone.
-    if not spec.placement.recut and newcomers.isdisjoint(stage.node for stage in best.stages):
+    if not spec.placement.recut and newcomers.isdisjoint(stage.node for stage in best.workers):
         return None
     # With half of the measurements, slow and fast workers cannot be compared, and the job would move twice.
     if job.profiles and not brings_workers and not all(_is_measured(job, plan, device) for device in own):
@@ -274,24 +274,24 @@ def outlook(
         present_s=present_s,
         # Scaled by the same error, because the planner misses the present plan's time by about as much.
         best_s=present_s * best.predicted_batch_seconds / max(predicted_s, 1e-12),
-        is_other=not is_unmoved or is_depth_alone(plan.stages, best.stages),
+        is_other=not is_unmoved or is_depth_alone(plan.workers, best.workers),
         brings_workers=brings_workers,
-        goes_back=not is_unmoved and job.left is not None and is_same(job.left.stages, best.stages),
+        goes_back=not is_unmoved and job.left is not None and is_same(job.left.workers, best.workers),
         batches_left=max(0, spec.train.batches - done),
         cost=MoveCost(
-            num_bytes=_moving_bytes(Same(layer_costs(spec)), Same(plan.stages), Same(best.stages)),
+            num_bytes=_moving_bytes(Same(layer_costs(spec)), Same(plan.workers), Same(best.workers)),
             bytes_per_s=min(DEFAULT_BYTES_PER_S, slowest_bytes_per_s),
             pause_s=max(pauses, default=0.0) or DEFAULT_PAUSE_S,
         ),
         spread=max((_spread(job.profiles[device]) for device in own if device in job.profiles), default=0.0),
-        doubt=job.promises.doubt(now) if newcomers.isdisjoint(stage.node for stage in best.stages) else 0.0,
+        doubt=job.promises.doubt(now) if newcomers.isdisjoint(stage.node for stage in best.workers) else 0.0,
         since_changes=tuple(now - at for at in job.changed_at),
     )
 
 
 @lru_cache(maxsize=256)
 def _moving_bytes(
-    costs: Same[tuple[LayerCost, ...]], before: Same[tuple[StagePlan, ...]], after: Same[tuple[StagePlan, ...]]
+    costs: Same[tuple[LayerCost, ...]], before: Same[tuple[WorkerPart, ...]], after: Same[tuple[WorkerPart, ...]]
 ) -> int:
     return moving_bytes(costs.value, before.value, after.value)
 

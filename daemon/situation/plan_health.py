@@ -5,7 +5,7 @@ from functools import cached_property
 
 from headway.daemon.planning.pipeline_shape import worker_name
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import NodeRecord, PlanRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import fewest_holders
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.view.cluster_view import ClusterView
@@ -27,9 +27,9 @@ class PlanHealth:
     now: float
 
     @property
-    def stages(self) -> tuple[StagePlan, ...]:
+    def stages(self) -> tuple[WorkerPart, ...]:
         """Return the parts of all workers."""
-        return self.plan.stages if self.plan is not None else ()
+        return self.plan.workers if self.plan is not None else ()
 
     @cached_property
     def workers(self) -> dict[int, WorkerRecord]:
@@ -37,7 +37,7 @@ class PlanHealth:
         return self.job.workers_of(self.plan) if self.plan is not None else {}
 
     @property
-    def unusable(self) -> StagePlan | None:
+    def unusable(self) -> WorkerPart | None:
         """Return a part whose node is absent, replaced, draining or staying out of new plans."""
         for stage in self.stages:
             node = self.view.nodes.get(stage.node)
@@ -48,7 +48,7 @@ class PlanHealth:
         return None
 
     @property
-    def without_worker(self) -> StagePlan | None:
+    def without_worker(self) -> WorkerPart | None:
         """Return a part whose device has no worker, because none starts there, and no report for this plan.
 
         A worker that died is missing too until its failure is recorded; that record says who is to blame.
@@ -62,7 +62,7 @@ class PlanHealth:
         return None
 
     @property
-    def staying_out(self) -> StagePlan | None:
+    def staying_out(self) -> WorkerPart | None:
         """Return a part whose node stays out of new plans."""
         nodes, job = self.view.nodes, self.job.name
         out = (stage for stage in self.stages if stage.node in nodes and stays_out(nodes[stage.node], job))
@@ -111,7 +111,7 @@ class PlanHealth:
         return self.now < heard_at
 
     @property
-    def lost(self) -> StagePlan | None:
+    def lost(self) -> WorkerPart | None:
         """Return a part whose node is lost."""
         return next((stage for position, stage in enumerate(self.stages) if self.is_lost(position)), None)
 
@@ -125,7 +125,7 @@ class PlanHealth:
         """Return for each part when its node counts as lost; None: it does not."""
         return tuple(map(self._lost_at, self.stages))
 
-    def _lost_at(self, stage: StagePlan) -> float | None:
+    def _lost_at(self, stage: WorkerPart) -> float | None:
         """Return when a stage's node counts as lost.
 
         A node is lost at once if it was replaced, or if it went while etcd was reachable. Otherwise only its lease may

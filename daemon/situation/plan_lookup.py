@@ -11,7 +11,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records.identity import Same
-from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, StagePlan
+from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, WorkerPart
 from headway.daemon.situation.memory import lessons
 from headway.daemon.situation.outlook import (
     measured,
@@ -114,7 +114,7 @@ class PlanLookup:
         found = self.inquiry.plan(purpose, self._situation.spec, tuple(nodes), profiles=self.profiles, **conditions)
         if found.is_current or isinstance(found.outcome, PlanRefused):
             return found.outcome
-        seconds = self._predicted(purpose, found.outcome.stages)
+        seconds = self._predicted(purpose, found.outcome.workers)
         return found.outcome if seconds is None else replace(found.outcome, predicted_batch_seconds=seconds)
 
     @cached_property
@@ -187,7 +187,7 @@ class PlanLookup:
         job, view, now = self._situation.job, self._situation.view, self._situation.now
         if now < view.unrest.settled_at:
             return frozenset()  # before all nodes have settled, nothing starts or changes
-        own = {stage.node for stage in job.plan.stages} if job.plan is not None else set()
+        own = {stage.node for stage in job.plan.workers} if job.plan is not None else set()
         return view.unrest.unsettled(view.nodes, now=now) - own
 
     @cached_property
@@ -225,18 +225,18 @@ class PlanLookup:
             predicted_s=self.predicted_s,
             slowest_bytes_per_s=slowest_way(self._situation.view),
             now=self._situation.now,
-            newcomers=self._situation.view.newcomers(job, {stage.node for stage in plan.stages}),
+            newcomers=self._situation.view.newcomers(job, {stage.node for stage in plan.workers}),
         )
 
     @cached_property
     def predicted_s(self) -> float | None:
         """Return a batch's seconds under the plan in force, by present measurements; None: a worker is gone."""
         plan = self._situation.job.plan
-        return self._predicted("in force", plan.stages) if plan is not None else None
+        return self._predicted("in force", plan.workers) if plan is not None else None
 
-    def _predicted(self, plan: str, stages: tuple[StagePlan, ...]) -> float | None:
+    def _predicted(self, plan: str, stages: tuple[WorkerPart, ...]) -> float | None:
         present = self._situation.job.plan
-        if present is not None and stages is not present.stages and stages == present.stages:
+        if present is not None and stages is not present.workers and stages == present.workers:
             return self.predicted_s  # the best plan is mostly the one in force
         situation, known = self._situation, concerned(stages, self.nodes)
         self._ways_of.update(self.nodes if relays_of(stages, known) else known)

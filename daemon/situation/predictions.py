@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.predicted_time import predict
-from headway.daemon.records.records import NodeRecord, StagePlan
+from headway.daemon.records.records import NodeRecord, WorkerPart
 from headway.daemon.situation.outlook import measured_ways
 from headway.daemon.view.cluster_view import ClusterView
 
 
-def relays_of(stages: Sequence[StagePlan], nodes: Mapping[str, NodeRecord]) -> frozenset[str]:
+def relays_of(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> frozenset[str]:
     """Return the relays of a plan's nodes. What any other nodes measured through these is read too."""
     own = (nodes.get(stage.node) for stage in stages)
     return frozenset(node.relay for node in own if node is not None and node.relay)
 
 
-def concerned(stages: Sequence[StagePlan], nodes: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
+def concerned(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
     """Return the nodes that a plan's prediction reads: its own, as far as they are there, and their relays."""
     own, relays = [nodes.get(stage.node) for stage in stages], relays_of(stages, nodes)
     hosts = [node for node in nodes.values() if node.address in relays] if relays else []
@@ -29,7 +29,7 @@ def concerned(stages: Sequence[StagePlan], nodes: Mapping[str, NodeRecord]) -> d
 def predicted(
     name: str,
     spec: JobSpec,
-    stages: Sequence[StagePlan],
+    stages: Sequence[WorkerPart],
     *,
     known: Mapping[str, NodeRecord],
     profiles: Profiles,

@@ -42,7 +42,7 @@ class VanishedJobs:
     def _worked_for(self, view: ClusterView, job: JobView) -> bool:
         """Return whether this node has a part of the job's plan, or leads and the job has none."""
         if job.plan is not None:
-            return any(stage.node == self._node for stage in job.plan.stages)
+            return any(stage.node == self._node for stage in job.plan.workers)
         return view.leader is not None and view.leader.node == self._node and job.phase.phase not in TERMINAL_PHASES
 
 

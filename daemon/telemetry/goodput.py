@@ -253,7 +253,7 @@ class GoodputReports:
 
 def _position_of(plan: PlanRecord, node: str, device_index: int) -> int | None:
     here = (node, device_index)
-    return next((at for at, stage in enumerate(plan.stages) if (stage.node, stage.device_index) == here), None)
+    return next((at for at, stage in enumerate(plan.workers) if (stage.node, stage.device_index) == here), None)
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

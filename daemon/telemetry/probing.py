@@ -87,10 +87,10 @@ def peers_of(view: ClusterView, name: str) -> list[NodeRecord]:
     linked, shared = set[str](), set[str]()
     for job in view.jobs.values():
         for plan in filter(None, (job.plan, job.next)):
-            positions = [position for position, stage in enumerate(plan.stages) if stage.node == name]
-            around = {other for at in positions for other in neighbours(plan.stages, at, trains_tie=job.trains_tie)}
-            linked |= {plan.stages[other].node for other in around}
-            shared |= {stage.node for stage in plan.stages} if positions else set()
+            positions = [position for position, stage in enumerate(plan.workers) if stage.node == name]
+            around = {other for at in positions for other in neighbours(plan.workers, at, trains_tie=job.trains_tie)}
+            linked |= {plan.workers[other].node for other in around}
+            shared |= {stage.node for stage in plan.workers} if positions else set()
     others = [node for node in view.nodes.values() if node.name != name and node.host != own.host]
 
     def lot(node: NodeRecord) -> bytes:

@@ -79,7 +79,7 @@ def with_demand(record: ProfileRecord, job: JobView, node: NodeRecord | None, in
         return record
     device, before = node.devices[index], job.profiles.get((node.name, index))
     plan = job.plan if job.plan is not None and job.plan.generation == record.generation else None
-    mine = [each for each in (plan.stages if plan else ()) if (each.node, each.device_index) == (node.name, index)]
+    mine = [each for each in (plan.workers if plan else ()) if (each.node, each.device_index) == (node.name, index)]
     predicted = mine[0].device_bytes if mine else 0
     demand = measured_demand(record.peak_bytes, predicted, usable_bytes=device.usable_bytes)
     record = replace(record, predicted_bytes=predicted, device_kind=device.kind, device_model=device.model)

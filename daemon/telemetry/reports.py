@@ -164,7 +164,7 @@ class ReadingReports:
             await asyncio.sleep(READING_PERIOD_S)
 
     def _computes(self, job: JobView) -> bool:
-        stages = job.plan.stages if job.plan is not None and job.phase.phase is Phase.RUNNING else ()
+        stages = job.plan.workers if job.plan is not None and job.phase.phase is Phase.RUNNING else ()
         return any(stage.node == self._node for stage in stages)
 
     @asynccontextmanager

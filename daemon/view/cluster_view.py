@@ -292,7 +292,7 @@ class ClusterView:
         or quarantine, and when a device that had no worker gets one.
         """
         planned_in = self.revision_of(Keys.of(job.name, "plan"))
-        own = {(stage.node, stage.node_incarnation) for stage in (job.plan.stages if job.plan is not None else ())}
+        own = {(stage.node, stage.node_incarnation) for stage in (job.plan.workers if job.plan is not None else ())}
         return frozenset(
             name
             for name in among

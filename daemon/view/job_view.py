@@ -148,7 +148,7 @@ class JobView:
     def workers_of(self, plan: PlanRecord) -> dict[int, WorkerRecord]:
         """Return, by position, the workers that have reported on a plan from the node that the plan names."""
         found = {}
-        for position, stage in enumerate(plan.stages):
+        for position, stage in enumerate(plan.workers):
             worker = self.workers.get((plan.generation, position))
             if worker is not None and worker.node == stage.node:
                 found[position] = worker

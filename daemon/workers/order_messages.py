@@ -99,7 +99,7 @@ def order_message(
                 patience_s=PATIENCE_S + FIRST_OPERATION_BATCHES * step.plan.predicted_batch_seconds,
                 neighbours_load_s=loading_s(spec_of(step.run_key.job), spec_of(step.run_key.job).layers),
             )
-            layers = step.plan.stages[step.position].layers
+            layers = step.plan.workers[step.position].layers
             return AddressedOrder(
                 OrderKind.START,
                 step.run_key,
@@ -147,7 +147,7 @@ def loading_s(spec: JobSpec, layers: Collection[str]) -> float:
 
 
 def _assignment(plan: PlanRecord, position: int, spec: JobSpec) -> control_pb2.StageAssignment:
-    worker = plan.stages[position]
+    worker = plan.workers[position]
     return control_pb2.StageAssignment(
         index=plan.stage_index(position),
         num_stages=plan.num_stages,
@@ -180,9 +180,9 @@ def _peers(plan: PlanRecord, neighbours: Iterable[Neighbour]) -> list[control_pb
             address=neighbour.address,
             incarnation=neighbour.incarnation,
             worker=neighbour.position,
-            groups=plan.stages[neighbour.position].groups,
+            groups=plan.workers[neighbour.position].groups,
             collective=neighbour.is_collective,
-            node=plan.stages[neighbour.position].node,
+            node=plan.workers[neighbour.position].node,
         )
         for neighbour in neighbours
     ]

@@ -66,8 +66,8 @@ def plan_seen(plan: PlanRecord) -> PlanSeen:
         ancestry=plan.ancestry,
         source=plan.source,
         source_timeline=plan.source_timeline,
-        stages=tuple(stage.layers for stage in plan.stages),
-        groups=tuple(stage.groups for stage in plan.stages),
+        stages=tuple(stage.layers for stage in plan.workers),
+        groups=tuple(stage.groups for stage in plan.workers),
     )
 
 

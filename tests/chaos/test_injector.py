@@ -16,7 +16,7 @@ from headway.daemon.chaos.injector import Injector
 from headway.daemon.chaos.targets import LocalTargets
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
-from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from tests.chaos.processes import stand_ins
@@ -47,8 +47,8 @@ def strike(kind: FaultKind, *, seconds: float = 0.0, share: float = 0.5) -> Stri
 
 def view_with(worker_pid: int) -> ClusterView:
     """A job of one stage, whose worker has this pid."""
-    stage = StagePlan(node="node-1", node_incarnation="x", device_index=0, layers=("embed",), depth=1)
-    job = JobView(name="job", plan=PlanRecord(generation=1, timeline=1, stages=(stage,)))
+    stage = WorkerPart(node="node-1", node_incarnation="x", device_index=0, layers=("embed",), depth=1)
+    job = JobView(name="job", plan=PlanRecord(generation=1, timeline=1, workers=(stage,)))
     job.workers[1, 0] = WorkerRecord(
         node="node-1", incarnation="w", address="", pid=worker_pid, state=WorkerState.RUNNING
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 
 
 def answer_with_replicas(question: PlanQuestion) -> ClusterPlan | PlanRefused:
@@ -15,11 +15,11 @@ def answer_with_replicas(question: PlanQuestion) -> ClusterPlan | PlanRefused:
     plan = answer(replace(question, spec=replace(spec, train=replace(spec.train, reduction_groups=1))))
     if isinstance(plan, PlanRefused):
         return plan
-    chance = random.Random(f"{spec.job.name} {spec.train.reduction_groups} {len(plan.stages)}")
-    return replace(plan, stages=tuple(_with_replicas(plan.stages, spec.train.reduction_groups, chance)))
+    chance = random.Random(f"{spec.job.name} {spec.train.reduction_groups} {len(plan.workers)}")
+    return replace(plan, workers=tuple(_with_replicas(plan.workers, spec.train.reduction_groups, chance)))
 
 
-def _with_replicas(stages: tuple[StagePlan, ...], num_groups: int, chance: random.Random) -> Iterable[StagePlan]:
+def _with_replicas(stages: tuple[WorkerPart, ...], num_groups: int, chance: random.Random) -> Iterable[WorkerPart]:
     first = 0
     while first < len(stages):
         run = stages[first : first + chance.randint(1, num_groups)]

@@ -20,7 +20,7 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, WorkerPart
 
 STEP_S = 1.0
 SETTLE_S = 2.0
@@ -110,9 +110,9 @@ class ScriptedHour:
         self.outcome = Outcome()
         self.gone: dict[str, SimulatedMachine] = {}
         self.now = 0.0
-        self.stages: tuple[StagePlan, ...] = ()
-        self.left: tuple[StagePlan, ...] = ()
-        self.next: tuple[StagePlan, ...] = ()
+        self.stages: tuple[WorkerPart, ...] = ()
+        self.left: tuple[WorkerPart, ...] = ()
+        self.next: tuple[WorkerPart, ...] = ()
         self.next_at = 0.0
         self.paused_until = 0.0
         self.settled_at = 0.0
@@ -123,7 +123,7 @@ class ScriptedHour:
     def run(self) -> Outcome:
         for index in range(3):
             self._join(f"n{index}")
-        self.stages = self._best(true=False).stages
+        self.stages = self._best(true=False).workers
         self._after_event()
         next_event = self._pause()
         while self.now < self.seconds:
@@ -141,7 +141,7 @@ class ScriptedHour:
         records = [self.machines[name].record(self.machines[name].true) for name in names]
         plan = make_plan(self.spec, records)
         assert isinstance(plan, ClusterPlan), plan
-        return 1 / self._batch_seconds(plan.stages)
+        return 1 / self._batch_seconds(plan.workers)
 
     # --- What happens -------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class ScriptedHour:
 
     def _after_event(self) -> None:
         self.outcome.events.append(self.now)
-        self.ideal_rate = 1 / self._batch_seconds(self._best(true=True).stages)
+        self.ideal_rate = 1 / self._batch_seconds(self._best(true=True).workers)
 
     def _join(self, name: str) -> None:
         speed = self.chance.choice((1.0, 1.0, 2.0))
@@ -193,7 +193,7 @@ class ScriptedHour:
         named = name in {stage.node for stage in self.stages}
         self._remove(name)
         if named:
-            self._force(self._cost(self._best(true=False).stages).seconds)
+            self._force(self._cost(self._best(true=False).workers).seconds)
 
     def _remove(self, name: str) -> None:
         self.departures.setdefault(name, []).append(self.now)
@@ -202,7 +202,7 @@ class ScriptedHour:
 
     def _force(self, pause_s: float) -> None:
         self.next = ()
-        self._enforce(self._best(true=False).stages, pause_s)
+        self._enforce(self._best(true=False).workers, pause_s)
 
     # --- What is decided ----------------------------------------------------------------------------------------------
 
@@ -227,26 +227,26 @@ class ScriptedHour:
         verdict = judge(
             Outlook(
                 present_s=self._batch_seconds(self.stages, measured=True),
-                best_s=self._batch_seconds(best.stages, measured=True),
-                is_other=not is_same(self.stages, best.stages),
-                brings_workers=not {s.node for s in best.stages} <= {s.node for s in self.stages},
-                goes_back=is_same(self.left, best.stages),
+                best_s=self._batch_seconds(best.workers, measured=True),
+                is_other=not is_same(self.stages, best.workers),
+                brings_workers=not {s.node for s in best.workers} <= {s.node for s in self.stages},
+                goes_back=is_same(self.left, best.workers),
                 batches_left=round((self.seconds - self.now) * self._rate()),
-                cost=self._cost(best.stages),
+                cost=self._cost(best.workers),
                 since_changes=tuple(self.now - at for at in self.changes),
             )
         )
         self.verdicts.append(verdict.reason)
         if verdict.is_worth_it:
-            self.next, self.next_at = best.stages, self.now + PREPARE_S
+            self.next, self.next_at = best.workers, self.now + PREPARE_S
 
-    def _enforce(self, stages: tuple[StagePlan, ...], pause_s: float) -> None:
+    def _enforce(self, stages: tuple[WorkerPart, ...], pause_s: float) -> None:
         self.left, self.stages = self.stages, stages
         self.changes.append(self.now)
         self.outcome.moves.append(self.now)
         self.paused_until = max(self.paused_until, self.now) + pause_s
 
-    def _cost(self, stages: tuple[StagePlan, ...]) -> MoveCost:
+    def _cost(self, stages: tuple[WorkerPart, ...]) -> MoveCost:
         return MoveCost(num_bytes=moving_bytes(tuple(self.costs.values()), self.stages, stages))
 
     def _best(self, *, true: bool) -> ClusterPlan:
@@ -257,7 +257,7 @@ class ScriptedHour:
             is_trusted = self.now >= machine.joined_at + probation_s(number)
             if true or is_trusted or machine.name in members or len(self.machines) < 2:
                 records.append(machine.record(machine.true if true else machine.measured))
-        previous = PlanRecord(generation=1, timeline=1, stages=self.stages) if self.stages else None
+        previous = PlanRecord(generation=1, timeline=1, workers=self.stages) if self.stages else None
         plan = make_plan(self.spec, records, previous=previous)
         assert isinstance(plan, ClusterPlan), plan
         return plan
@@ -272,11 +272,11 @@ class ScriptedHour:
     def _rate(self) -> float:
         return 1 / self._batch_seconds(self.stages)
 
-    def _batch_seconds(self, stages: tuple[StagePlan, ...], *, measured: bool = False) -> float:
+    def _batch_seconds(self, stages: tuple[WorkerPart, ...], *, measured: bool = False) -> float:
         """The slowest stage's work on one batch; a node that has just gone counts as it was."""
         return max(self._stage_seconds(stage, measured=measured) for stage in stages)
 
-    def _stage_seconds(self, stage: StagePlan, *, measured: bool) -> float:
+    def _stage_seconds(self, stage: WorkerPart, *, measured: bool) -> float:
         machine = self.machines.get(stage.node) or self.gone[stage.node]
         device = Device(kind="cpu", speed=machine.measured if measured else machine.true)
         return sum(self._layer_seconds(self.costs[layer], device) for layer in stage.layers)

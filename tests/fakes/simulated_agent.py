@@ -15,10 +15,10 @@ from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import (
     PlanRecord,
     Save,
-    StagePlan,
     StateFile,
     StateRecord,
     StopRecord,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
     seen_key,
@@ -59,14 +59,14 @@ class SimulatedAgents(ABC):
         self._dial_again(node)
         for job in list(node.view.jobs.values()):
             for plan in (job.plan, job.next):
-                for position, stage in enumerate(plan.stages if plan is not None else ()):
+                for position, stage in enumerate(plan.workers if plan is not None else ()):
                     if plan is not None and (stage.node, stage.node_incarnation) == (node.name, node.lease):
                         self._serve(node, job, plan, position)
         for worker in node.workers:
             job_view = node.view.jobs.get(worker.job)
             plans = [plan for plan in (job_view.plan, job_view.next) if plan] if job_view else []
             mine = (node.name, node.lease, node.workers.index(worker))
-            if worker.job and not any(place(stage) == mine for plan in plans for stage in plan.stages):
+            if worker.job and not any(place(stage) == mine for plan in plans for stage in plan.workers):
                 worker.job, worker.prepared, worker.started, worker.layers = "", 0, 0, ()
                 worker.applied = worker.last = 0
                 worker.written.clear()
@@ -112,10 +112,10 @@ class SimulatedAgents(ABC):
 
     def _prove(self, node: Node, job: JobView, plan: PlanRecord, position: int) -> tuple[int, ...]:
         """The worker's neighbours, once all of them are dialled; whoever is out of reach becomes a fact."""
-        around = neighbours(plan.stages, position, trains_tie=False)
+        around = neighbours(plan.workers, position, trains_tie=False)
         records = job.workers_of(plan)
         for other in around:
-            record, name = records.get(other), plan.stages[other].node
+            record, name = records.get(other), plan.workers[other].node
             if record is None or record.state is not WorkerState.READY:
                 continue
             if (node.name, name) in self.blocked:
@@ -130,9 +130,9 @@ class SimulatedAgents(ABC):
     def can_run(self, plan: PlanRecord) -> bool:
         """Return whether every link of a plan is open in the direction in which it is dialled."""
         return all(
-            (plan.stages[position].node, plan.stages[other].node) not in self.blocked
-            for position in range(len(plan.stages))
-            for other in neighbours(plan.stages, position, trains_tie=False)
+            (plan.workers[position].node, plan.workers[other].node) not in self.blocked
+            for position in range(len(plan.workers))
+            for other in neighbours(plan.workers, position, trains_tie=False)
             if other > position
         )
 
@@ -149,7 +149,7 @@ class SimulatedAgents(ABC):
                 continue
             for where in wanted:
                 for part in _parts(plan, workers[0]):
-                    self._fetch(node, job, (job.name, *where, part), plan.stages[workers[0]])
+                    self._fetch(node, job, (job.name, *where, part), plan.workers[workers[0]])
         every = spec.fault.checkpoint_every
         for key in list(node.held):
             if key[0] == job.name and every and key[2] % every == 0 and key[2] > 0 and plan.lineage.has(key[1], key[2]):
@@ -162,7 +162,7 @@ class SimulatedAgents(ABC):
         assert before == node.held[key], f"two contents of {key}"
         node.durable.add(key)
 
-    def _fetch(self, node: Node, job: JobView, key: HeldKey, stage: StagePlan) -> bool:
+    def _fetch(self, node: Node, job: JobView, key: HeldKey, stage: WorkerPart) -> bool:
         """Fetch from the owner or any other holder in the view, if it lives and has the file."""
         if key in node.held:
             return True
@@ -239,7 +239,7 @@ class SimulatedAgents(ABC):
 
     def _serve(self, node: Node, job: JobView, plan: PlanRecord, position: int) -> None:
         """One worker's part of one plan: prepare, start, stop, save, and tell."""
-        stage = plan.stages[position]
+        stage = plan.workers[position]
         worker = node.workers[stage.device_index]
         generation = plan.generation
         has_failed = worker.has_failed(job.name, generation)
@@ -280,15 +280,15 @@ class SimulatedAgents(ABC):
         """A link that does not open, or not again, is told by the worker that dials it."""
         if not self.blocked or self.random.random() > 0.3:
             return
-        for other in neighbours(plan.stages, position, trains_tie=False):
-            ends = plan.stages[position].node, plan.stages[other].node
+        for other in neighbours(plan.workers, position, trains_tie=False):
+            ends = plan.workers[position].node, plan.workers[other].node
             if other > position and ends in self.blocked:
                 worker.failure, worker.fault = (plan.generation, f"the link to {ends[1]} is lost"), ""
                 worker.lost_peer, worker.failed_job = other, worker.job
 
     def _start(self, node: Node, job: JobView, plan: PlanRecord, position: int, worker: Worker) -> None:
-        stage = plan.stages[position]
-        if len(job.workers_of(plan)) < len(plan.stages):
+        stage = plan.workers[position]
+        if len(job.workers_of(plan)) < len(plan.workers):
             return
         if plan.source == "checkpoint" and not self._reads(node, "checkpoint", checkpoint_ailment(job.name)):
             return
@@ -402,4 +402,4 @@ class SimulatedAgents(ABC):
 
 def _parts(plan: PlanRecord, position: int) -> tuple[str, ...]:
     """The files of one worker."""
-    return (*plan.stages[position].layers, *((JOURNAL,) if plan.has_journal(position) else ()))
+    return (*plan.workers[position].layers, *((JOURNAL,) if plan.has_journal(position) else ()))

@@ -159,7 +159,7 @@ class SimulatedCluster(SimulatedInvariants):
             return
         truth = self.facts()
         named = {
-            stage.node for job in truth.jobs.values() for plan in (job.plan, job.next) if plan for stage in plan.stages
+            stage.node for job in truth.jobs.values() for plan in (job.plan, job.next) if plan for stage in plan.workers
         }
         if node.name not in named:
             self.kill(node.name)
@@ -429,7 +429,7 @@ class SimulatedCluster(SimulatedInvariants):
                 for worker in node.workers
                 if plan is not None and node.is_alive and worker.job == job.name and worker.started == plan.generation
             ]
-            if plan is None or spec is None or len(workers) < len(plan.stages) or not self.can_run(plan):
+            if plan is None or spec is None or len(workers) < len(plan.workers) or not self.can_run(plan):
                 continue
             first = next(worker for worker in workers if worker.position == 0)
             every = spec.fault.snapshot_every

@@ -39,7 +39,7 @@ class SimulatedInvariants(SimulatedAgents):
         for leaf in ("plan", "next"):
             plan = getattr(job, leaf, None)
             if plan is not None and Keys.of(written.job, leaf) in written.puts:
-                assert linked_pairs(plan.stages, trains_tie=False).isdisjoint(known), (
+                assert linked_pairs(plan.workers, trains_tie=False).isdisjoint(known), (
                     f"neighbours of {written.job} cannot talk"
                 )
 
@@ -68,7 +68,7 @@ class SimulatedInvariants(SimulatedAgents):
         if Keys.of(job.name, "plan") in written.puts:
             assert job.plan is not None
             self._check_new_plan(job, job.plan, plan_before)
-            self.num_replicated += job.plan.num_stages < len(job.plan.stages)
+            self.num_replicated += job.plan.num_stages < len(job.plan.workers)
         in_force = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERING)
         assert (job.phase.phase in in_force) == (job.plan is not None)
         assert (job.phase.phase is Phase.STOPPING) == (job.stop is not None)
@@ -110,11 +110,11 @@ class SimulatedInvariants(SimulatedAgents):
 
 def _check_shape(spec: JobSpec, plan: PlanRecord) -> None:
     """Every layer is in one stage, in order, and every group of a stage on one of its workers."""
-    leads = [plan.stages[workers[0]] for workers in plan.replicas]
+    leads = [plan.workers[workers[0]] for workers in plan.replicas]
     placed = [layer for lead in leads for layer in lead.layers]
     assert placed == list(spec.layers), "every layer exactly once, in order"
-    assert len(devices(plan)) == len(plan.stages)
+    assert len(devices(plan)) == len(plan.workers)
     for workers in plan.replicas:
-        held = [group for position in workers for group in plan.stages[position].groups]
+        held = [group for position in workers for group in plan.workers[position].groups]
         assert not held or sorted(held) == list(range(spec.train.reduction_groups)), "every group exactly once"
         assert plan.is_lead(workers[0])

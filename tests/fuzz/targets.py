@@ -27,8 +27,8 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateRecord,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -274,13 +274,13 @@ def _records() -> list[bytes]:
         memory_bytes=1,
         arithmetic_class="cpu",
     )
-    stage = StagePlan(node="node-1", node_incarnation="x", device_index=0, layers=spec.layers, depth=1)
+    stage = WorkerPart(node="node-1", node_incarnation="x", device_index=0, layers=spec.layers, depth=1)
     worker = WorkerRecord(node="node-1", incarnation="w", address="127.0.0.1:1", pid=1, state=WorkerState.RUNNING)
     entries: dict[str, object] = {
         Keys.node("node-1"): node,
         Keys.of("job", "spec"): SpecRecord(spec=replace(spec)),
         Keys.of("job", "phase"): PhaseRecord(),
-        Keys.of("job", "plan"): PlanRecord(generation=1, timeline=1, stages=(stage,)),
+        Keys.of("job", "plan"): PlanRecord(generation=1, timeline=1, workers=(stage,)),
         Keys.worker("job", 1, 0): worker,
         f"{Keys.job('job')}state/1/20/node-1": StateRecord(incarnation="x", generation=1),
         f"{Keys.job('job')}events/1": EventRecord(at=0.0, text="began", generation=1),

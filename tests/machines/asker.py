@@ -28,8 +28,8 @@ def told(view: ClusterView) -> dict[str, Any]:
                 "error": job.phase.error,
                 "generation": job.phase.generation,
                 "batch": job.progress.batch if job.progress is not None else -1,
-                "plan": [stage.node for stage in job.plan.stages] if job.plan is not None else [],
-                "next": [stage.node for stage in job.next.stages] if job.next is not None else [],
+                "plan": [stage.node for stage in job.plan.workers] if job.plan is not None else [],
+                "next": [stage.node for stage in job.next.workers] if job.next is not None else [],
             }
             for name, job in view.jobs.items()
         },

@@ -79,7 +79,7 @@ async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> Non
     await playground.started("a", "b", environment=paced_layers(playground.folder, LAYER_S))
     await playground.submit(batches=BATCHES, min_nodes=1)
     running = await playground.batch(5)
-    assert len(running.plan.stages) == 2
+    assert len(running.plan.workers) == 2
     playground.signal("b", signal.SIGTERM)
     assert await playground.ended("b") == 0
     paced_layers(playground.folder, 0)

@@ -21,7 +21,7 @@ async def _on_both(playground: Any) -> None:
     def is_on_both(view: Any) -> JobView | None:
         job = view.jobs.get("tiny")
         is_running = job is not None and job.plan is not None and job.phase.phase is Phase.RUNNING
-        return job if is_running and {stage.node for stage in job.plan.stages} == {"a", "b"} else None
+        return job if is_running and {stage.node for stage in job.plan.workers} == {"a", "b"} else None
 
     await playground.until(is_on_both, "the job runs on both")
     await playground.batch(2)

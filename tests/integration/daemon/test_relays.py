@@ -89,7 +89,7 @@ async def test_two_nodes_that_only_dial_out_train_while_a_relay_dies(tmp_path: P
             await submit(session, spec)
             job = await until_batch(session, "met", 5)
             assert job.plan is not None
-            accepting = listening_ports(nodes[job.plan.stages[1].node].address)[0]
+            accepting = listening_ports(nodes[job.plan.workers[1].node].address)[0]
             carries = ports.index(int(accepting.rpartition(":")[2]))
             (first, second)[carries].kill()
             paced_layers(tmp_path, 0)
@@ -216,7 +216,7 @@ async def test_plans_and_commands_name_the_relay_that_links_go_through(tmp_path:
             await submit(session, spec)
             job = await until_batch(session, "named", 3)
             assert job.plan is not None
-            order = [stage.node for stage in job.plan.stages]
+            order = [stage.node for stage in job.plan.workers]
             dialled = next(name for name in order[1:] if name in far)
             others = [name for name in far if name != dialled]
             lost = accepting(nodes[dialled])
@@ -249,4 +249,4 @@ async def test_plans_and_commands_name_the_relay_that_links_go_through(tmp_path:
             job = await until_batch(session, "named", batch + 10)
             assert job.plan is not None
             assert job.plan.generation == told["generation"]
-            assert [stage.node for stage in job.plan.stages] == order
+            assert [stage.node for stage in job.plan.workers] == order

@@ -53,7 +53,7 @@ async def test_a_job_goes_on_without_a_revoked_node_to_the_same_bits(tmp_path: P
         await submit(session, replace(spec, placement=PlacementSpec(min_nodes=2, max_nodes=3)))
         job = await until_batch(session, "three", 5)
         assert job.plan is not None
-        out = job.plan.stages[-1].node
+        out = job.plan.workers[-1].node
         (said,) = await revoke(session, [out])
         began = time.monotonic()
         assert said == f"{out}: revoked"

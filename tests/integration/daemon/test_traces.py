@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.records.records import PlanRecord, StagePlan
+from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.daemon.serving.service import NodeDesk
 from headway.daemon.serving.trace_source import measure_clock
 from headway.proto import control_pb2
@@ -16,10 +16,10 @@ from tests.integration.daemon.node_network import Network
 def plan_on(*nodes: str) -> PlanRecord:
     """One stage per node."""
     stages = [
-        StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=(f"block.{index}",), depth=1)
+        WorkerPart(node=node, node_incarnation=f"{node}-1", device_index=0, layers=(f"block.{index}",), depth=1)
         for index, node in enumerate(nodes)
     ]
-    return PlanRecord(generation=3, timeline=1, stages=tuple(stages))
+    return PlanRecord(generation=3, timeline=1, workers=tuple(stages))
 
 
 def operations_at(clock_s: float, *, worker: int, generation: int = 3) -> control_pb2.RecentOperations:

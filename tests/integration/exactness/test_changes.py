@@ -49,7 +49,7 @@ async def test_a_node_that_is_free_again_in_the_middle_changes_no_bit(
             await submit(session, spec)
             first = await until_batch(session, "release", 2)
             assert first.plan is not None
-            assert len(first.plan.stages) == 2
+            assert len(first.plan.workers) == 2
             await release(session, away[0])
             await until_batch(session, "release", 3, generation=first.phase.generation + 1)
             set_pace(0)
@@ -73,7 +73,7 @@ async def test_a_node_that_joins_in_the_middle_changes_no_bit(tmp_path: Path, or
         await submit(session, spec)
         first = await until_batch(session, "join", 2)
         assert first.plan is not None
-        assert len(first.plan.stages) == 2
+        assert len(first.plan.workers) == 2
         await cluster.add_node()
         await until_batch(session, "join", 3, generation=first.phase.generation + 1)
         paced_layers(tmp_path, 0)
@@ -124,7 +124,7 @@ async def test_a_pause_and_a_drain_in_the_middle_change_no_bit(
             session, "pause-drain", paused.checkpoint.boundary, generation=paused.phase.generation + 1
         )
         assert running.plan is not None
-        leaving = running.plan.stages[0].node
+        leaving = running.plan.workers[0].node
         await drain(session, leaving)
         try:
             await until_batch(session, "pause-drain", 0, generation=running.phase.generation + 1)

@@ -68,9 +68,9 @@ async def test_any_number_of_replicas_gives_the_same_bits(
     assert_same_bits(result, oracle(spec))
     (began,) = [event.text for event in job.events.values() if event.text.startswith("Training starts at batch 0")]
     assert ("replicas" in began) == (max(shape) > 1), began
-    assert job.plan is None or [stage.shares_update for stage in job.plan.stages] == [
+    assert job.plan is None or [stage.shares_update for stage in job.plan.workers] == [
         share_updates == "always" and len(job.plan.replicas[job.plan.stage_index(position)]) > 1
-        for position in range(len(job.plan.stages))
+        for position in range(len(job.plan.workers))
     ]
 
 
@@ -131,7 +131,7 @@ async def test_a_planned_change_to_another_shape(harness: FaultHarness, oracle: 
         nonlocal away
         job = await harness.until_batch(name, 6)
         assert job.plan is not None
-        away = job.plan.stages[job.plan.replicas[0][-1]].node
+        away = job.plan.workers[job.plan.replicas[0][-1]].node
         await drain(harness.session, away)
         generation = job.plan.generation
         await harness.until(lambda _, job: job.plan is not None and job.plan.generation > generation, name)

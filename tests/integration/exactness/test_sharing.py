@@ -58,7 +58,7 @@ async def submit_as(monkeypatch: pytest.MonkeyPatch, user: str, session: Cluster
 
 def trains_on(job: JobView, num_nodes: int) -> bool:
     """Also if a node's worker was up later than others'."""
-    return job.plan is not None and job.phase.phase is Phase.RUNNING and len(job.plan.stages) == num_nodes
+    return job.plan is not None and job.phase.phase is Phase.RUNNING and len(job.plan.workers) == num_nodes
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ async def test_a_job_that_shrinks_for_another_users_changes_no_bit(
         shrunk, users = job_of(view, "shrinks"), {line.user for line in report_shares(view)}
         assert shrunk.plan is not None
         assert not shrunk.devices & both.devices
-        assert len(shrunk.plan.stages) < 3
+        assert len(shrunk.plan.workers) < 3
         assert shrunk.plan.timeline == before.plan.timeline, "batches were computed twice"
         assert any("Gives devices to job comes of bob" in event.text for event in shrunk.events.values())
         of_bob = await finished(session, "comes", tmp_path / "bob", timeout_s=FINISHED_S)

@@ -135,7 +135,7 @@ async def test_leader_is_killed_in_a_planned_change(harness: FaultHarness, oracl
     async def drain_one() -> None:
         job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
-        node = job.plan.stages[1].node
+        node = job.plan.workers[1].node
         await drain(harness.session, node)
         try:
             await harness.until(lambda _, job: job.plan is not None and node not in _nodes_of(job.plan), spec.job.name)
@@ -156,7 +156,7 @@ async def test_node_flaps(harness: FaultHarness, oracle: Oracle) -> None:
     async def flap() -> None:
         job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
-        node = job.plan.stages[1].node
+        node = job.plan.workers[1].node
         for _ in range(3):
             harness.cluster.kill_node(node, signal.SIGKILL)
             await asyncio.sleep(0.3)
@@ -214,4 +214,4 @@ async def test_a_clock_an_hour_off(tmp_path: Path, oracle: Oracle) -> None:
 
 
 def _nodes_of(plan: PlanRecord) -> set[str]:
-    return {stage.node for stage in plan.stages}
+    return {stage.node for stage in plan.workers}

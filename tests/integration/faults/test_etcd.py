@@ -72,7 +72,7 @@ async def test_etcd_away_while_a_daemon_dies(harness: FaultHarness, oracle: Orac
     async def outage() -> None:
         job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
-        node = job.plan.stages[1].node
+        node = job.plan.workers[1].node
         await harness.cluster.stop_etcd()
         harness.cluster.kill_node(node, signal.SIGKILL)
         await asyncio.sleep(3)
@@ -193,7 +193,7 @@ async def test_compaction_while_a_watcher_is_behind(harness: FaultHarness, oracl
     async def compact() -> None:
         job = await harness.until_batch(spec.job.name, 5)
         assert job.plan is not None
-        pid = harness.cluster.node_pids[job.plan.stages[2].node]
+        pid = harness.cluster.node_pids[job.plan.workers[2].node]
         os.kill(pid, signal.SIGSTOP)
         try:
             for number in range(50):

@@ -28,5 +28,5 @@ def test_a_faulty_job_has_a_first_a_middle_and_a_last_stage(speed: float) -> Non
     ]
     plan = make_plan(faulty_job("stages"), nodes)
     assert isinstance(plan, ClusterPlan)
-    assert len({stage.node for stage in plan.stages}) == 3
-    assert len({stage.layers for stage in plan.stages}) == 3
+    assert len({stage.node for stage in plan.workers}) == 3
+    assert len({stage.layers for stage in plan.workers}) == 3

@@ -57,7 +57,7 @@ async def test_node_is_cut_off_until_its_lease_is_gone(tmp_path: Path, oracle: O
                 job = await harness.until_batch("cut-off", 8)
                 assert job.plan is not None
                 generation = job.plan.generation
-                here = next(index for index, stage in enumerate(job.plan.stages) if stage.node == node)
+                here = next(index for index, stage in enumerate(job.plan.workers) if stage.node == node)
                 proxy.cut()
                 harness.arm(
                     {"at": "operation", "when": {"stage": here, "node": node}, "do": "cut_links", "seconds": 8.0}

@@ -56,7 +56,7 @@ async def test_a_pair_that_cannot_talk_is_planned_around(tmp_path: Path, oracle:
         view = await harness.session.view()
     outcome.assert_exact(oracle)
     assert job.plan is not None
-    assert [stage.node for stage in job.plan.stages][1] == third, "the two are no neighbours"
+    assert [stage.node for stage in job.plan.workers][1] == third, "the two are no neighbours"
     assert outcome.job.phase.generation == 1, "no other order was tried"
     assert outcome.job.phase.failures.num_deaths == 0
     assert not view.failures

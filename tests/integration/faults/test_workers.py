@@ -95,7 +95,7 @@ async def test_frozen_node_comes_back_after_it_was_replaced(harness: FaultHarnes
     async def freeze() -> None:
         job = await harness.until_batch(spec.job.name, 12)
         assert job.plan is not None
-        node = job.plan.stages[1].node
+        node = job.plan.workers[1].node
         pids = [harness.cluster.node_pids[node], job.workers_of(job.plan)[1].pid]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

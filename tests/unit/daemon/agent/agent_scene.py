@@ -19,8 +19,8 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateRecord,
+    WorkerPart,
 )
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
@@ -35,7 +35,7 @@ G1 = JobGeneration("j", 1)
 PLAN = PlanRecord(
     generation=1,
     timeline=1,
-    stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=4),),
+    workers=(WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=4),),
 )
 
 

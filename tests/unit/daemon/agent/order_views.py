@@ -10,10 +10,10 @@ from headway.daemon.records.records import (
     PlanRecord,
     Save,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
     StopRecord,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -37,8 +37,8 @@ def plan(
         boundary=boundary,
         source=source,
         source_timeline=1,
-        stages=tuple(
-            StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=4)
+        workers=tuple(
+            WorkerPart(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=4)
             for node, layers in stages
         ),
     )

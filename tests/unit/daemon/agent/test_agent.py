@@ -44,7 +44,7 @@ async def test_a_registration_that_a_new_plan_overtook_is_not_written(
     is_sent: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes back to a new timeline after the decision: the old one's boundary is not registered."""
-    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), stages=(replace(PLAN.stages[0], node="b"),))
+    back = replace(PLAN, generation=2, timeline=2, ancestry=((1, 10),), workers=(replace(PLAN.workers[0], node="b"),))
     num_overtaken, put = 0, list[str]()
     scene.etcd.on_change = lambda change: put.append(change.key)
 
@@ -251,9 +251,9 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
     own = scene.job.plan = replace(
         PLAN,
-        stages=(
-            replace(PLAN.stages[0], node="b", node_incarnation="b-1", layers=("embed",)),
-            replace(PLAN.stages[0], layers=("block.0", "head")),
+        workers=(
+            replace(PLAN.workers[0], node="b", node_incarnation="b-1", layers=("embed",)),
+            replace(PLAN.workers[0], layers=("block.0", "head")),
         ),
     )
     files = {"embed": StateFile(size_bytes=5, checksum="sha-embed")}
@@ -263,7 +263,7 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
     try:
         await scene.until(lambda: asked == [("embed", True)])
         back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
-        scene.job.plan = replace(own, stages=PLAN.stages, **back, source_timeline=1)  # type: ignore[arg-type]
+        scene.job.plan = replace(own, workers=PLAN.workers, **back, source_timeline=1)  # type: ignore[arg-type]
         supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
         scene.agent.cluster_changed()
         await scene.until(lambda: ("embed", False) in asked)

@@ -9,13 +9,13 @@ from headway.daemon.agent import checkpoint_access
 from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan
+from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from tests.fakes.moody_file_system import Mood, moody
 
-STAGE = StagePlan(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)
-PLAN = PlanRecord(generation=1, timeline=1, stages=(STAGE,))
+STAGE = WorkerPart(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)
+PLAN = PlanRecord(generation=1, timeline=1, workers=(STAGE,))
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
+    WorkerPart,
 )
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
@@ -35,9 +35,9 @@ PLAN = PlanRecord(
     generation=3,
     timeline=3,
     ancestry=((1, 20),),
-    stages=(
-        StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=FRONT, depth=4),
-        StagePlan(node="b", node_incarnation="b-1", device_index=0, layers=BACK[:1], depth=4),
+    workers=(
+        WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=FRONT, depth=4),
+        WorkerPart(node="b", node_incarnation="b-1", device_index=0, layers=BACK[:1], depth=4),
     ),
 )
 """With two nodes each is the other's only buddy."""
@@ -146,8 +146,8 @@ def test_copies_are_made_for_the_next_plan_during_a_recovery() -> None:
     """c takes over from the lost node b, so c's buddy a fetches the files that only c has."""
     job_view = view({(3, 40): {"a": told("a", *FRONT), "c": told("c", *FRONT, *BACK)}})
     nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
-    back = replace(PLAN.stages[1], node="c", node_incarnation="c-1")
-    coming = replace(PLAN, generation=4, timeline=4, stages=(PLAN.stages[0], back))
+    back = replace(PLAN.workers[1], node="c", node_incarnation="c-1")
+    coming = replace(PLAN, generation=4, timeline=4, workers=(PLAN.workers[0], back))
     job = replace(job_view.jobs["j"], phase=PhaseRecord(phase=Phase.RECOVERING), next=coming)
     (step,) = copy_steps(replace(job_view, jobs={"j": job}, nodes=nodes), node((40, "embed"), (40, "block.0")))
     assert isinstance(step, FetchCopies)

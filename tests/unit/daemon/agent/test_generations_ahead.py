@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headway.daemon.agent.local_state import generations_ahead
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, StagePlan
+from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
 from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
@@ -17,7 +17,7 @@ from tests.fakes.simulated_cluster import small_spec
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="a:1", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
 )
-STAGE = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1)
+STAGE = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1)
 
 
 def view_of(*, uid: str, phase: int | None, retired: int = 0, node: NodeRecord = NODE) -> ClusterView:
@@ -28,7 +28,7 @@ def view_of(*, uid: str, phase: int | None, retired: int = 0, node: NodeRecord =
         records[Keys.of("j", "spec")] = SpecRecord(spec=small_spec("j"), uid=uid)
         records[Keys.of("j", "phase")] = PhaseRecord(phase=Phase.RUNNING, generation=phase)
         if phase:
-            records[Keys.of("j", "plan")] = PlanRecord(generation=phase, timeline=1, stages=(STAGE,))
+            records[Keys.of("j", "plan")] = PlanRecord(generation=phase, timeline=1, workers=(STAGE,))
     if retired:
         records[Keys.retired("j")] = RetiredRecord(phase=Phase.FINISHED, generation=retired)
     for number, (key, record) in enumerate(records.items(), start=1):

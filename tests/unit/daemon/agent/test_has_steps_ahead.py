@@ -3,15 +3,15 @@
 import pytest
 
 from headway.daemon.agent.steps_due import has_steps_ahead
-from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 
 
 def plan(node: str) -> PlanRecord:
     """One stage on a node."""
-    stage = StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=("embed",), depth=1)
-    return PlanRecord(generation=1, timeline=1, stages=(stage,))
+    stage = WorkerPart(node=node, node_incarnation=f"{node}-1", device_index=0, layers=("embed",), depth=1)
+    return PlanRecord(generation=1, timeline=1, workers=(stage,))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
+    WorkerPart,
 )
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
@@ -77,12 +77,12 @@ class Nodes:
         spec = small_spec(job, fault=FaultSpec(snapshot_every=4, copies=copies))
         cuts = (spec.layers[:2], spec.layers[2:4], spec.layers[4:])
         stages = tuple(
-            StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=layers, depth=4)
+            WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=layers, depth=4)
             for name, layers in zip(own, cuts, strict=True)
         )
         self._put(Keys.of(job, "spec"), SpecRecord(spec=spec, uid=job))
         self._put(Keys.of(job, "phase"), PhaseRecord(phase=Phase.RUNNING, generation=1))
-        self._put(Keys.of(job, "plan"), PlanRecord(generation=1, timeline=1, stages=stages))
+        self._put(Keys.of(job, "plan"), PlanRecord(generation=1, timeline=1, workers=stages))
         for boundary in (4, 8):  # the earlier one has copies
             for number, stage in enumerate(stages):
                 held = (stage, stages[number - 1]) if boundary == 4 else (stage,)

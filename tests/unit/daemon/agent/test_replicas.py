@@ -25,10 +25,10 @@ from headway.daemon.records.records import (
     PlanRecord,
     Save,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
     StopRecord,
+    WorkerPart,
     WorkerPort,
     WorkerRecord,
     WorkerState,
@@ -57,15 +57,15 @@ SPEC = JobSpec(
 )
 
 
-def part(node: str, layers: tuple[str, ...], *groups: int, device: int = 0) -> StagePlan:
-    return StagePlan(
+def part(node: str, layers: tuple[str, ...], *groups: int, device: int = 0) -> WorkerPart:
+    return WorkerPart(
         node=node, node_incarnation=f"{node}-1", device_index=device, layers=layers, depth=2, groups=groups
     )
 
 
-def plan_of(generation: int, *workers: StagePlan, **fields: Any) -> PlanRecord:
+def plan_of(generation: int, *workers: WorkerPart, **fields: Any) -> PlanRecord:
     known: dict[str, Any] = {"timeline": 1, "source_timeline": 1}
-    return PlanRecord(generation=generation, stages=workers, **(known | fields))
+    return PlanRecord(generation=generation, workers=workers, **(known | fields))
 
 
 TWO_ONE_TWO = plan_of(
@@ -77,7 +77,7 @@ POSITIONS = dict(zip("abcde", range(5), strict=True))
 def view_of(plan: PlanRecord, *, states: dict[str, WorkerState] | None = None, **fields: Any) -> ClusterView:
     """All workers of a plan, on nodes a, b, c …, have told the same state unless `states` says otherwise."""
     workers = {}
-    for position, stage in enumerate(plan.stages):
+    for position, stage in enumerate(plan.workers):
         told = (states or {}).get(stage.node, WorkerState.READY)
         workers[plan.generation, position] = WorkerRecord(
             node=stage.node, incarnation=f"w-{stage.node}", address=f"{stage.node}:1", pid=7, state=told
@@ -112,7 +112,7 @@ def node(name: str, *held: tuple[int, str], devices: int = 1, **status: Any) -> 
 def started(name: str, *held: tuple[int, str], at: int | None = None, **status: Any) -> NodeState:
     """Its worker runs generation 1, or stands at a boundary of it."""
     g1 = JobGeneration("j", 1)
-    layers = TWO_ONE_TWO.stages[POSITIONS[name]].layers
+    layers = TWO_ONE_TWO.workers[POSITIONS[name]].layers
     stopped = Standstill(g1, at) if at is not None else None
     return node(name, *held, started=g1, stopped=stopped, layers=layers, has_journal=name == "d", **status)
 
@@ -265,7 +265,7 @@ def test_a_checkpoint_is_written_and_copied_by_the_leads_alone() -> None:
 def test_the_lead_writes_what_a_worker_of_the_next_plan_lacks() -> None:
     """f joins the replicas of the first stage: a writes its layers; a and b continue with live layers."""
     successor = replace(
-        plan_of(2, part("b", FRONT, 0, 1), part("f", FRONT, 2, 3), *TWO_ONE_TWO.stages[2:]), source="nodes"
+        plan_of(2, part("b", FRONT, 0, 1), part("f", FRONT, 2, 3), *TWO_ONE_TWO.workers[2:]), source="nodes"
     )
     assert written_by(stopping(Save.MOVES, 7, successor)) == {"a": FRONT, "d": (JOURNAL,)}
 
@@ -322,7 +322,7 @@ def fetched_by(name: str, view: ClusterView, *held: tuple[int, str], missed: tup
 def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
     """With two copies, replicated stages need no more copies of layers; only the journal and the middle are copied."""
     view = snapshot()
-    fetched = {name: fetched_by(name, view, *((20, layer) for layer in TWO_ONE_TWO.stages[POSITIONS[name]].layers))
+    fetched = {name: fetched_by(name, view, *((20, layer) for layer in TWO_ONE_TWO.workers[POSITIONS[name]].layers))
                for name in "abcde"}  # fmt: skip
     assert fetched == {"a": [], "b": [], "c": [], "d": [], "e": [JOURNAL]}
     spare = [step for name in "fg" for step in copy_steps(view, node(name))]

@@ -94,7 +94,7 @@ def test_new_plans_leave_out_a_node_with_a_full_state_folder() -> None:
     assert isinstance(alone, PlanRefused)
     assert f"node a stays out of plans: {FULL}" in alone.reason
     assert [slot.node for slot in ask(small_spec("j"), [out, replace(NODE, name="b")]).slots] == ["b"]
-    view = ClusterView(nodes={"a": replace(out, incarnation=SPLIT.stages[0].node_incarnation)})
+    view = ClusterView(nodes={"a": replace(out, incarnation=SPLIT.workers[0].node_incarnation)})
     situation = JobSituation(job=JobView(name="j", next=SPLIT), view=view, now=0.0, written_at=0.0)
     assert situation.next.unusable is not None
 

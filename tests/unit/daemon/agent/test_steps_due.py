@@ -136,7 +136,7 @@ def test_start_waits_for_the_neighbours_address() -> None:
 
 
 def test_a_plan_for_an_earlier_incarnation_is_ignored() -> None:
-    view = view_of(job(next=replace(WHOLE, stages=(replace(WHOLE.stages[0], node_incarnation="a-0"),))))
+    view = view_of(job(next=replace(WHOLE, workers=(replace(WHOLE.workers[0], node_incarnation="a-0"),))))
     assert next_steps(view, node(worker())) == []
     assert not is_named(view, "a", "a-1")
 

@@ -18,7 +18,7 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -46,10 +46,10 @@ def cluster_view() -> ClusterView:
     """The view, folded from records."""
     half = len(SPEC.layers) // 2
     stages = tuple(
-        StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=layers, depth=2 - index)
+        WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=layers, depth=2 - index)
         for index, (name, layers) in enumerate((("a", SPEC.layers[:half]), ("b", SPEC.layers[half:])))
     )
-    plan = PlanRecord(generation=3, timeline=1, stages=stages, reason="node b joined", exact_reason="one class")
+    plan = PlanRecord(generation=3, timeline=1, workers=stages, reason="node b joined", exact_reason="one class")
     worker = WorkerRecord(node="a", incarnation="w", address="a:1", pid=1, state=WorkerState.RUNNING)
     progress = ProgressRecord(generation=3, batch=49, loss=2.5, tokens_per_second=4096.0, recent=((48, 2.6), (49, 2.5)))
     broken = replace(SPEC, job=JobSection(name="broken"))

@@ -84,9 +84,9 @@ def test_of_replicas_the_one_that_waits_and_the_one_waited_for_are_named() -> No
         {(3, 1): record("w", {"useful": 100.0}, recent={"useful": 1.0, "waiting:stage 0 worker 0 at a:5": 9.0})}
     )
     assert view.plan is not None
-    front, back = view.plan.stages
+    front, back = view.plan.workers
     stages = (replace(front, groups=(0,)), replace(front, node="c", groups=(1,)), back)
-    job = replace(view, plan=replace(view.plan, stages=stages))
+    job = replace(view, plan=replace(view.plan, workers=stages))
     told = "stage 0 on c (replica 2 of 2) waited 90 % of the time for stage 0 on a (replica 1 of 2)"
     assert report_goodput(job).why_slow == told
     names = [(stage.name, stage.groups, stage.num_replicas) for stage in report_job(job, {}).stages]

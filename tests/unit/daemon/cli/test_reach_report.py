@@ -8,7 +8,7 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -20,8 +20,8 @@ from tests.unit.daemon.costs.test_blocked_ways import REFUSED, Scene, fact
 PLAN = PlanRecord(
     generation=2,
     timeline=1,
-    stages=tuple(
-        StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(name,), depth=1) for name in "abc"
+    workers=tuple(
+        WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(name,), depth=1) for name in "abc"
     ),
 )
 

@@ -34,11 +34,11 @@ def test_a_job_begins_without_a_device_that_has_no_worker() -> None:
     cluster = preparing("a", "b", "c")
     job = cluster.facts().jobs["first"]
     assert job.next is not None
-    name = job.next.stages[0].node
+    name = job.next.workers[0].node
     without_worker(cluster, name)
     began = cluster.now
     run_until(cluster, Phase.RUNNING)
-    assert name not in {stage.node for stage in plan(cluster).stages}
+    assert name not in {stage.node for stage in plan(cluster).workers}
     assert cluster.now - began < 20
     assert f"The new plan is dropped: {name} has no worker on device 0 ({TAKEN})" in events(cluster)
     assert not any(cluster.facts().failures.values())
@@ -63,10 +63,10 @@ def test_a_recovery_goes_on_without_a_device_that_has_no_worker(name: str) -> No
     cluster = recovering("a", "b", "c")
     job = cluster.facts().jobs["first"]
     assert job.next is not None
-    assert name in {stage.node for stage in job.next.stages}
+    assert name in {stage.node for stage in job.next.workers}
     without_worker(cluster, name)
     began = cluster.now
-    assert name not in {stage.node for stage in recovered(cluster).stages}
+    assert name not in {stage.node for stage in recovered(cluster).workers}
     assert cluster.now - began < 20
 
 
@@ -111,7 +111,7 @@ def test_a_worker_that_dies_while_a_recovery_prepares_is_charged() -> None:
     cluster = recovering("a", "b", "c")
     job = cluster.facts().jobs["first"]
     assert job.next is not None
-    name, before = job.next.stages[0].node, cluster.phase("first").failures.num_deaths
+    name, before = job.next.workers[0].node, cluster.phase("first").failures.num_deaths
     num_charges = charged(cluster, name)
     die_while_preparing(cluster, name)
     assert cluster.facts().jobs["first"].next == job.next

@@ -38,7 +38,7 @@ def test_a_recovery_goes_on_without_a_node_that_takes_no_step(said: dict[str, ob
     cluster.say("b", **said)
     began = cluster.now
     after = recovered(cluster)
-    assert "b" not in {stage.node for stage in after.stages}
+    assert "b" not in {stage.node for stage in after.workers}
     assert cluster.now - began < 10
     assert any(text.startswith(f"Node b {told}; goes back to") for text in events(cluster))
     assert not cluster.facts().failures.get("b"), "the node is not to blame"
@@ -52,7 +52,7 @@ def test_a_job_that_needs_a_node_that_stays_out_waits_and_names_it() -> None:
     assert phase.phase is Phase.RECOVERING
     assert f"node b stays out of plans: {FULL}" in phase.reason
     cluster.say("b", stays_out="")
-    assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
+    assert {stage.node for stage in recovered(cluster).workers} == {"a", "b"}
 
 
 def test_a_job_that_needs_a_node_that_refuses_it_waits_and_names_it() -> None:
@@ -62,7 +62,7 @@ def test_a_job_that_needs_a_node_that_refuses_it_waits_and_names_it() -> None:
     cluster.calm(max_rounds=10)
     assert f"node b stays out of plans: refuses job first: {WHY}" in cluster.phase("first").reason
     cluster.say("b", ailments={refusal_ailment("other"): WHY})
-    assert {stage.node for stage in recovered(cluster).stages} == {"a", "b"}
+    assert {stage.node for stage in recovered(cluster).workers} == {"a", "b"}
 
 
 def test_a_node_in_force_that_begins_to_refuse_the_job_is_not_charged() -> None:

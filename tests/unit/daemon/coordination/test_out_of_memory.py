@@ -5,7 +5,7 @@ from dataclasses import replace
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProfileRecord
-from headway.daemon.records.records import Desired, Phase, PlanRecord, StagePlan, WorkerState
+from headway.daemon.records.records import Desired, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.failure_budget import MAX_DEATHS, MAX_SAME_BATCH
 from headway.daemon.situation.memory import shortages_now
@@ -29,8 +29,8 @@ def training(*names: str, memory_bytes: int = 0, num_blocks: int = 6) -> Simulat
     return cluster
 
 
-def part(of: PlanRecord, node: str) -> StagePlan | None:
-    return next((stage for stage in of.stages if stage.node == node), None)
+def part(of: PlanRecord, node: str) -> WorkerPart | None:
+    return next((stage for stage in of.workers if stage.node == node), None)
 
 
 def predicted(of: PlanRecord, node: str) -> int:
@@ -102,7 +102,7 @@ def test_memory_that_runs_out_for_ever_leaves_another_job_alone() -> None:
         cluster.calm(max_rounds=30)
     other = plan(cluster, "second")
     for _ in range(40):
-        cluster.run_out_of_memory(plan(cluster).stages[0].node, UNKNOWN)
+        cluster.run_out_of_memory(plan(cluster).workers[0].node, UNKNOWN)
         cluster.calm(max_rounds=20)
         if cluster.phase("first").phase is not Phase.RUNNING:
             break
@@ -130,7 +130,7 @@ def test_a_job_that_fits_nowhere_any_more_waits_and_says_what_would_help() -> No
     """Both devices are too small: the job waits, is not failed, and continues when a larger device comes."""
     whole = training("a").facts().jobs["first"].plan
     assert whole is not None
-    cluster = training("a", memory_bytes=int(whole.stages[0].device_bytes * 1.05))
+    cluster = training("a", memory_bytes=int(whole.workers[0].device_bytes * 1.05))
     cluster.run_out_of_memory("a", UNKNOWN)
     run_until(cluster, Phase.RECOVERING)
     cluster.calm(max_rounds=30)
@@ -140,7 +140,7 @@ def test_a_job_that_fits_nowhere_any_more_waits_and_says_what_would_help() -> No
     assert "out of memory there before, plans give a:0 at most" in phase.reason
     assert 'recompute = "auto"' in phase.reason
     assert "devices with more memory would help" in phase.reason
-    cluster.add_node("big", memory_bytes=3 * whole.stages[0].device_bytes)
+    cluster.add_node("big", memory_bytes=3 * whole.workers[0].device_bytes)
     run_until(cluster, Phase.RUNNING)
     assert predicted(plan(cluster), "big") > 0
 
@@ -160,13 +160,13 @@ def test_a_measured_peak_above_the_prediction_counts_in_the_next_plan() -> None:
     """One node has room for all by the prediction, and not with half as much again: its stage there gets smaller."""
     whole = training("a").facts().jobs["first"].plan
     assert whole is not None
-    room = int(whole.stages[0].device_bytes * 1.1)
+    room = int(whole.workers[0].device_bytes * 1.1)
     cluster = training("a", "b", memory_bytes=room)
     profile = ProfileRecord(generation=1, peak_bytes=1, predicted_bytes=1, demand=1.5, device_kind="cpu")
     cluster.store.transact({}, {Keys.profile("first", "a", 0): encode(profile)}, lease=cluster.nodes["a"].lease)
     cluster.fail_worker("a")
     after = recovered(cluster)
-    assert max(stage.device_bytes for stage in after.stages) * 1.5 <= room
+    assert max(stage.device_bytes for stage in after.workers) * 1.5 <= room
 
 
 def test_a_user_who_resumes_the_job_is_obeyed() -> None:
@@ -190,7 +190,7 @@ def test_a_shortage_keeps_its_model_when_the_node_has_gone() -> None:
     cluster.run_out_of_memory("a", MemoryShortage(wanted_bytes=MIB, allocated_bytes=2 * predicted(before, "a")))
     view = cluster.facts()
     job = view.jobs["first"]
-    position = next(index for index, stage in enumerate(before.stages) if stage.node == "a")
+    position = next(index for index, stage in enumerate(before.workers) if stage.node == "a")
     shortage = MemoryShortage(wanted_bytes=MIB, allocated_bytes=2 * predicted(before, "a"))
     job.workers[before.generation, position] = replace(
         job.workers[before.generation, position], state=WorkerState.FAILED, error="out of memory", shortage=shortage

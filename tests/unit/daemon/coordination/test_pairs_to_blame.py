@@ -5,14 +5,14 @@ from dataclasses import replace
 from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
 from headway.daemon.records.format import decode
 from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import PlanRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.situation.lost_worker import LostWorker
 
 PLAN = PlanRecord(
     generation=3,
     timeline=1,
-    stages=tuple(
-        StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(name,), depth=1) for name in "abc"
+    workers=tuple(
+        WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(name,), depth=1) for name in "abc"
     ),
 )
 FAILED = WorkerRecord(

@@ -59,7 +59,7 @@ def test_killed_worker_costs_a_few_batches_and_a_new_timeline() -> None:
     assert (after.source, after.boundary, after.source_timeline, after.timeline) == ("nodes", 4, 1, 2)
     assert after.ancestry == ((1, 4),)
     assert after.furthest >= 6
-    assert {stage.node for stage in after.stages} == {"a", "b"}
+    assert {stage.node for stage in after.workers} == {"a", "b"}
     [told] = [text for text in events(cluster) if "SIGKILL" in text]
     assert told.startswith("The worker of stage ")
     assert "on node b was killed by SIGKILL; goes back to boundary 4 (" in told
@@ -75,7 +75,7 @@ def test_lost_node_is_planned_without_at_once() -> None:
     cluster.calm(max_rounds=1)
     assert cluster.phase("first").phase is Phase.RECOVERING
     after = decode(cluster.store.values[Keys.of("first", "next")], PlanRecord)
-    assert victim not in {stage.node for stage in after.stages}
+    assert victim not in {stage.node for stage in after.workers}
     assert (after.source, after.boundary) == ("nodes", 4)
     assert f"{Keys.FAILURES}{victim}/000000" in cluster.store.values
     run_until(cluster, Phase.FINISHED)
@@ -271,9 +271,9 @@ def test_device_without_a_worker_is_left_out() -> None:
     cluster = trained("a", "b", batches=6)
     cluster.fail_worker("b", has_spare=False)
     after = recovered(cluster)
-    assert {stage.node for stage in after.stages} == {"a"}
+    assert {stage.node for stage in after.workers} == {"a"}
     cluster.replace_worker("b")
-    cluster.calm(until=lambda: len(plan(cluster).stages) == 2)
+    cluster.calm(until=lambda: len(plan(cluster).workers) == 2)
 
 
 def complaint(cluster: SimulatedCluster, name: str) -> None:
@@ -286,7 +286,7 @@ def complaint(cluster: SimulatedCluster, name: str) -> None:
 def test_the_first_cause_is_told_whoever_reports_first(is_first: bool) -> None:
     """Stage 1 raises, and its neighbour's complaint comes before or after that: the RuntimeError is the reason."""
     cluster = trained("a", "b", batches=6)
-    raising, other = plan(cluster).stages[1].node, plan(cluster).stages[0].node
+    raising, other = plan(cluster).workers[1].node, plan(cluster).workers[0].node
 
     if is_first:
         complaint(cluster, other)
@@ -321,7 +321,7 @@ def test_a_job_that_goes_back_again_and_again_says_why() -> None:
 def test_a_complaint_without_a_cause_is_a_cause_after_a_moment() -> None:
     """A link is lost and no other cause appears: the job goes back after `CAUSE_GRACE_S`, and no node is charged."""
     cluster = trained("a", "b", batches=6)
-    complaint(cluster, plan(cluster).stages[0].node)
+    complaint(cluster, plan(cluster).workers[0].node)
     began = cluster.now
     run_until(cluster, Phase.RECOVERING)
     assert CAUSE_GRACE_S <= cluster.now - began <= CAUSE_GRACE_S + 2.0
@@ -337,7 +337,7 @@ def test_node_in_quarantine_is_left_out() -> None:
         cluster.fail_worker("b")
         recovered(cluster)
         cluster.calm(max_rounds=4)
-    assert {stage.node for stage in plan(cluster).stages} == {"a"}
+    assert {stage.node for stage in plan(cluster).workers} == {"a"}
 
 
 def test_worker_that_does_not_start_is_left_out_of_the_next_plan() -> None:
@@ -349,14 +349,14 @@ def test_worker_that_does_not_start_is_left_out_of_the_next_plan() -> None:
     run_until(cluster, Phase.RECOVERING)
     assert cluster.now - began >= START_DEADLINE_S
     assert any("on node b did not start in time" in text for text in events(cluster))
-    cluster.calm(until=lambda: {stage.node for stage in plan(cluster).stages} == {"a"})
+    cluster.calm(until=lambda: {stage.node for stage in plan(cluster).workers} == {"a"})
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_worker_that_does_not_stop_is_left_out_and_the_pause_comes_after(victim: int) -> None:
     """A pause is asked for and one stage hangs: the job goes back without it, and pauses."""
     cluster = trained("a", "b", batches=6)
-    name = plan(cluster).stages[victim].node
+    name = plan(cluster).workers[victim].node
     cluster.nodes[name].workers[0].hangs = True
     cluster.want("first", Desired.PAUSED)
     run_until(cluster, Phase.PAUSED)
@@ -477,7 +477,7 @@ def test_drained_node_is_not_planned_with_while_recovering() -> None:
     run_until(cluster, Phase.RECOVERING)
     cluster.drain("b")
     after = recovered(cluster)
-    assert "b" not in {stage.node for stage in after.stages}
+    assert "b" not in {stage.node for stage in after.workers}
     cluster = trained("a", "b", batches=6)
     cluster.fail_worker("a")
     run_until(cluster, Phase.RECOVERING)

@@ -57,9 +57,9 @@ class Reports:
     def goodput(self, job: JobView | None) -> bool:
         """A worker works, or stands still for a neighbour."""
         plan = self._plan(job)
-        position = self.chance.randrange(len(plan.stages))
+        position = self.chance.randrange(len(plan.workers))
         awaited = self.chance.choice((-1, -1, position - 1, position + 1))
-        record = GoodputRecord(node=plan.stages[position].node, incarnation="w", awaited_worker=awaited)
+        record = GoodputRecord(node=plan.workers[position].node, incarnation="w", awaited_worker=awaited)
         return self._put(Keys.goodput(self._name(job), plan.generation, position), record)
 
     def progress(self, job: JobView | None) -> bool:
@@ -73,7 +73,7 @@ class Reports:
     def profile(self, job: JobView | None) -> bool:
         """A worker has timed its layers."""
         plan = self._plan(job)
-        stage = self.chance.choice(plan.stages)
+        stage = self.chance.choice(plan.workers)
         seconds = self.chance.choice((0.1, 0.2, 0.9))
         times = LayerTime(forward_s=seconds, backward_s=2 * seconds, spread=self.chance.choice((0.0, 0.2)))
         record = ProfileRecord(
@@ -85,7 +85,7 @@ class Reports:
         """A node reads the data."""
         plan = self._plan(job)
         record = ReadingRecord(num_bytes=self.chance.randrange(100), total_bytes=100)
-        return self._put(Keys.reading(self._name(job), plan.stages[0].node), record)
+        return self._put(Keys.reading(self._name(job), plan.workers[0].node), record)
 
     def probes(self, _: JobView | None) -> bool:
         """A node has measured its ways."""

@@ -127,7 +127,7 @@ def test_node_that_joins_is_used_without_losing_a_batch() -> None:
     cluster.add_node("c")
     run_until(cluster, Phase.STOPPING)
     run_until(cluster, Phase.RUNNING)
-    assert {stage.node for stage in plan(cluster).stages} == {"a", "b", "c"}
+    assert {stage.node for stage in plan(cluster).workers} == {"a", "b", "c"}
     assert plan(cluster).boundary > 0
     assert plan(cluster).source == "nodes"
     assert plan(cluster).timeline == 1
@@ -141,7 +141,7 @@ def test_node_that_drains_is_planned_away() -> None:
     cluster.drain("a")
     cluster.calm(until=lambda: "a" not in cluster.nodes)
     assert cluster.phase("first").phase is Phase.RUNNING
-    assert [stage.node for stage in plan(cluster).stages] == ["b"]
+    assert [stage.node for stage in plan(cluster).workers] == ["b"]
 
 
 def test_node_that_drains_while_workers_load_is_planned_away_when_they_run() -> None:
@@ -158,7 +158,7 @@ def test_node_that_drains_while_workers_load_is_planned_away_when_they_run() -> 
     slow.hangs = False
     cluster.calm(until=lambda: "a" not in cluster.nodes)
     assert cluster.phase("first").phase is Phase.RUNNING
-    assert [stage.node for stage in plan(cluster).stages] == ["b"]
+    assert [stage.node for stage in plan(cluster).workers] == ["b"]
 
 
 def test_all_nodes_drain_and_the_job_goes_on_later() -> None:
@@ -337,7 +337,7 @@ def test_node_of_another_protocol_is_not_planned_with() -> None:
     node.record = msgspec.convert(fields, NodeRecord)
     cluster.store.transact({}, {Keys.node("b"): encode(node.record)}, lease=node.lease)
     run_until(cluster, Phase.RUNNING)
-    assert [stage.node for stage in plan(cluster).stages] == ["a"]
+    assert [stage.node for stage in plan(cluster).workers] == ["a"]
 
 
 def test_stale_decision_changes_nothing() -> None:
@@ -385,7 +385,7 @@ def test_a_node_that_was_there_from_the_start_has_not_joined() -> None:
     cluster.submit(small_spec("short", batches=3, max_nodes=1))
     cluster.submit(small_spec("first", batches=200))
     run_until(cluster, Phase.FINISHED, "short")
-    cluster.calm(until=lambda: len({stage.node for stage in plan(cluster).stages}) == 2, max_rounds=400)
+    cluster.calm(until=lambda: len({stage.node for stage in plan(cluster).workers}) == 2, max_rounds=400)
     told = " ".join(events(cluster))
     assert "joined" not in told
     assert "idle until now, can be used: 2 stages instead of 1" in told

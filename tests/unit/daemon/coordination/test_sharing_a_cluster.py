@@ -34,7 +34,7 @@ def submit(
 def nodes_of(cluster: SimulatedCluster, job: str) -> set[str]:
     """Those of its plan in force."""
     raw = cluster.store.values.get(Keys.of(job, "plan"))
-    return {stage.node for stage in decode(raw, PlanRecord).stages} if raw else set()
+    return {stage.node for stage in decode(raw, PlanRecord).workers} if raw else set()
 
 
 def is_running(cluster: SimulatedCluster, job: str) -> bool:

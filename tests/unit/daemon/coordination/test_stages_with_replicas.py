@@ -53,7 +53,7 @@ def test_a_replica_that_dies_is_named_and_the_job_goes_back() -> None:
     """The second replica of the last stage is killed: an unplanned change like any other, to the same shape."""
     cluster = cluster_of(5)
     until_batch(cluster, 10)
-    victim = plan(cluster).stages[4].node
+    victim = plan(cluster).workers[4].node
     cluster.fail_worker(victim)
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RECOVERING)
     told = f"The worker of stage 2 on node {victim} (replica 2 of 2) was killed by SIGKILL; goes back to boundary "
@@ -70,12 +70,12 @@ def test_siblings_alone_make_a_boundary_restorable() -> None:
     job, present = facts.jobs["first"], plan(cluster)
     assert restorable(job, facts.nodes)
     place = restorable(job, facts.nodes)[0]
-    front = {present.stages[position].node for position in (0, 1)}
-    assert set(job.holders(*place, present.stages[0].layers[0])) == front
-    back = {present.stages[position].node for position in (3, 4)}
-    assert set(job.holders(*place, present.stages[3].layers[0])) == back
+    front = {present.workers[position].node for position in (0, 1)}
+    assert set(job.holders(*place, present.workers[0].layers[0])) == front
+    back = {present.workers[position].node for position in (3, 4)}
+    assert set(job.holders(*place, present.workers[3].layers[0])) == back
     assert set(job.holders(*place, JOURNAL)) == back
-    assert len(job.holders(*place, present.stages[2].layers[0])) == 2
+    assert len(job.holders(*place, present.workers[2].layers[0])) == 2
 
 
 @pytest.mark.parametrize("position", range(5))
@@ -84,13 +84,13 @@ def test_a_replica_that_drains_is_replaced_by_a_planned_change(position: int) ->
     cluster = cluster_of(6)
     until_batch(cluster, 10)
     before = plan(cluster)
-    cluster.drain(before.stages[position].node)
+    cluster.drain(before.workers[position].node)
     cluster.calm(until=lambda: plan(cluster).generation > before.generation)
     after = plan(cluster)
     assert (after.timeline, shape(after)) == (before.timeline, SHAPE)
-    changed = [at for at, stage in enumerate(after.stages) if stage.node != before.stages[at].node]
+    changed = [at for at, stage in enumerate(after.workers) if stage.node != before.workers[at].node]
     assert changed == [position], "whoever stays keeps its place"
-    num_moved = len(after.stages[position].layers)
+    num_moved = len(after.workers[position].layers)
     assert f"{num_moved} layer{'s' * (num_moved != 1)} moved" in events(cluster)[-1]
     finish(cluster)
     assert not any("goes back" in text for text in events(cluster))
@@ -101,7 +101,7 @@ def test_a_pause_saves_each_layer_once() -> None:
     cluster = cluster_of(5)
     until_batch(cluster, 10)
     present = plan(cluster)
-    leads = {present.stages[workers[0]].node for workers in present.replicas}
+    leads = {present.workers[workers[0]].node for workers in present.replicas}
     cluster.want("first", Desired.PAUSED)
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.PAUSED)
     durable = {name for name, node in cluster.nodes.items() if node.durable}
@@ -150,8 +150,8 @@ def _story(fatal: int, crashes: Any) -> int:
 
     cluster.lead = lead_once_fatally  # type: ignore[method-assign]
     until_batch(cluster, 5)
-    cluster.fail_worker(plan(cluster).stages[1].node)
+    cluster.fail_worker(plan(cluster).workers[1].node)
     until_batch(cluster, 14)
-    cluster.drain(plan(cluster).stages[3].node)
+    cluster.drain(plan(cluster).workers[3].node)
     finish(cluster)
     return cluster.num_events

@@ -32,7 +32,7 @@ def cluster_of(*names: str, **spec: object) -> SimulatedCluster:
 
 def nodes_of_plan(cluster: SimulatedCluster) -> list[str]:
     plan = cluster.facts().jobs["j"].plan
-    return [stage.node for stage in plan.stages] if plan is not None else []
+    return [stage.node for stage in plan.workers] if plan is not None else []
 
 
 def assert_nobody_is_blamed(cluster: SimulatedCluster) -> None:
@@ -127,7 +127,7 @@ def test_a_pair_blocked_during_a_change_is_not_planned_as_neighbours(
     cluster.calm(until=lambda: cluster.phase("j").phase is Phase.STOPPING)
     successor = cluster.facts().jobs["j"].next
     assert successor is not None
-    names = [stage.node for stage in successor.stages]
+    names = [stage.node for stage in successor.workers]
     first, second = next(pair for pair in pairwise(names) if "c" in pair)  # the old plan has a link of the others
     cluster.blocked = {(first, second)}
     cluster.nodes[first].out_of_reach.add(second)

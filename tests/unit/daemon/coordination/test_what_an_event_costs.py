@@ -65,7 +65,7 @@ class Scene:
         """Return the nodes of a job's plan."""
         plan = self.view.jobs[job].plan
         assert plan is not None
-        return [stage.node for stage in plan.stages]
+        return [stage.node for stage in plan.workers]
 
     def decide(self) -> Decision:
         """Return the leader's next decision, a moment later. It is that of a leader who remembers nothing."""

@@ -63,7 +63,7 @@ def test_depth_covers_round_trip_and_transfer(round_trip: float, transfer: float
     spec = spec_for(2, m=16)
     links = links_of(spec, pace_s, round_trip=round_trip, transfer=transfer)
     plan = planned(spec, nodes, links=links, profiles=measured(nodes))
-    assert [stage.depth for stage in plan.stages] == depths
+    assert [stage.depth for stage in plan.workers] == depths
 
 
 def test_slack_is_the_first_that_memory_cuts_and_hides_no_distance() -> None:
@@ -74,13 +74,13 @@ def test_slack_is_the_first_that_memory_cuts_and_hides_no_distance() -> None:
     links = links_of(spec, pace_s, round_trip=3.0, transfer=0.0)
     free = planned(spec, nodes, links=links, profiles=measured(nodes))
     costs = {cost.name: cost for cost in layer_costs(spec)}
-    microbatch_bytes = sum(costs[name].activation_bytes for name in free.stages[0].layers)
-    assert free.stages[0].depth == 7
+    microbatch_bytes = sum(costs[name].activation_bytes for name in free.workers[0].layers)
+    assert free.workers[0].depth == 7
     for missing, depth in ((1, 6), (2, 5), (3, 4)):
         limit = int(free.estimates[0].device_bytes - (missing - 0.5) * microbatch_bytes)
         small = tuple(node(each.name, site=each.site, memory_bytes=limit) for each in nodes)
         plan = planned(spec, small, links=links, profiles=measured(nodes))
-        assert plan.stages[0].depth == depth
+        assert plan.workers[0].depth == depth
         assert plan.distance is not None
         assert plan.distance.is_hidden == (depth >= 5)
         assert ("memory allows depth 4, and 5 would hide it" in plan.about_distance[0]) == (depth == 4)
@@ -104,7 +104,7 @@ def test_the_simulator_agrees_that_the_advised_m_hides_distance(
     plan = planned(spec, nodes, links=links, profiles=profiles)
     assert plan.distance is not None
     assert plan.distance.is_hidden
-    run = forecast(spec, plan.stages, nodes, links=links, profiles=profiles)
+    run = forecast(spec, plan.workers, nodes, links=links, profiles=profiles)
     ideal_s = pace_s * spec.train.microbatches
     assert plan.predicted_batch_seconds == pytest.approx(ideal_s, rel=1e-3)
     assert run.step_seconds == pytest.approx(ideal_s, rel=0.03)
@@ -118,7 +118,7 @@ def test_what_is_predicted_for_too_small_an_m_is_what_is_simulated(m: int, round
     spec = spec_for(2, m=m)
     links = links_of(spec, pace_s, round_trip=round_trip, transfer=0.2)
     plan = planned(spec, nodes, links=links, profiles=measured(nodes))
-    run = forecast(spec, plan.stages, nodes, links=links, profiles=measured(nodes))
+    run = forecast(spec, plan.workers, nodes, links=links, profiles=measured(nodes))
     assert plan.predicted_batch_seconds == pytest.approx(run.step_seconds, rel=0.15)
 
 
@@ -154,7 +154,7 @@ def test_depth_covers_frames_that_wait_for_lost_packets(round_trip: float, loss:
     where hardly a frame waits, depth is as without loss."""
     nodes, pace_s = even(2)
     plan = planned(spec_for(2, m=16), nodes, profiles=over_a_line(nodes, pace_s, round_trip=round_trip, loss=loss))
-    assert [stage.depth for stage in plan.stages] == depths
+    assert [stage.depth for stage in plan.workers] == depths
 
 
 def test_a_plan_says_how_late_frames_may_be() -> None:
@@ -198,10 +198,10 @@ def test_a_distance_that_costs_more_than_it_brings_is_not_taken() -> None:
     spec = replace(spec_for(2, m=2), placement=PlacementSpec())
     links = links_of(spec, pace_s, round_trip=12.0, transfer=0.1)
     plan = planned(spec, nodes, links=links, profiles=measured(nodes))
-    assert len(plan.stages) == 1
+    assert len(plan.workers) == 1
     assert len(plan.spares) == 1
     deep = planned(spec_for(2, m=16), nodes, links=links, profiles=measured(nodes))
-    assert len(deep.stages) == 2
+    assert len(deep.workers) == 2
 
 
 def test_a_link_that_grows_longer_is_worth_a_deeper_plan() -> None:
@@ -216,12 +216,12 @@ def test_a_link_that_grows_longer_is_worth_a_deeper_plan() -> None:
         return Profiles(layers=measured(nodes).layers, links=((names, speed),))
 
     before = planned(spec, nodes, profiles=probed(0.5))
-    assert predict(spec, before.stages, nodes, profiles=probed(0.5)) == pytest.approx(before.predicted_batch_seconds)
+    assert predict(spec, before.workers, nodes, profiles=probed(0.5)) == pytest.approx(before.predicted_batch_seconds)
     for round_trip, is_worth_it in ((8.0, True), (0.9, False)):
         best = planned(spec, nodes, profiles=probed(round_trip))
-        present_s = predict(spec, before.stages, nodes, profiles=probed(round_trip))
+        present_s = predict(spec, before.workers, nodes, profiles=probed(round_trip))
         assert present_s is not None
-        is_other = is_depth_alone(before.stages, best.stages)
+        is_other = is_depth_alone(before.workers, best.workers)
         assert is_other is is_worth_it
         outlook = Outlook(
             present_s=present_s,

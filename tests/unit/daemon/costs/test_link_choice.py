@@ -16,7 +16,7 @@ from headway.daemon.costs.link_choice import (
 )
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.preview.preview import preview
-from headway.daemon.records.records import PlanRecord, StagePlan
+from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.unit.daemon.planning.clusters import job, node
 
@@ -110,13 +110,13 @@ def test_the_largest_frame_is_the_same_from_either_end() -> None:
     )
     layers = spec.layers
 
-    def worker(node: str, held: tuple[str, ...], *groups: int) -> StagePlan:
-        return StagePlan(node=node, node_incarnation=node, device_index=0, layers=held, depth=1, groups=groups)
+    def worker(node: str, held: tuple[str, ...], *groups: int) -> WorkerPart:
+        return WorkerPart(node=node, node_incarnation=node, device_index=0, layers=held, depth=1, groups=groups)
 
     plan = PlanRecord(
         generation=1,
         timeline=1,
-        stages=(worker("a", layers[:1]), worker("b", layers[1:], 0), worker("c", layers[1:], 1, 2, 3)),
+        workers=(worker("a", layers[:1]), worker("b", layers[1:], 0), worker("c", layers[1:], 1, 2, 3)),
     )
     sums = sum(cost.group_bytes for cost in layer_costs(spec)[1:])
     assert largest_frame_bytes(spec, plan, 0, 1) == largest_frame_bytes(spec, plan, 1, 0) == hidden_bytes(spec)
@@ -131,8 +131,8 @@ def test_every_link_of_a_plan_says_its_kind_and_why() -> None:
     plan = PlanRecord(
         generation=1,
         timeline=1,
-        stages=tuple(
-            StagePlan(node=name, node_incarnation=name, device_index=0, layers=held, depth=1, groups=groups)
+        workers=tuple(
+            WorkerPart(node=name, node_incarnation=name, device_index=0, layers=held, depth=1, groups=groups)
             for name, held, groups in (
                 ("a", layers[:1], (0, 2)),
                 ("b", layers[:1], (1, 3)),
@@ -178,8 +178,8 @@ def test_links_inside_a_node_name_the_unix_socket() -> None:
     plan = PlanRecord(
         generation=1,
         timeline=1,
-        stages=tuple(
-            StagePlan(node=name, node_incarnation=name, device_index=index, layers=held, depth=1)
+        workers=tuple(
+            WorkerPart(node=name, node_incarnation=name, device_index=index, layers=held, depth=1)
             for name, index, held in places
         ),
     )

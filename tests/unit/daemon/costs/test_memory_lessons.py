@@ -104,7 +104,7 @@ def test_plans_show_and_obey_the_raised_prediction() -> None:
     assert isinstance(refused, PlanRefused)
     assert "would help" in refused.reason
     plan = planned(spec, [*nodes, node("b", memory_bytes=int(need * 1.1))], memory=raised)
-    assert len(plan.stages) == 2
+    assert len(plan.workers) == 2
     for estimate in plan.estimates:
         assert estimate.device_bytes == round(1.5 * estimate.stage.device_bytes) <= estimate.device_limit_bytes
     assert any("1.50 times the estimate, as measured" in line for line in plan.explanation())

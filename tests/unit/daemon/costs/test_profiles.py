@@ -10,7 +10,7 @@ from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, up
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.planning.predicted_time import predict
 from headway.daemon.records.measurements import LayerTime, LinkProbe
-from headway.daemon.records.records import Device, StagePlan
+from headway.daemon.records.records import Device, WorkerPart
 from tests.unit.daemon.planning.clusters import job, node, planned
 
 SPEC = job(num_blocks=10, microbatches=16)
@@ -95,10 +95,10 @@ def test_a_plan_goes_by_what_was_measured() -> None:
     )
     nodes = [node("a"), node("b")]
     plan = planned(SPEC, nodes, profiles=profiles)
-    blocks = {stage.node: sum("block" in layer for layer in stage.layers) for stage in plan.stages}
+    blocks = {stage.node: sum("block" in layer for layer in stage.layers) for stage in plan.workers}
     assert blocks["b"] in (2, 3)
     equal = planned(SPEC, nodes)
-    seconds = predict(SPEC, equal.stages, nodes, profiles=profiles)
+    seconds = predict(SPEC, equal.workers, nodes, profiles=profiles)
     assert seconds is not None
     assert seconds > 1.8 * plan.predicted_batch_seconds
 
@@ -113,7 +113,7 @@ def test_measured_links_override_what_is_assumed() -> None:
     two = planned(SPEC, [node("a"), node("c")], profiles=profiles)
     assert all(link.is_measured for link in two.connections)
     pair = [node("a"), node("c")]
-    seconds = predict(SPEC, planned(SPEC, pair).stages, pair, profiles=profiles)
+    seconds = predict(SPEC, planned(SPEC, pair).workers, pair, profiles=profiles)
     assert seconds is not None
     assert seconds > 10
 
@@ -128,13 +128,13 @@ def test_a_plan_is_predicted_as_it_was_planned(schedule: str, groups: int) -> No
     spec = job(reduction_groups=groups, schedule=schedule)
     nodes = [node(f"n{index}", speed=1 + index / 3, site="xxy"[index]) for index in range(3)]
     plan = planned(spec, nodes)
-    assert predict(spec, plan.stages, nodes) == pytest.approx(plan.predicted_batch_seconds, rel=1e-12)
+    assert predict(spec, plan.workers, nodes) == pytest.approx(plan.predicted_batch_seconds, rel=1e-12)
 
 
 def test_a_placement_without_its_node_has_no_time() -> None:
     """b is gone."""
     nodes = [node("a"), node("b")]
-    stages = planned(SPEC, nodes).stages
+    stages = planned(SPEC, nodes).workers
     assert predict(SPEC, stages, nodes[:1]) is None
     assert predict(SPEC, (), nodes) is None
 
@@ -144,7 +144,7 @@ def test_a_straggler_is_seen_in_the_plan_in_force() -> None:
     spec = job(num_blocks=1, microbatches=8, reduction_groups=4)
     nodes = [node("a"), node("b")]
     stages = tuple(
-        StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=spec.layers, depth=1, groups=groups)
+        WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=spec.layers, depth=1, groups=groups)
         for name, groups in (("a", (0, 1)), ("b", (2, 3)))
     )
     slow = Profiles.of(

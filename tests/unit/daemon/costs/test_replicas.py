@@ -71,9 +71,9 @@ def test_a_reserve_limits_a_device_of_as_much_memory() -> None:
 def test_a_plan_says_which_groups_each_replica_has() -> None:
     """Together all, none twice, dealt out in turn from the first; a stage of one worker names none."""
     plan = replicated((2, 1, 3), speeds=(1.0,) * 6, reduction_groups=4, microbatches=8)
-    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 3]
-    for positions in replicas_of(plan.stages):
-        held = [plan.stages[position].groups for position in positions]
+    assert [len(positions) for positions in replicas_of(plan.workers)] == [2, 1, 3]
+    for positions in replicas_of(plan.workers):
+        held = [plan.workers[position].groups for position in positions]
         if len(held) == 1:
             assert held == [()]
         else:
@@ -108,7 +108,7 @@ def test_a_fast_card_alone_beside_two_slow_ones() -> None:
     """One model that two stages would cut badly: three layers, one of them most of the work."""
     spec = job(num_blocks=1, microbatches=16, reduction_groups=8)
     plan = planned(spec, [node("fast", speed=2.0), node("s1"), node("s2")])
-    groups = {stage.node: len(stage.groups) for stage in plan.stages}
+    groups = {stage.node: len(stage.groups) for stage in plan.workers}
     assert groups == {"fast": 4, "s1": 2, "s2": 2}
 
 
@@ -118,8 +118,8 @@ def test_replicas_are_of_one_arithmetic() -> None:
     nodes = [node("a"), node("b", arithmetic_class="two"), node("c"), node("d", arithmetic_class="two")]
     plan = planned(spec, nodes)
     classes = {each.name: each.arithmetic_class for each in nodes}
-    for positions in replicas_of(plan.stages):
-        assert len({classes[plan.stages[position].node] for position in positions}) == 1
+    for positions in replicas_of(plan.workers):
+        assert len({classes[plan.workers[position].node] for position in positions}) == 1
     wanted = job(num_blocks=1, microbatches=16, reduction_groups=8, placement=PlacementSpec(replicas=(2,)))
     assert refused(wanted, [node("a"), node("b", arithmetic_class="two")])
 
@@ -129,9 +129,9 @@ def test_unlike_cards_of_one_node_are_no_replicas() -> None:
     classes = ("one", "two", "one", "two")
     unlike = node("a", device_classes=classes)
     plan = planned(job(num_blocks=1, microbatches=16, reduction_groups=8), [unlike])
-    assert max(map(len, replicas_of(plan.stages))) > 1
-    for positions in replicas_of(plan.stages):
-        assert len({classes[plan.stages[position].device_index] for position in positions}) == 1
+    assert max(map(len, replicas_of(plan.workers))) > 1
+    for positions in replicas_of(plan.workers):
+        assert len({classes[plan.workers[position].device_index] for position in positions}) == 1
     wanted = job(num_blocks=1, microbatches=16, reduction_groups=8, placement=PlacementSpec(replicas=(2,)))
     assert refused(wanted, [node("a", device_classes=("one", "two"))])
     assert planned(wanted, [unlike]).is_exact
@@ -140,13 +140,13 @@ def test_unlike_cards_of_one_node_are_no_replicas() -> None:
 def test_never_more_replicas_than_groups() -> None:
     """Two groups: two replicas at most, however many nodes there are."""
     plan = planned(job(num_blocks=1, microbatches=4, reduction_groups=2), [node(f"n{index}") for index in range(7)])
-    assert max(map(len, replicas_of(plan.stages))) <= 2
+    assert max(map(len, replicas_of(plan.workers))) <= 2
 
 
 def test_a_shape_that_a_job_wants_is_kept_or_waited_for() -> None:
     """2-1-2 on five nodes; with four the reason says what is missing."""
     plan = replicated((2, 1, 2), speeds=(1.0, 2.0, 1.0, 1.0, 1.0), reduction_groups=2)
-    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 2]
+    assert [len(positions) for positions in replicas_of(plan.workers)] == [2, 1, 2]
     spec = job(num_blocks=4, placement=PlacementSpec(replicas=(2, 1, 2)), reduction_groups=2)
     reason = refused(spec, [node(f"n{index}") for index in range(4)])
     assert reason == "waits for 1 more free device: replicas = [2, 1, 2] asks for 5 workers, 4 free"
@@ -156,8 +156,8 @@ def test_a_shape_holds_among_many_nodes() -> None:
     """Twenty nodes of different speeds, five wanted: five fast ones."""
     spec = job(num_blocks=4, placement=PlacementSpec(replicas=(2, 1, 2)), reduction_groups=2)
     plan = planned(spec, [node(f"n{index}", speed=1 + index / 10) for index in range(20)])
-    assert [len(positions) for positions in replicas_of(plan.stages)] == [2, 1, 2]
-    assert min(int(stage.node[1:]) for stage in plan.stages) >= 15
+    assert [len(positions) for positions in replicas_of(plan.workers)] == [2, 1, 2]
+    assert min(int(stage.node[1:]) for stage in plan.workers) >= 15
 
 
 def test_a_slow_node_that_would_hurt_is_a_spare() -> None:
@@ -173,14 +173,14 @@ def test_the_depth_of_a_replica_goes_with_its_share() -> None:
     assert [replica_depth(8, num_held=held, num_microbatches=16) for held in (4, 8, 16)] == [3, 5, 8]
     assert replica_depth(1, num_held=1, num_microbatches=4) == 1
     plan = replicated((2, 1), speeds=(1.0, 1.0, 1.0), reduction_groups=2, schedule="gpipe")
-    assert [stage.depth for stage in plan.stages] == [5, 5, 8]
+    assert [stage.depth for stage in plan.workers] == [5, 5, 8]
 
 
 def test_the_depth_of_a_replica_counts_its_microbatches() -> None:
     """Five microbatches in four groups: the first two groups are three of them, not half."""
     plan = replicated((2,), speeds=(1.0, 1.0), reduction_groups=4, microbatches=5, schedule="gpipe")
-    assert [stage.groups for stage in plan.stages] == [(0, 1), (2, 3)]
-    assert [stage.depth for stage in plan.stages] == [4, 3]
+    assert [stage.groups for stage in plan.workers] == [(0, 1), (2, 3)]
+    assert [stage.depth for stage in plan.workers] == [4, 3]
 
 
 def test_gradient_sums_are_counted_by_groups_held() -> None:
@@ -223,7 +223,7 @@ def test_a_reduction_that_does_not_hide_counts() -> None:
     assert plan.predicted_batch_seconds == pytest.approx(reduction.batch_seconds)
     assert "The reduction between the replicas of stage 0 sets the pace" in plan.explanation()[0]
     free = job(num_blocks=4, reduction_groups=2)
-    assert all(not stage.groups for stage in planned(free, [node("a"), node("b")], links=slow).stages)
+    assert all(not stage.groups for stage in planned(free, [node("a"), node("b")], links=slow).workers)
 
 
 def test_a_reduction_without_delay_counts_fully() -> None:
@@ -282,14 +282,18 @@ def test_replicas_share_an_update_where_that_saves_time() -> None:
     plans = {wish: sharing(wish) for wish in ("auto", "always", "never")}
     seconds = {wish: plan.predicted_batch_seconds for wish, plan in plans.items()}
     assert seconds["auto"] == seconds["always"] < seconds["never"]
-    assert [stage.shares_update for wish in plans for stage in plans[wish].stages] == [True] * 4 + [False] * 2
+    assert [stage.shares_update for wish in plans for stage in plans[wish].workers] == [True] * 4 + [False] * 2
     assert "its share of Newton-Schulz" in "\n".join(plans["auto"].explanation())
     slow = LinkAssumptions(site_bytes_per_s=1e6)
-    assert [sharing(wish, slow).stages[0].shares_update for wish in ("auto", "always", "never")] == [False, True, False]
+    assert [sharing(wish, slow).workers[0].shares_update for wish in ("auto", "always", "never")] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_without_newton_schulz_there_is_nothing_to_share() -> None:
-    assert not any(stage.shares_update for stage in sharing("always", name="adamw", lr=1e-3).stages)
+    assert not any(stage.shares_update for stage in sharing("always", name="adamw", lr=1e-3).workers)
 
 
 def test_what_replicas_exchange_is_counted() -> None:
@@ -316,8 +320,8 @@ def _simulated_over_predicted(seed: int) -> tuple[float, list[int]]:
     nodes = [node(f"n{index}", speed=chance.uniform(1, 8)) for index in range(num_nodes)]
     free = LinkAssumptions(site_bytes_per_s=1e12, site_round_trip_s=1e-6)
     plan = planned(spec, nodes, links=free)
-    seconds = forecast(spec, plan.stages, nodes, links=free).step_seconds
-    return seconds / plan.predicted_batch_seconds, [len(positions) for positions in replicas_of(plan.stages)]
+    seconds = forecast(spec, plan.workers, nodes, links=free).step_seconds
+    return seconds / plan.predicted_batch_seconds, [len(positions) for positions in replicas_of(plan.workers)]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from headway.daemon.history import events
 from headway.daemon.history.writer import HistoryWriter
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
 from headway.daemon.runtime.logging import LossyLogger, configure_logs
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.plan_log import PlanLog
@@ -29,7 +29,7 @@ PLAN = PlanRecord(
     ancestry=((1, 20),),
     source="nodes",
     source_timeline=1,
-    stages=(StagePlan(node="a", node_incarnation="x", device_index=0, layers=("embed", "head"), depth=2),),
+    workers=(WorkerPart(node="a", node_incarnation="x", device_index=0, layers=("embed", "head"), depth=2),),
 )
 
 

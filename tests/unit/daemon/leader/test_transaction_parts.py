@@ -8,7 +8,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.leader.transaction_parts import parts
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
 from tests.fakes.mortal_etcd import MortalStore, WriterDiedError
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store
@@ -47,10 +47,10 @@ def running_on(num_nodes: int, *survivors: str, store: Store | None = None) -> S
     cluster.submit(spec)
     nodes = [cluster.add_node(f"node-{number:03d}") for number in range(num_nodes)]
     stages = tuple(
-        StagePlan(node=node.name, node_incarnation=node.lease, device_index=0, layers=(layer,), depth=1)
+        WorkerPart(node=node.name, node_incarnation=node.lease, device_index=0, layers=(layer,), depth=1)
         for node, layer in zip(nodes, spec.layers, strict=True)
     )
-    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    plan = PlanRecord(generation=1, timeline=1, workers=stages)
     phase = PhaseRecord(phase=Phase.RUNNING, generation=1, num_events=0)
     cluster.store.transact({}, {Keys.of("first", "plan"): encode(plan), Keys.of("first", "phase"): encode(phase)})
     cluster.generations["first"] = 1
@@ -75,7 +75,7 @@ def test_a_hundred_and_thirty_nodes_lost_at_once_are_recovered_from() -> None:
     assert len(noted) == NUM_NODES
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
     plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
-    assert {stage.node for stage in plan.stages} == {"survivor"}
+    assert {stage.node for stage in plan.workers} == {"survivor"}
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.FINISHED)
 
 

@@ -15,7 +15,7 @@ from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import NodeRecord, PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.shards import library
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.file_threads import FileThreads
@@ -83,7 +83,7 @@ def test_every_audit_of_etcd_forgets_nodes_that_are_gone() -> None:
 
 async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job has a hundred plans, one after the other: only the present one's record is remembered."""
-    stage = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1)
+    stage = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1)
     job = JobView(name="j", submission=SpecRecord(spec=JobSpec(job=JobSection(name="j"))))
     view = ClusterView(jobs={"j": job})
 
@@ -92,7 +92,7 @@ async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.M
 
     reports = GoodputReports(view, cast(Any, SimpleNamespace(transaction=transaction)), node="a", lease_id=lambda: 1)
     for generation in range(1, 101):
-        job.plan = PlanRecord(generation=generation, timeline=1, stages=(stage,))
+        job.plan = PlanRecord(generation=generation, timeline=1, workers=(stage,))
         worker = WorkerRecord(node="a", incarnation=f"w{generation}", address="", pid=1, state=WorkerState.RUNNING)
         job.workers = {(generation, 0): worker}
         beat = control_pb2.Heartbeat(job="j", generation=generation, seconds={"useful": float(generation)})

@@ -131,8 +131,8 @@ def test_as_many_nodes_as_the_job_demands() -> None:
     assert small < rooms(spec)[0]
     nodes = [node(f"s{index}", memory_bytes=small, speed=1.0 + index) for index in range(4)]
     plan = planned(spec, [*nodes, node("big-1", memory_bytes=20 * ends), node("big-2", memory_bytes=20 * ends)])
-    assert {stage.node for stage in plan.stages} == {"s0", "s1", "s2", "s3", "big-1", "big-2"}
-    assert {plan.stages[0].node, plan.stages[-1].node} == {"big-1", "big-2"}
+    assert {stage.node for stage in plan.workers} == {"s0", "s1", "s2", "s3", "big-1", "big-2"}
+    assert {plan.workers[0].node, plan.workers[-1].node} == {"big-1", "big-2"}
 
 
 def test_blocked_nodes_are_no_neighbours() -> None:
@@ -160,7 +160,7 @@ def test_of_many_devices_one_order_with_room_is_found(num_kinds: int) -> None:
     assert rooms(spec)[0] > 1.2 * block
     blocks = [node(f"b{index}", memory_bytes=block, speed=4.0 + index % num_kinds) for index in range(14)]
     plan = planned(spec, [*blocks, *(node(f"e{index}", memory_bytes=ends) for index in range(2))])
-    assert {plan.stages[0].node, plan.stages[-1].node} == {"e0", "e1"}
+    assert {plan.workers[0].node, plan.workers[-1].node} == {"e0", "e1"}
 
 
 def test_a_worse_order_is_not_taken_for_its_room() -> None:

@@ -27,7 +27,7 @@ def names(number: int) -> list[NodeRecord]:
 def test_of_three_nodes_the_one_in_the_middle_talks_to_both() -> None:
     plan = make_plan(job(num_blocks=4, placement=PlacementSpec(min_nodes=3)), names(3), blocked=ways(("n0", "n1")))
     assert isinstance(plan, ClusterPlan)
-    assert [stage.node for stage in plan.stages][1] == "n2"
+    assert [stage.node for stage in plan.workers][1] == "n2"
 
 
 @pytest.mark.parametrize("number", [7, 12, 30])
@@ -35,8 +35,8 @@ def test_of_many_nodes_the_one_that_nobody_reaches_is_left_out(number: int) -> N
     blocked = ways(*((f"n{index}", "n3") for index in range(number) if index != 3))
     plan = make_plan(job(num_blocks=2 * number, microbatches=2 * number), names(number), blocked=blocked)
     assert isinstance(plan, ClusterPlan)
-    assert "n3" not in {stage.node for stage in plan.stages}
-    assert len(plan.stages) > number // 2
+    assert "n3" not in {stage.node for stage in plan.workers}
+    assert len(plan.workers) > number // 2
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_of_many_nodes_no_neighbours_are_on_a_blocked_pair(number: int, groups: 
     spec = job(num_blocks=number, microbatches=2 * number, reduction_groups=groups)
     plan = make_plan(spec, names(number), blocked=blocked)
     assert isinstance(plan, ClusterPlan)
-    assert linked_pairs(plan.stages, trains_tie=False).isdisjoint(blocked.pairs)
-    assert len(plan.stages) > number // 2
+    assert linked_pairs(plan.workers, trains_tie=False).isdisjoint(blocked.pairs)
+    assert len(plan.workers) > number // 2
 
 
 def test_where_no_order_works_the_reason_names_the_ways_and_what_to_do() -> None:
@@ -64,7 +64,7 @@ def test_where_no_order_works_the_reason_names_the_ways_and_what_to_do() -> None
 def test_without_need_for_both_one_of_two_nodes_goes_on_alone() -> None:
     plan = make_plan(job(), names(2), blocked=ways(("n1", "n0")))
     assert isinstance(plan, ClusterPlan)
-    assert len(plan.stages) == 1
+    assert len(plan.workers) == 1
 
 
 def test_what_does_not_fit_anyway_is_not_blamed_on_blocked_ways() -> None:
@@ -81,6 +81,6 @@ def test_a_way_that_becomes_blocked_makes_a_plan_across_it_no_answer() -> None:
     before = ask(spec, names(3))
     plan = answer(before)
     assert isinstance(plan, ClusterPlan)
-    first, second, third = (stage.node for stage in plan.stages)
+    first, second, third = (stage.node for stage in plan.workers)
     assert not still_answers(plan, before, ask(spec, names(3), blocked=ways((first, second))))
     assert still_answers(plan, before, ask(spec, names(3), blocked=ways((first, third))))

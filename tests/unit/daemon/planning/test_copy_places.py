@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpe
 from headway.daemon.planning import copy_places as module
 from headway.daemon.planning.copy_places import copy_places, num_copies
 from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import NodeRecord, PlanRecord, WorkerPart
 
 SPEC = JobSpec(job=JobSection(name="j"))
 
@@ -37,8 +37,8 @@ def places(stages: str, *nodes: NodeRecord, copies: int = 2) -> tuple[tuple[str,
     plan = PlanRecord(
         generation=1,
         timeline=1,
-        stages=tuple(
-            StagePlan(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(f"l{name}",), depth=1)
+        workers=tuple(
+            WorkerPart(node=name, node_incarnation=f"{name}-1", device_index=0, layers=(f"l{name}",), depth=1)
             for name in stages
         ),
     )
@@ -108,13 +108,13 @@ def test_only_nodes_of_the_jobs_sites_count() -> None:
 def replicated(spec: JobSpec, *nodes: NodeRecord, stages: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """stages: per stage, the nodes of its replicas, the lead first."""
     workers = tuple(
-        StagePlan(
+        WorkerPart(
             node=name, node_incarnation=f"{name}-1", device_index=0, layers=(f"l{index}",), depth=1, groups=(replica,)
         )
         for index, names in enumerate(stages)
         for replica, name in enumerate(names)
     )
-    plan = PlanRecord(generation=1, timeline=1, stages=workers)
+    plan = PlanRecord(generation=1, timeline=1, workers=workers)
     return copy_places(spec, plan, {node.name: node for node in nodes})
 
 
@@ -152,7 +152,7 @@ def test_a_copy_is_with_a_node_that_can_fetch_it_where_there_is_one() -> None:
     plan = PlanRecord(
         generation=1,
         timeline=1,
-        stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("l",), depth=1),),
+        workers=(WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("l",), depth=1),),
     )
     blocked = BlockedWays((BlockedWay("b", "a", Port.DAEMON, "a:7001", "no answer"),))
     nodes = {name: node(name) for name in "abc"}

@@ -38,7 +38,7 @@ def check(seed: int, *, is_blocked: bool = False) -> None:
     if isinstance(plan, PlanRefused):
         assert not EveryPlan(case, profiles, blocked=pairs).is_possible(), seed
         return
-    assert linked_pairs(plan.stages, trains_tie=False).isdisjoint(ways.pairs), seed
+    assert linked_pairs(plan.workers, trains_tie=False).isdisjoint(ways.pairs), seed
     seconds = plan.predicted_batch_seconds
     best = EveryPlan(case, profiles, seconds * WORTH_A_STAGE, blocked=pairs).best_by_size()
     fastest = min(best.values())
@@ -48,7 +48,7 @@ def check(seed: int, *, is_blocked: bool = False) -> None:
         assert seconds <= best[expected] * WHERE_DISTANCE_COSTS, (seed, best)
         return
     assert seconds == pytest.approx(best[expected], rel=SAME), (seed, best)
-    assert len(plan.stages) == expected, (seed, best)
+    assert len(plan.workers) == expected, (seed, best)
 
 
 @pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in (2, 3))])

@@ -45,15 +45,15 @@ def some_nodes(number: int, seed: int = 0, **kwargs: object) -> list[NodeRecord]
 
 def check(plan: ClusterPlan, num_layers: int, num_groups: int) -> None:
     """Every layer once, every group once, every device once."""
-    stages = [plan.stages[positions[0]] for positions in replicas_of(plan.stages)]
+    stages = [plan.workers[positions[0]] for positions in replicas_of(plan.workers)]
     assert sum(len(stage.layers) for stage in stages) == num_layers
     assert len({layer for stage in stages for layer in stage.layers}) == num_layers
-    for positions in replicas_of(plan.stages):
+    for positions in replicas_of(plan.workers):
         if len(positions) > 1:
-            held = [plan.stages[position].groups for position in positions]
+            held = [plan.workers[position].groups for position in positions]
             assert sorted(group for groups in held for group in groups) == list(range(num_groups))
             assert held == sorted(held)
-    assert len({(stage.node, stage.device_index) for stage in plan.stages}) == len(plan.stages)
+    assert len({(stage.node, stage.device_index) for stage in plan.workers}) == len(plan.workers)
     for estimate in plan.estimates:
         assert not estimate.device_limit_bytes or estimate.device_bytes <= estimate.device_limit_bytes
         assert not estimate.host_limit_bytes or estimate.host_bytes <= estimate.host_limit_bytes
@@ -74,7 +74,7 @@ def test_sixty_four_nodes_take_as_long_as_predicted(bench: ModuleType, seed: int
     """Stages of two to seven unlike replicas each: the simulated schedule loses no more than 7 % to their turns."""
     nodes = bench.cluster(64, seed)
     plan = planned(bench.JOB, nodes, links=bench.LINKS)
-    run = forecast(bench.JOB, plan.stages, nodes, links=bench.LINKS)
+    run = forecast(bench.JOB, plan.workers, nodes, links=bench.LINKS)
     assert run.step_seconds <= 1.07 * plan.predicted_batch_seconds
 
 
@@ -99,7 +99,7 @@ def test_all_schedules_and_groups_make_valid_plans(schedule: str, m: int, groups
     nodes = some_nodes(20)
     plan = planned(spec, nodes)
     check(plan, 16, groups)
-    assert len(replicas_of(plan.stages)) <= m
+    assert len(replicas_of(plan.workers)) <= m
     fastest = max(nodes, key=lambda each: each.devices[0].speed)
     assert plan.predicted_batch_seconds < planned(spec, [fastest]).predicted_batch_seconds / 1.4
 
@@ -141,7 +141,7 @@ def test_many_nodes_as_the_job_wishes(least: int, most: int) -> None:
     spec = job(num_blocks=8, reduction_groups=4, placement=PlacementSpec(min_nodes=max(1, least), max_nodes=most))
     plan = planned(spec, [node(f"n{index}", speed=1 + index / 7) for index in range(20)])
     check(plan, 10, 4)
-    used = len({stage.node for stage in plan.stages})
+    used = len({stage.node for stage in plan.workers})
     assert used >= least
     assert not most or used <= most
 
@@ -151,7 +151,7 @@ def test_slow_links_decide_where_stages_part() -> None:
     nodes = some_nodes(18)
     plan = planned(job(num_blocks=14, reduction_groups=2), nodes, links=LinkAssumptions(far_bytes_per_s=1e5))
     sites = {each.name: each.site for each in nodes}
-    assert len({sites[stage.node] for stage in plan.stages}) == 1
+    assert len({sites[stage.node] for stage in plan.workers}) == 1
 
 
 def test_many_nodes_in_any_order_give_the_same_plan() -> None:
@@ -168,5 +168,5 @@ def test_many_nodes_of_two_classes_share_no_stage() -> None:
     nodes = [node(f"n{index}", speed=1 + index / 9, arithmetic_class="ab"[index % 2]) for index in range(20)]
     plan = planned(spec, nodes)
     classes = {each.name: each.arithmetic_class for each in nodes}
-    for positions in replicas_of(plan.stages):
-        assert len({classes[plan.stages[position].node] for position in positions}) == 1
+    for positions in replicas_of(plan.workers):
+        assert len({classes[plan.workers[position].node] for position in positions}) == 1

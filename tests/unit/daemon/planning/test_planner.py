@@ -22,25 +22,25 @@ MIB = 1 << 20
 def test_as_many_stages_as_help(num_nodes: int, expected: int) -> None:
     """8 blocks: each further node helps until every block has its own; more nodes are spares."""
     plan = planned(job(), [node(f"n{index:02d}") for index in range(num_nodes)])
-    assert len(plan.stages) == expected
-    assert all(stage.layers for stage in plan.stages)
+    assert len(plan.workers) == expected
+    assert all(stage.layers for stage in plan.workers)
 
 
 def test_no_more_stages_than_microbatches() -> None:
     """m = 2: two stages, however many nodes there are."""
-    assert len(planned(job(microbatches=2), [node(f"n{index}") for index in range(5)]).stages) == 2
+    assert len(planned(job(microbatches=2), [node(f"n{index}") for index in range(5)]).workers) == 2
 
 
 def test_no_more_nodes_than_the_job_wants() -> None:
     """max_nodes = 2 of four."""
     spec = job(placement=PlacementSpec(max_nodes=2))
-    assert len({stage.node for stage in planned(spec, [node(f"n{index}") for index in range(4)]).stages}) == 2
+    assert len({stage.node for stage in planned(spec, [node(f"n{index}") for index in range(4)]).workers}) == 2
 
 
 def test_as_many_nodes_as_the_job_demands() -> None:
     """One block on three nodes would not be faster, but min_nodes = 3 asks for it."""
     spec = job(num_blocks=1, placement=PlacementSpec(min_nodes=3))
-    assert len(planned(spec, [node(f"n{index}") for index in range(4)]).stages) == 3
+    assert len(planned(spec, [node(f"n{index}") for index in range(4)]).workers) == 3
 
 
 def test_same_nodes_in_any_order_give_the_same_plan() -> None:
@@ -52,7 +52,7 @@ def test_same_nodes_in_any_order_give_the_same_plan() -> None:
 def test_faster_device_gets_more_layers() -> None:
     """One node of twice the speed holds about twice the blocks."""
     plan = planned(job(), [node("slow"), node("fast", speed=2.0)])
-    num_layers = {stage.node: len([layer for layer in stage.layers if "block" in layer]) for stage in plan.stages}
+    num_layers = {stage.node: len([layer for layer in stage.layers if "block" in layer]) for stage in plan.workers}
     assert num_layers["fast"] >= 5
 
 
@@ -61,7 +61,7 @@ def test_sites_stay_together() -> None:
     links = LinkAssumptions(far_bytes_per_s=1e9)
     nodes = [node(name, site=site) for name, site in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"))]
     plan = planned(job(), nodes, links=links)
-    sites = [{"a": "x", "b": "y", "c": "x", "d": "y"}[stage.node] for stage in plan.stages]
+    sites = [{"a": "x", "b": "y", "c": "x", "d": "y"}[stage.node] for stage in plan.workers]
     assert sites in (["x", "x", "y", "y"], ["y", "y", "x", "x"])
 
 
@@ -70,16 +70,16 @@ def test_unusable_nodes_are_left_out() -> None:
     spec = job(placement=PlacementSpec(sites=("here",)))
     nodes = [node("a"), node("b", is_draining=True), node("c", site="there"), node("d")]
     plan = planned(spec, nodes, busy=frozenset({("d", 0)}))
-    assert [stage.node for stage in plan.stages] == ["a"]
+    assert [stage.node for stage in plan.workers] == ["a"]
 
 
 def test_joining_node_leaves_most_layers_where_they_are() -> None:
     """Nodes of the plan in force keep their order, though the newcomer's name sorts first."""
     before = planned(job(), [node("m"), node("n")])
-    record = PlanRecord(generation=1, timeline=1, stages=before.stages)
+    record = PlanRecord(generation=1, timeline=1, workers=before.workers)
     after = planned(job(), [node("a"), node("m"), node("n")], previous=record)
-    assert [stage.node for stage in after.stages] == ["m", "n", "a"]
-    assert after.stages[0].layers == before.stages[0].layers[: len(after.stages[0].layers)]
+    assert [stage.node for stage in after.workers] == ["m", "n", "a"]
+    assert after.workers[0].layers == before.workers[0].layers[: len(after.workers[0].layers)]
 
 
 def test_many_unlike_nodes_are_planned_within_reason() -> None:
@@ -106,7 +106,7 @@ def test_memory_moves_the_cut() -> None:
     free = planned(job(), [node("slow"), node("fast", speed=4.0)])
     plan = planned(job(), [node("slow"), node("fast", speed=4.0, memory_bytes=int(one_block * 1.5))])
     blocks = [
-        sum("block" in layer for stage in made.stages if stage.node == "fast" for layer in stage.layers)
+        sum("block" in layer for stage in made.workers if stage.node == "fast" for layer in stage.layers)
         for made in (free, plan)
     ]
     assert blocks[0] >= 6
@@ -122,10 +122,10 @@ def test_memory_cuts_the_extra_depth_but_not_the_pipeline() -> None:
     links = LinkAssumptions(site_round_trip_s=10.0)
     both = job(placement=PlacementSpec(min_nodes=2))
     free = planned(both, [node("a"), node("b")], links=links)
-    assert free.stages[0].depth == 16
+    assert free.workers[0].depth == 16
     limit = free.estimates[0].device_bytes - 10 * sum(cost.activation_bytes for cost in layer_costs(job())[:5])
     tight = planned(both, [node("a", memory_bytes=limit), node("b", memory_bytes=limit)], links=links)
-    assert 2 <= tight.stages[0].depth < 16
+    assert 2 <= tight.workers[0].depth < 16
 
 
 def test_impossible_memory_is_refused_with_the_arithmetic() -> None:
@@ -165,7 +165,7 @@ def test_host_memory_counts_the_pinned_copy_of_a_cards_snapshots() -> None:
 def test_depths_of_flushing_schedules(schedule: str, depths: list[int]) -> None:
     """gpipe has a whole batch in flight, 1f1b what is left of the pipeline."""
     plan = planned(job(schedule=schedule), [node("a"), node("b"), node("c")])
-    assert [stage.depth for stage in plan.stages] == depths
+    assert [stage.depth for stage in plan.workers] == depths
 
 
 def test_depth_of_2bw_hides_the_round_trips() -> None:
@@ -173,12 +173,12 @@ def test_depth_of_2bw_hides_the_round_trips() -> None:
     downstream, as far as m + 1 allows both."""
     nodes = [node("a"), node("b"), node("c")]
     still = planned(job(), nodes, links=LinkAssumptions(site_round_trip_s=0.0, site_bytes_per_s=1e15))
-    assert [stage.depth for stage in still.stages] == [6, 4, 1]
+    assert [stage.depth for stage in still.workers] == [6, 4, 1]
     near = planned(job(), nodes)
-    assert [stage.depth for stage in near.stages] == [7, 5, 1]
+    assert [stage.depth for stage in near.workers] == [7, 5, 1]
     three = job(placement=PlacementSpec(min_nodes=3))
     far = planned(three, nodes, links=LinkAssumptions(site_round_trip_s=100.0))
-    assert [stage.depth for stage in far.stages] == [16, 16, 1]
+    assert [stage.depth for stage in far.workers] == [16, 16, 1]
 
 
 # --- Exactness ------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_required_exactness_uses_one_model_of_a_nodes_cards() -> None:
     """Three cards, two of them alike: the job runs on those two."""
     unlike = node("a", device_classes=("one", "two", "one"))
     plan = planned(job(exactness="required", placement=PlacementSpec(replicas=(1, 1))), [unlike])
-    assert sorted(stage.device_index for stage in plan.stages) == [0, 2]
+    assert sorted(stage.device_index for stage in plan.workers) == [0, 2]
 
 
 def test_history_counts_for_exactness() -> None:
@@ -221,7 +221,7 @@ def test_required_exactness_takes_the_class_with_the_best_plan() -> None:
     """Two slow nodes of one class lose against one fast node of another; mixed they never run."""
     nodes = [node("a"), node("b"), node("c", speed=9.0, arithmetic_class="two")]
     plan = planned(job(exactness="required"), nodes)
-    assert [stage.node for stage in plan.stages] == ["c"]
+    assert [stage.node for stage in plan.workers] == ["c"]
     assert plan.is_exact
 
 
@@ -229,7 +229,7 @@ def test_required_exactness_keeps_to_the_class_that_the_job_began_on() -> None:
     """Its own class, though another would be faster; and a refusal where it is not there."""
     nodes = [node("a"), node("c", speed=9.0, arithmetic_class="two")]
     plan = planned(job(exactness="required"), nodes, history=("one",))
-    assert [stage.node for stage in plan.stages] == ["a"]
+    assert [stage.node for stage in plan.workers] == ["a"]
     assert "zero" in refused(job(exactness="required"), nodes, history=("zero",))
 
 
@@ -280,18 +280,18 @@ def test_devices_without_the_jobs_kernel_of_attention_are_left_out() -> None:
     card = node("b")
     card = replace(card, devices=(replace(card.devices[0], kind="cuda", capability="9.0"),))
     spec = job(attention_backend="efficient")
-    assert {stage.node for stage in planned(spec, [node("a"), card]).stages} == {"b"}
+    assert {stage.node for stage in planned(spec, [node("a"), card]).workers} == {"b"}
     assert refused(spec, [node("a")]) == (
         'waits for 1 node; node a has no attention_backend = "efficient": a CPU has no memory-efficient kernel'
     )
-    assert {stage.node for stage in planned(job(), [node("a"), card]).stages} <= {"a", "b"}
+    assert {stage.node for stage in planned(job(), [node("a"), card]).workers} <= {"a", "b"}
 
 
 def test_nodes_in_quarantine_and_devices_without_a_worker_are_left_out() -> None:
     """b failed too often and c's only worker is gone: a plan on a; without a, the reason names both."""
     crippled = replace(node("c"), down_devices=(0,))
     nodes = [node("a"), node("b"), crippled]
-    assert {stage.node for stage in planned(job(), nodes, quarantined=frozenset({"b"})).stages} == {"a"}
+    assert {stage.node for stage in planned(job(), nodes, quarantined=frozenset({"b"})).workers} == {"a"}
     reason = refused(job(), nodes[1:], quarantined=frozenset({"b"}))
     assert reason == "waits for 1 node; node b is in quarantine; c has no worker on device 0"
 
@@ -299,12 +299,12 @@ def test_nodes_in_quarantine_and_devices_without_a_worker_are_left_out() -> None
 def test_names_sort_by_their_numbers() -> None:
     """Alike nodes stand in the pipeline in the order that people count: node-2 before node-10."""
     plan = planned(job(), [node(f"node-{number}") for number in (10, 2, 1)])
-    assert [stage.node for stage in plan.stages] == ["node-1", "node-2", "node-10"]
+    assert [stage.node for stage in plan.workers] == ["node-1", "node-2", "node-10"]
 
 
 def test_among_equals_layers_stay_where_their_files_are() -> None:
     """Two cuts of the same speed: the one that needs no fetching wins."""
     nodes = [node("a", site="x"), node("b", site="y")]
-    [first, second] = planned(job(), nodes).stages
+    [first, second] = planned(job(), nodes).workers
     held = {first.node: second.layers, second.node: first.layers}
-    assert [stage.node for stage in planned(job(), nodes, held=held).stages] == [second.node, first.node]
+    assert [stage.node for stage in planned(job(), nodes, held=held).workers] == [second.node, first.node]

@@ -19,7 +19,7 @@ from headway.daemon.planning.rebalance import (
     probation_s,
     rest_s,
 )
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.scripted_hour import ScriptedHour
 
@@ -33,8 +33,10 @@ HALF_AGAIN = Outlook(present_s=1.5, best_s=1.0, is_other=True, batches_left=100,
 """Saves 50 s for 10 s."""
 
 
-def stage(node: str, *layers: str, groups: tuple[int, ...] = (), depth: int = 1) -> StagePlan:
-    return StagePlan(node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=depth, groups=groups)
+def stage(node: str, *layers: str, groups: tuple[int, ...] = (), depth: int = 1) -> WorkerPart:
+    return WorkerPart(
+        node=node, node_incarnation=f"{node}-1", device_index=0, layers=layers, depth=depth, groups=groups
+    )
 
 
 def test_a_move_that_saves_more_than_it_costs_is_made() -> None:

@@ -16,7 +16,7 @@ from headway.daemon.planning.rebalance import is_same
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.measurements import LayerTime
-from headway.daemon.records.records import Device, NodeRecord, StagePlan
+from headway.daemon.records.records import Device, NodeRecord, WorkerPart
 from headway.stages.spec import RECOMPUTES, timed_kind
 from tests.unit.daemon.planning.clusters import job, node, planned, refused
 
@@ -34,7 +34,7 @@ def needed(recompute: str, num_blocks: int = 8) -> int:
 
 
 def choices(plan: ClusterPlan) -> list[str]:
-    return [stage.recompute for stage in plan.stages]
+    return [stage.recompute for stage in plan.workers]
 
 
 def test_a_device_gets_the_fastest_choice_that_fits() -> None:
@@ -66,7 +66,7 @@ def test_each_stage_has_its_own_choice() -> None:
     """A small card beside a large one: the small one computes again what it has no room for, the large one nothing."""
     nodes = [node("large"), node("small", memory_bytes=needed("none", 4) // 2)]
     plan = planned(auto_job(placement=PlacementSpec(min_nodes=2)), nodes)
-    by_node = {stage.node: stage.recompute for stage in plan.stages}
+    by_node = {stage.node: stage.recompute for stage in plan.workers}
     assert by_node["large"] == "none"
     assert by_node["small"] in ("attention", "block")
     assert any("computed again" in line for line in plan.explanation() if by_node["small"] in line)
@@ -108,7 +108,7 @@ def test_auto_is_never_slower_than_one_choice_for_all(seed: int) -> None:
     assert plan.predicted_batch_seconds <= tolerance * min(fitting, default=plan.predicted_batch_seconds)
     for estimate in plan.estimates:
         assert estimate.device_bytes <= estimate.device_limit_bytes
-    for one, other in pairwise(plan.stages):
+    for one, other in pairwise(plan.workers):
         assert one.layers != other.layers or one.recompute == other.recompute
 
 
@@ -116,7 +116,7 @@ def test_the_plan_in_force_is_predicted_by_its_own_choice() -> None:
     """A stage that computes blocks again → predicted and simulated slower than the same stage that keeps all."""
     nodes, spec = [node("a")], auto_job()
     stages = [
-        (StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=spec.layers, depth=1, recompute=name),)
+        (WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=spec.layers, depth=1, recompute=name),)
         for name in RECOMPUTES
     ]
     seconds = [predict(spec, each, nodes) or 0.0 for each in stages]
@@ -128,10 +128,10 @@ def test_the_plan_in_force_is_predicted_by_its_own_choice() -> None:
 
 def test_a_plan_of_an_older_leader_has_no_choice() -> None:
     """Its record lacks the field → the job's own; a newer one keeps it."""
-    stage = planned(auto_job(), [node("a")]).stages[0]
+    stage = planned(auto_job(), [node("a")]).workers[0]
     raw = encode(stage)
-    assert decode(raw, StagePlan).recompute == "none"
-    assert decode(raw.replace(b',"recompute":"none"', b""), StagePlan).recompute == ""
+    assert decode(raw, WorkerPart).recompute == "none"
+    assert decode(raw.replace(b',"recompute":"none"', b""), WorkerPart).recompute == ""
 
 
 # --- Measured times ---------------------------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def chain(nodes: list[NodeRecord], profiles: Profiles | None = None) -> list[str
     number = len(nodes)
     spec = job(num_blocks=2 * number, microbatches=2 * number, placement=PlacementSpec(min_nodes=number))
     plan = planned(spec, nodes, profiles=profiles)
-    assert len(plan.stages) == number
-    return [stage.node for stage in plan.stages]
+    assert len(plan.workers) == number
+    return [stage.node for stage in plan.workers]
 
 
 def num_relayed(order: list[str] | tuple[str, ...], nodes: list[NodeRecord]) -> int:
@@ -96,17 +96,17 @@ def test_two_of_many_that_need_no_relay_are_taken(is_measured: bool) -> None:
     nodes = [far("a"), far("b"), far("c", "d:7070"), near("d")]
     spec = job(placement=PlacementSpec(min_nodes=2, max_nodes=2))
     plan = planned(spec, nodes, profiles=all_equal(nodes) if is_measured else None)
-    assert num_relayed([stage.node for stage in plan.stages], nodes) == 0
+    assert num_relayed([stage.node for stage in plan.workers], nodes) == 0
 
 
 def test_a_direct_link_is_worth_more_than_layers_that_stay() -> None:
     """Among equals: whether a running job moves for it is not asked here."""
     nodes, spec = [far("a"), near("b")], job(placement=PlacementSpec(min_nodes=2))
-    stages = planned(spec, [near("a"), near("b")]).stages
+    stages = planned(spec, [near("a"), near("b")]).workers
     order = [replace(stage, node=name, node_incarnation=f"{name}-1") for stage, name in zip(stages, "ba", strict=True)]
-    before = PlanRecord(generation=1, timeline=0, stages=tuple(order))
-    assert [stage.node for stage in planned(spec, [near("a"), near("b")], previous=before).stages] == ["b", "a"]
-    assert [stage.node for stage in planned(spec, nodes, profiles=all_equal(nodes), previous=before).stages] == [
+    before = PlanRecord(generation=1, timeline=0, workers=tuple(order))
+    assert [stage.node for stage in planned(spec, [near("a"), near("b")], previous=before).workers] == ["b", "a"]
+    assert [stage.node for stage in planned(spec, nodes, profiles=all_equal(nodes), previous=before).workers] == [
         "a",
         "b",
     ]
@@ -130,7 +130,7 @@ def test_of_many_nodes_behind_nat_some_are_direct_neighbours_of_the_only_relay(n
 def test_a_link_through_a_relay_makes_a_batch_slower_until_it_is_measured() -> None:
     spec = job(placement=PlacementSpec(min_nodes=2), schedule="1f1b")
     direct, relayed = [near("a"), near("b")], [near("a"), far("b")]
-    stages = planned(spec, direct).stages
+    stages = planned(spec, direct).workers
     assert (predict(spec, stages, relayed) or 0.0) > (predict(spec, stages, direct) or 0.0) > 0.0
     seconds = {predict(spec, stages, nodes, profiles=all_equal(nodes)) for nodes in (direct, relayed)}
     assert len(seconds) == 1
@@ -167,8 +167,8 @@ def test_the_links_of_a_plan_through_one_relay_share_its_line(number: int) -> No
     alone = planned(job(num_blocks=8, microbatches=8), [near("a")]).predicted_batch_seconds
     assert seconds == pytest.approx(2.0 * alone * (number - 1))
     assert plan.predicted_batch_seconds >= seconds
-    assert predict(spec, plan.stages, nodes, profiles=through(nodes, rate)) == plan.predicted_batch_seconds
-    run = forecast(spec, plan.stages, nodes, profiles=through(nodes, rate))
+    assert predict(spec, plan.workers, nodes, profiles=through(nodes, rate)) == plan.predicted_batch_seconds
+    run = forecast(spec, plan.workers, nodes, profiles=through(nodes, rate))
     assert run.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.1)
 
 
@@ -177,8 +177,8 @@ def test_a_plan_has_no_more_links_through_a_relay_than_its_line_carries(number: 
     """A link takes a fifth of one node's batch: three stages take two fifths, two a half, and four would take three."""
     spec, nodes = job(num_blocks=22, microbatches=24), behind(RELAY, number)
     plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
-    assert len(plan.stages) == 3
-    assert len(planned(spec, nodes, profiles=all_equal(nodes)).stages) == number
+    assert len(plan.workers) == 3
+    assert len(planned(spec, nodes, profiles=all_equal(nodes)).workers) == number
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
@@ -217,7 +217,7 @@ def test_of_many_nodes_those_work_that_need_no_relay() -> None:
     spec = job(num_blocks=46, microbatches=48)
     alone = planned(spec, [near("a")]).predicted_batch_seconds
     plan = planned(spec, nodes, profiles=through(nodes, narrow(spec, 0.2)))
-    assert num_relayed([stage.node for stage in plan.stages], nodes) == 0
+    assert num_relayed([stage.node for stage in plan.workers], nodes) == 0
     assert plan.predicted_batch_seconds <= 0.12 * alone
 
 
@@ -243,7 +243,7 @@ def test_two_nodes_behind_nat_of_one_private_site_meet_at_the_relay_too(wanted: 
     ]
     spec = job(placement=PlacementSpec(min_nodes=2), link=wanted)
     plan = planned(spec, nodes)
-    record = PlanRecord(generation=1, timeline=0, stages=plan.stages)
+    record = PlanRecord(generation=1, timeline=0, workers=plan.workers)
     [link] = planned_links(spec, record, {each.name: each for each in nodes})
     assert (link.kind, link.via) == ("grpc", RELAY)
     assert [connection.via for connection in plan.connections] == [RELAY]
@@ -257,9 +257,9 @@ def test_a_plan_and_its_links_name_the_relay() -> None:
     order = [nodes[name] for name in ("a", "b", "c", "r")]
     stages = tuple(
         replace(stage, node=each.name, node_incarnation=each.incarnation)
-        for stage, each in zip(plan.stages, order, strict=True)
+        for stage, each in zip(plan.workers, order, strict=True)
     )
-    found = planned_links(spec, PlanRecord(generation=1, timeline=0, stages=stages), nodes)
+    found = planned_links(spec, PlanRecord(generation=1, timeline=0, workers=stages), nodes)
     assert [(link.lower, link.via) for link in found] == [("b", "r"), ("c", RELAY), ("r", "")]
     told = " ".join(link_sentences(found))
     assert "through the relay r." in told

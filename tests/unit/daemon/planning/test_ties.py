@@ -8,7 +8,7 @@ from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.plan_links import linked, linked_pairs
 from headway.daemon.planning.planner import PlanRefused, make_plan
-from headway.daemon.records.records import StagePlan
+from headway.daemon.records.records import WorkerPart
 from tests.unit.daemon.planning.clusters import job, node, planned
 from tests.unit.daemon.planning.test_blocked_planning import names, ways
 
@@ -23,7 +23,7 @@ def test_the_ends_have_a_link_where_they_share_a_group() -> None:
     groups = [(0, 2), (1, 3), (), (0, 1), (2, 3)]
     layers = [("embed",), ("embed",), ("block.0",), ("head",), ("head",)]
     stages = [
-        StagePlan(node=f"n{k}", node_incarnation="i", device_index=0, layers=layers[k], depth=1, groups=groups[k])
+        WorkerPart(node=f"n{k}", node_incarnation="i", device_index=0, layers=layers[k], depth=1, groups=groups[k])
         for k in range(5)
     ]
     tied = [linked(stages, k, trains_tie=True).tied for k in range(5)]
@@ -41,8 +41,8 @@ def test_ends_are_never_on_a_blocked_pair(number: int) -> None:
     blocked = ways(*((f"n{index}", f"n{index + 1}") for index in range(0, number - 1, 2)))
     spec = tied_job(num_blocks=2 * number, microbatches=2 * number, placement=PlacementSpec(min_nodes=number))
     plan = planned(spec, names(number), blocked=blocked)
-    assert len(plan.stages) == number
-    assert linked_pairs(plan.stages, trains_tie=True).isdisjoint(blocked.pairs)
+    assert len(plan.workers) == number
+    assert linked_pairs(plan.workers, trains_tie=True).isdisjoint(blocked.pairs)
 
 
 def test_three_stages_need_all_three_pairs() -> None:
@@ -61,7 +61,7 @@ def test_a_large_tie_brings_the_ends_into_one_site(number: int) -> None:
     fields = {"num_blocks": 4 * number, "microbatches": 16, "sequence_length": 8, "placement": placement}
     small = planned(tied_job(vocab_size=256, **fields), nodes)
     large = planned(tied_job(vocab_size=150_000, **fields), nodes)
-    sites = [[stage.node[0] for stage in plan.stages] for plan in (small, large)]
+    sites = [[stage.node[0] for stage in plan.workers] for plan in (small, large)]
     assert sites[1][0] == sites[1][-1]
     assert sum(one != other for one, other in zip(sites[0], sites[0][1:], strict=False)) == 1
     assert large.tie is not None
@@ -89,6 +89,6 @@ def test_both_ends_count_the_buffers_of_the_tie() -> None:
     spec = tied_job(vocab_size=4000, num_blocks=7, placement=three)
     tied = planned(spec, names(3))
     untied = planned(replace(spec, model=replace(spec.model, tie_word_embeddings=False)), names(3))
-    assert [stage.layers for stage in tied.stages] == [stage.layers for stage in untied.stages]
+    assert [stage.layers for stage in tied.workers] == [stage.layers for stage in untied.workers]
     more = [one.device_bytes - other.device_bytes for one, other in zip(tied.estimates, untied.estimates, strict=True)]
     assert more == [3 * 4 * 4000 * 256, 0, 3 * 4 * 4000 * 256]

@@ -47,7 +47,7 @@ def test_depth_follows_the_coded_bytes() -> None:
     saved = 2 * (carried[0] - carried[1]) / 12.5e6
     assert abs(plain.distance.on_links_s - coded.distance.on_links_s - saved) < 1e-9
     assert coded.distance.least_microbatches < plain.distance.least_microbatches
-    assert coded.stages[0].depth < plain.stages[0].depth
+    assert coded.workers[0].depth < plain.workers[0].depth
 
 
 def test_a_link_that_sets_the_pace_is_predicted_faster_when_coded() -> None:
@@ -57,7 +57,7 @@ def test_a_link_that_sets_the_pace_is_predicted_faster_when_coded() -> None:
     plain, coded = (planned(spec, nodes) for spec in specs)
     assert coded.predicted_batch_seconds < 0.6 * plain.predicted_batch_seconds
     simulated = [
-        forecast(spec, plan.stages, nodes).step_seconds for spec, plan in zip(specs, (plain, coded), strict=True)
+        forecast(spec, plan.workers, nodes).step_seconds for spec, plan in zip(specs, (plain, coded), strict=True)
     ]
     assert simulated[1] < 0.6 * simulated[0]
 
@@ -98,7 +98,7 @@ def test_a_cut_is_coded_whole() -> None:
     spec = replace(job(wire="int8", reduction_groups=2, microbatches=8), placement=placement)
     plan = planned(spec, nodes)
     sites = {record.name: record.site for record in nodes}
-    assert len({sites[stage.node] for stage in plan.stages[:2]}) == 2
+    assert len({sites[stage.node] for stage in plan.workers[:2]}) == 2
     assert [connection.codec for connection in plan.connections] == ["int8", "int8"]
 
 
@@ -106,7 +106,7 @@ def test_feedback_takes_memory() -> None:
     """int8 with feedback: float32 of one gradient for each group, counted where a cut can be coded."""
     with_it, without = job(wire="int8"), job(wire="int8", wire_feedback=False)
     taken = [sum(estimate.device_bytes for estimate in plan_of(spec, APART).estimates) for spec in (with_it, without)]
-    depths = [[stage.depth for stage in plan_of(spec, APART).stages] for spec in (with_it, without)]
+    depths = [[stage.depth for stage in plan_of(spec, APART).workers] for spec in (with_it, without)]
     assert depths[0] == depths[1]
     assert taken[0] - taken[1] == 2 * 4 * num_hidden(with_it)
     one_site = [plan_of(spec, TOGETHER).estimates for spec in (with_it, without)]
@@ -125,6 +125,6 @@ def test_evaluations_are_carried_down_uncoded() -> None:
     assert abs(after.batch_seconds - before.batch_seconds - held_out_s) < 1e-9
     both = planned(replace(evaluated, placement=BOTH), nodes)
     assert both.predicted_batch_seconds >= after.batch_seconds
-    assert forecast(replace(evaluated, placement=BOTH), both.stages, nodes).step_seconds >= 0.99 * after.batch_seconds
+    assert forecast(replace(evaluated, placement=BOTH), both.workers, nodes).step_seconds >= 0.99 * after.batch_seconds
     rare = replace(plain, train=replace(plain.train, eval_every=50))
     assert abs(plan_of(rare, nodes).connections[0].batch_seconds - before.batch_seconds - held_out_s / 50) < 1e-9

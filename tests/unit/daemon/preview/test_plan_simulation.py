@@ -32,22 +32,22 @@ def test_without_a_bubble_the_simulation_agrees_with_the_prediction() -> None:
     """2bw on four equal nodes → within 3 % of the predicted step; the slowest stage has next to nothing to wait for."""
     spec, nodes = job(), equal_nodes(4)
     plan = planned(spec, nodes)
-    run = forecast(spec, plan.stages, nodes)
+    run = forecast(spec, plan.workers, nodes)
     assert run.num_batches == MOST_BATCHES
     assert run.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.03)
-    assert len(run.bubbles) == len(plan.stages) == 4
+    assert len(run.bubbles) == len(plan.workers) == 4
     assert run.bubbles[plan.bottleneck] < 0.03
-    assert all(peak <= stage.depth for peak, stage in zip(run.peaks, plan.stages, strict=True))
+    assert all(peak <= stage.depth for peak, stage in zip(run.peaks, plan.workers, strict=True))
 
 
 def test_without_delay_every_stage_waits() -> None:
     """1f1b on four nodes with m = 8 → each stage idles for about (p − 1) / (m + p − 1) of the time, 2bw's does not."""
     nodes = equal_nodes(4)
     spec = job(schedule="1f1b", microbatches=8)
-    run = forecast(spec, planned(spec, nodes).stages, nodes)
+    run = forecast(spec, planned(spec, nodes).workers, nodes)
     assert min(run.bubbles) > 0.15
     fast = job(microbatches=8)
-    assert forecast(fast, planned(fast, nodes).stages, nodes).step_seconds < run.step_seconds
+    assert forecast(fast, planned(fast, nodes).workers, nodes).step_seconds < run.step_seconds
 
 
 def test_a_stage_that_is_shared_takes_its_share_of_the_time() -> None:
@@ -56,11 +56,11 @@ def test_a_stage_that_is_shared_takes_its_share_of_the_time() -> None:
     alone = replace(spec, placement=PlacementSpec(replicas=(1, 1)))
     shared = replace(spec, placement=PlacementSpec(replicas=(2, 2)))
     nodes = equal_nodes(4)
-    one = forecast(alone, planned(alone, nodes).stages, nodes)
-    two = forecast(shared, planned(shared, nodes).stages, nodes)
+    one = forecast(alone, planned(alone, nodes).workers, nodes)
+    two = forecast(shared, planned(shared, nodes).workers, nodes)
     assert (len(one.bubbles), len(two.bubbles)) == (2, 4)
     plan = planned(shared, nodes)
-    names = worker_labels(plan.stages)
+    names = worker_labels(plan.workers)
     assert [name.split()[0] for name in names] == ["0", "0", "1", "1"]
     assert two.step_seconds == pytest.approx(plan.predicted_batch_seconds, rel=0.05)
     assert two.step_seconds < 0.6 * one.step_seconds
@@ -93,7 +93,7 @@ def test_a_trace_has_every_operation_once_in_its_row() -> None:
 def test_a_picture_shows_some_batches_of_the_full_pipe() -> None:
     """Not the first batches, in which the pipe fills, and not more than can be seen."""
     spec, nodes = job(), equal_nodes(2)
-    run = forecast(spec, planned(spec, nodes).stages, nodes)
+    run = forecast(spec, planned(spec, nodes).workers, nodes)
     begin, end = run.shown
     assert begin >= 2 * run.step_seconds
     assert 2 * run.step_seconds < end - begin < 4 * run.step_seconds

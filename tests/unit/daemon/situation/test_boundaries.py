@@ -12,9 +12,9 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -40,9 +40,9 @@ PLAN = PlanRecord(
     generation=3,
     timeline=3,
     ancestry=((1, 20),),
-    stages=(
-        StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=FRONT, depth=4),
-        StagePlan(node="b", node_incarnation="b-1", device_index=0, layers=LAYERS[2:], depth=4),
+    workers=(
+        WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=FRONT, depth=4),
+        WorkerPart(node="b", node_incarnation="b-1", device_index=0, layers=LAYERS[2:], depth=4),
     ),
 )
 NODES = {

@@ -78,12 +78,12 @@ class Scene:
         record = PlanRecord(
             generation=generation,
             timeline=1,
-            stages=plan.stages,
+            workers=plan.workers,
             predicted_batch_seconds=plan.predicted_batch_seconds,
             arithmetic_classes=("one",),
         )
         self.put(Keys.of("demo", "plan"), record, now=now)
-        for position, stage in enumerate(plan.stages):
+        for position, stage in enumerate(plan.workers):
             worker = WorkerRecord(node=stage.node, incarnation="w", address="", pid=1, state=WorkerState.RUNNING)
             self.put(Keys.worker("demo", generation, position), worker, now=now)
 
@@ -121,7 +121,7 @@ def test_a_straggler_is_measured_and_the_plan_changes() -> None:
     assert better_plan_found(situation)
     plan = situation.plans.best
     assert isinstance(plan, ClusterPlan)
-    layers = {stage.node: len(stage.layers) for stage in plan.stages}
+    layers = {stage.node: len(stage.layers) for stage in plan.workers}
     assert layers["a"] >= 2 * layers["b"]
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
@@ -146,8 +146,8 @@ def test_a_link_that_has_grown_long_makes_the_plan_deeper() -> None:
     assert better_plan_found(situation)
     deep = situation.plans.best
     assert isinstance(deep, ClusterPlan)
-    assert [stage.layers for stage in deep.stages] == [stage.layers for stage in shallow.stages]
-    assert deep.stages[0].depth >= shallow.stages[0].depth + 3
+    assert [stage.layers for stage in deep.workers] == [stage.layers for stage in shallow.workers]
+    assert deep.workers[0].depth >= shallow.workers[0].depth + 3
     (command,) = decide(scene.view, now=30.0).commands
     assert isinstance(command, Transaction)
     assert "Measured links need more microbatches in flight" in command.reason
@@ -169,8 +169,8 @@ def test_a_line_that_begins_to_lose_packets_makes_the_plan_deeper() -> None:
     situation = scene.situation()
     assert better_plan_found(situation)
     assert isinstance(situation.plans.best, ClusterPlan)
-    assert [stage.layers for stage in situation.plans.best.stages] == [stage.layers for stage in without.stages]
-    assert situation.plans.best.stages[0].depth >= without.stages[0].depth + 2
+    assert [stage.layers for stage in situation.plans.best.workers] == [stage.layers for stage in without.workers]
+    assert situation.plans.best.workers[0].depth >= without.workers[0].depth + 2
 
 
 def test_a_job_that_wants_no_new_cut_moves_with_nodes_alone() -> None:
@@ -307,11 +307,11 @@ def test_a_flapping_node_is_waited_for_longer_and_longer() -> None:
             scene.delete(Keys.node("c"), now=20.0 * life + 10.0)
     situation = scene.situation(now=65.0)
     assert situation.plans.on_probation == {"c": 70.0}
-    assert {stage.node for stage in situation.plans.best.stages} == {"a", "b"}  # type: ignore[union-attr]
+    assert {stage.node for stage in situation.plans.best.workers} == {"a", "b"}  # type: ignore[union-attr]
     assert 70.0 in waits(situation)
     later = scene.situation(now=71.0)
     assert better_plan_found(later)
-    assert "c" in {stage.node for stage in later.plans.best.stages}  # type: ignore[union-attr]
+    assert "c" in {stage.node for stage in later.plans.best.workers}  # type: ignore[union-attr]
 
 
 def test_changes_of_plan_are_remembered_and_the_job_rests() -> None:

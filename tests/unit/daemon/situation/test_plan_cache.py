@@ -69,7 +69,7 @@ def test_a_plan_from_old_inputs_is_not_taken() -> None:
     two = request(node("a"), node("b"))
     plan = answer(two.question)
     assert isinstance(plan, ClusterPlan)
-    assert {stage.node for stage in plan.stages} == {"a", "b"}
+    assert {stage.node for stage in plan.workers} == {"a", "b"}
     changed = (
         request(node("a"), node("c")),
         request(node("a"), node("b", life=2)),
@@ -165,7 +165,7 @@ def test_a_node_that_dies_while_a_plan_is_made_is_in_no_plan() -> None:
     (offered,) = ask_for(cluster, cache).commands
     assert isinstance(offered, Transaction)
     plan = decode(offered.puts[Keys.of("first", "next")], PlanRecord)
-    assert {stage.node for stage in plan.stages} == {"a"}
+    assert {stage.node for stage in plan.workers} == {"a"}
 
 
 def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cut() -> None:
@@ -181,7 +181,7 @@ def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cu
     cluster.calm(max_rounds=6)
     cluster.want("starts", Desired.RUNNING)
     cluster.calm(until=lambda: cluster.phase("starts").phase is Phase.QUEUED)
-    [victim] = {stage.node for stage in decode(cluster.store.values[Keys.of("recovers", "plan")], PlanRecord).stages}
+    [victim] = {stage.node for stage in decode(cluster.store.values[Keys.of("recovers", "plan")], PlanRecord).workers}
     cluster.kill(victim)
     cluster.expire(victim)
     cluster.add_node("d", speed=9.0)

@@ -39,7 +39,7 @@ class Scene:
         assert isinstance(planned, ClusterPlan)
         self.put(Keys.of("demo", "spec"), SpecRecord(spec=SPEC))
         plan = PlanRecord(
-            generation=1, timeline=1, stages=planned.stages, predicted_batch_seconds=planned.predicted_batch_seconds
+            generation=1, timeline=1, workers=planned.workers, predicted_batch_seconds=planned.predicted_batch_seconds
         )
         self.put(Keys.of("demo", "plan"), plan)
 
@@ -53,11 +53,11 @@ class Scene:
         job, view = self.view.jobs["demo"], self.view
         assert job.plan is not None
         nodes, profiles = as_fast_as_their_like(view.nodes.values()), measured(job, view)
-        known = concerned(job.plan.stages, nodes)
-        found = predicted("demo", SPEC, job.plan.stages, known=known, profiles=profiles, view=view)
+        known = concerned(job.plan.workers, nodes)
+        found = predicted("demo", SPEC, job.plan.workers, known=known, profiles=profiles, view=view)
         bare = copy(view)
         bare.derived = Derived()
-        return found, predict(SPEC, job.plan.stages, nodes.values(), profiles=measured(job, bare))
+        return found, predict(SPEC, job.plan.workers, nodes.values(), profiles=measured(job, bare))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -127,7 +127,7 @@ def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
         nodes.append(replace(node(name), devices=told[0]))
     found = as_fast_as_their_like(nodes).values()
     plan = planned(job(num_blocks=24, dtype=dtype, sequence_length=512), found)
-    layers = {stage.node: len(stage.layers) for stage in plan.stages}
+    layers = {stage.node: len(stage.layers) for stage in plan.workers}
     assert (layers.get("a", 0) > layers.get("b", 0)) is (dtype == "float32")
 
 

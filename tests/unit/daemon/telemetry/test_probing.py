@@ -10,7 +10,7 @@ import pytest
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
-from headway.daemon.records.records import Device, NodeRecord, PlanRecord, StagePlan
+from headway.daemon.records.records import Device, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.telemetry import probing
 from headway.daemon.telemetry.probing import (
     EVERY_S,
@@ -59,9 +59,9 @@ def test_of_many_a_node_measures_those_of_its_plans_and_some() -> None:
     assert [peer.name for peer in peers_of(view, "n0")] == before
     wanted = [name for name in view.nodes if name not in before][1:4]
     stages = tuple(
-        StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in ["n0", *wanted]
+        WorkerPart(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in ["n0", *wanted]
     )
-    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    plan = PlanRecord(generation=1, timeline=1, workers=stages)
     view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
     assert set(wanted) <= {peer.name for peer in peers_of(view, "n0")}
 
@@ -70,8 +70,10 @@ def test_every_link_of_a_long_pipeline_is_measured() -> None:
     """A plan of 64 stages has 63 links, and each node measures sixteen of its fellows: both ends measure each link."""
     view = cluster(100)
     names = [f"n{index}" for index in range(64)]
-    stages = tuple(StagePlan(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names)
-    plan = PlanRecord(generation=1, timeline=1, stages=stages)
+    stages = tuple(
+        WorkerPart(node=name, node_incarnation="", device_index=0, layers=(name,), depth=1) for name in names
+    )
+    plan = PlanRecord(generation=1, timeline=1, workers=stages)
     view.apply(Keys.of("demo", "plan"), encode(plan), mod_revision=1, create_revision=1)
     measured = {name: {peer.name for peer in peers_of(view, name)} for name in names}
     links = list(pairwise(names))

@@ -61,7 +61,7 @@ def measured(
     """What node a writes under a plan that predicts a peak of 1000 bytes."""
     view = job(profiles={("a", 0): before} if before is not None else {})
     offered = plan(generation, ("a", ("block.0",)))
-    view.plan = replace(offered, stages=(replace(offered.stages[0], device_bytes=1000),))
+    view.plan = replace(offered, workers=(replace(offered.workers[0], device_bytes=1000),))
     record = ProfileRecord(generation=generation, peak_bytes=peak, num_samples=samples)
     card = Device(kind="cuda", model="H100")
     return with_demand(record, view, replace(node_record("a"), devices=(card,)), 0)

@@ -12,7 +12,7 @@ from headway.daemon.etcd.transaction import Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord, LinkProbe
-from headway.daemon.records.records import PlanRecord, SpecRecord, StagePlan, WorkerRecord, WorkerState
+from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.telemetry import goodput, probing
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.probing import INCOMPLETE_S, REWRITTEN_S, Probing
@@ -41,11 +41,11 @@ def large_view() -> ClusterView:
     """A job with one worker, in a large cluster."""
     view = ClusterView()
     view.nodes = {f"n{index}": node(f"n{index}") for index in range(NUM_NODES)}
-    stage = StagePlan(node="n0", node_incarnation="n0-1", device_index=0, layers=("embed",), depth=1)
+    stage = WorkerPart(node="n0", node_incarnation="n0-1", device_index=0, layers=("embed",), depth=1)
     worker = WorkerRecord(node="n0", incarnation="w", address="", pid=1, state=WorkerState.RUNNING)
     records = {
         Keys.of("j", "spec"): SpecRecord(spec=small_spec("j")),
-        Keys.of("j", "plan"): PlanRecord(generation=1, timeline=1, stages=(stage,)),
+        Keys.of("j", "plan"): PlanRecord(generation=1, timeline=1, workers=(stage,)),
         Keys.worker("j", 1, 0): worker,
     }
     for number, (key, record) in enumerate(records.items(), start=1):

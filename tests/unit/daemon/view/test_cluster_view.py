@@ -14,9 +14,9 @@ from headway.daemon.records.records import (
     PhaseRecord,
     PlanRecord,
     SpecRecord,
-    StagePlan,
     StateFile,
     StateRecord,
+    WorkerPart,
     WorkerRecord,
     WorkerState,
 )
@@ -55,7 +55,7 @@ def test_every_record_of_a_job_finds_its_place() -> None:
     plan = PlanRecord(
         generation=3,
         timeline=2,
-        stages=(StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1),),
+        workers=(WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("embed",), depth=1),),
     )
     put(view, Keys.of("j", "plan"), plan, 1)
     put(view, Keys.worker("j", 3, 0), WORKER, 2)

@@ -62,7 +62,7 @@ def test_a_job_that_raises_costs_the_next_user_no_node() -> None:
     cluster.quarantine_after = 3
     done = (Phase.RUNNING, Phase.FAILED)
     for number in range(MAX_DEATHS):
-        used = sorted(stage.node for stage in plan(cluster).stages)
+        used = sorted(stage.node for stage in plan(cluster).workers)
         cluster.fail_worker(used[number % len(used)], f"Traceback of {number}", fault=f"ValueError: {number}")
         cluster.calm(until=lambda: cluster.phase("first").phase is not Phase.RUNNING)
         cluster.calm(until=lambda: cluster.phase("first").phase in done)
@@ -75,7 +75,7 @@ def test_a_job_that_raises_costs_the_next_user_no_node() -> None:
         node.workers[0].failure = None  # the fake knows no job's name
     cluster.submit(small_spec("next", batches=20))
     cluster.calm(until=lambda: cluster.phase("next").phase is Phase.RUNNING, max_rounds=30)
-    assert {stage.node for stage in plan(cluster, "next").stages} == {"a", "b", "c"}
+    assert {stage.node for stage in plan(cluster, "next").workers} == {"a", "b", "c"}
 
 
 def test_a_daemon_whose_loss_another_job_has_charged_is_not_charged_again() -> None:
@@ -96,7 +96,7 @@ def test_two_deaths_of_one_name_are_two_failures() -> None:
     lose(cluster, victim)
     recovered(cluster)
     cluster.add_node(victim)
-    cluster.calm(until=lambda: victim in {stage.node for stage in plan(cluster).stages})
+    cluster.calm(until=lambda: victim in {stage.node for stage in plan(cluster).workers})
     cluster.calm(max_rounds=4)
     if victim == cluster.leader:
         cluster.elect()

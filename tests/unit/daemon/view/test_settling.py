@@ -46,7 +46,7 @@ def test_a_node_that_flaps_does_not_hold_up_a_queued_job() -> None:
     cluster.calm(until=flap)
     assert cluster.now - began < LONGEST_UNREST_S + 5
     plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
-    assert {stage.node for stage in plan.stages} == {"steady"}
+    assert {stage.node for stage in plan.workers} == {"steady"}
 
 
 def test_a_node_that_went_twice_is_left_out_of_a_start() -> None:
@@ -66,8 +66,8 @@ def test_a_node_that_went_twice_is_left_out_of_a_start() -> None:
     cluster.submit(small_spec("first", batches=2000))
     cluster.calm(until=lambda: cluster.phase("first").phase is Phase.RUNNING)
     plan = decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord)
-    assert {stage.node for stage in plan.stages} == {"steady"}
-    cluster.calm(until=lambda: len(decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord).stages) == 2)
+    assert {stage.node for stage in plan.workers} == {"steady"}
+    cluster.calm(until=lambda: len(decode(cluster.store.values[Keys.of("first", "plan")], PlanRecord).workers) == 2)
 
 
 def test_a_node_that_changes_again_stays_unsettled() -> None:

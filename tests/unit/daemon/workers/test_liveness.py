@@ -10,7 +10,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.preview.nodes_file import parse_nodes
 from headway.daemon.preview.preview import WorkerPreview, preview
-from headway.daemon.records.records import PlanRecord, StagePlan
+from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.workers.launched_work import LaunchedWork
 from headway.daemon.workers.liveness import (
@@ -41,7 +41,7 @@ OF = JobGeneration("j", 3)
 IDLE = WorkerStatus(device_index=0, incarnation="w", pid=7, address="a:1")
 PREPARED = IDLE.ordered(OrderKind.PREPARE, OF).did_prepare(OF)
 RUNNING = PREPARED.ordered(OrderKind.START, OF).did_start(OF)
-ALONE = StagePlan(node="a", node_incarnation="a-1", device_index=0, layers=("embed", "head"), depth=4)
+ALONE = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=("embed", "head"), depth=4)
 
 
 def beat(
@@ -252,7 +252,7 @@ def test_a_worker_with_much_state_has_longer_to_load_and_to_write() -> None:
 def test_a_worker_that_compiles_has_longer() -> None:
     """Prepare of a job that compiles: alive all the time, it is given ten minutes in place of two, and told so."""
     spec = JobSpec(job=JobSection(name="j"), train=TrainSpec(compile=True))
-    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, stages=(ALONE,)), ())
+    step = OrderPrepare(0, OF, 0, PlanRecord(generation=OF.generation, timeline=1, workers=(ALONE,)), ())
     given: list[float] = []
     for compiles in (False, True):
         job = replace(spec, train=replace(spec.train, compile=compiles))
