@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.cluster_plan import ClusterPlan, worker_name
 from headway.daemon.planning.planner import make_plan
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.attention_kernels import why_not

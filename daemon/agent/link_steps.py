@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from headway.daemon.agent.local_state import Assignment, NodeState, ProvenLink, is_over
 from headway.daemon.agent.steps import ProveLink
-from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes
-from headway.daemon.planning.plan_links import linked, neighbours
+from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes, linked, neighbours
 from headway.daemon.reach.reach_target import Reach, Target, worker_target
 from headway.daemon.records.records import PlanRecord, WorkerState
 from headway.daemon.view.cluster_view import ClusterView

@@ -12,8 +12,8 @@ from headway.daemon.agent.link_steps import links_to_prove, neighbours_of, prove
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
 from headway.daemon.agent.state_steps import state_steps_of
 from headway.daemon.agent.steps import AnswerStop, CopyToCheckpoint, FetchState, GiveUp, OpenData, RegisterWorker, Step
-from headway.daemon.costs.blocked_ways import pair_of
-from headway.daemon.planning.plan_devices import is_moving, place
+from headway.daemon.costs.paths import pair_of
+from headway.daemon.planning.cluster_plan import is_moving, place
 from headway.daemon.records.journal_part import end_of, own_parts
 from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import pinned

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Final
 
 from headway.daemon.coordination.fair_share import Claimant, Dealt, coarse, deal
-from headway.daemon.planning.plan_devices import devices
+from headway.daemon.planning.cluster_plan import devices
 from headway.daemon.planning.plan_question import usable_devices
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge

@@ -90,8 +90,7 @@ from headway.daemon.coordination.conditions import (
 )
 from headway.daemon.coordination.earlier import Basis, Earlier, Judged, Renew
 from headway.daemon.coordination.queue_order import in_turn, is_queued
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.plan_devices import devices
+from headway.daemon.planning.cluster_plan import ClusterPlan, devices
 from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S

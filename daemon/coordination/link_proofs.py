@@ -1,7 +1,7 @@
 """Finds the links of a plan that are blocked or not proven yet, from facts and the workers' records. Pure."""
 
-from headway.daemon.costs.blocked_ways import BlockedWays
-from headway.daemon.planning.plan_links import linked_pairs, neighbours
+from headway.daemon.costs.link_choice import linked_pairs, neighbours
+from headway.daemon.costs.paths import BlockedWays
 from headway.daemon.records.records import WorkerRecord
 from headway.daemon.situation.plan_health import PlanHealth
 

@@ -5,8 +5,7 @@ from typing import Final
 
 from headway.daemon.coordination.link_proofs import blocked_links, unproven
 from headway.daemon.jobs.job import preparation_s
-from headway.daemon.planning.cluster_plan import size
-from headway.daemon.planning.pipeline_shape import replica_note, shape, stage_name, worker_name
+from headway.daemon.planning.cluster_plan import replica_note, shape, size, stage_name, worker_name
 from headway.daemon.planning.plan_question import no_worker
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone

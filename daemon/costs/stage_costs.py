@@ -8,13 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from headway.daemon.costs.connections import Links
-from headway.daemon.costs.cut_costs import CutCosts
-from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.layer_slices import LayerSlices
+from headway.daemon.costs.connections import CutCosts, Links
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.costs.replica_shares import Bools, Counts, Floats, best_shares, largest_share, least_seconds
-from headway.daemon.costs.stage_memory import StageMemory
+from headway.daemon.costs.stage_memory import LayerSlices, StageMemory
 from headway.daemon.costs.update_memory import FP32_BYTES
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.spec import Recompute

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from headway.daemon.costs.blocked_ways import REMEDY
+from headway.daemon.costs.paths import REMEDY
 from headway.stages.sockets.tls_sentences import in_words
 
 ENDED: Final = "it ends the connection during the handshake"

@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.run import RunFolder, run_job
-from headway.daemon.planning.pipeline_shape import layer_range
+from headway.daemon.planning.cluster_plan import layer_range
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.watch_view import draw_curve, open_display

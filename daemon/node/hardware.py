@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from headway.daemon.costs.device_reserve import cuda_reserve
+from headway.daemon.costs.devices import cuda_reserve
 from headway.daemon.errors import ConfigError
 from headway.daemon.machine_share import memory_bytes
 from headway.daemon.records.records import Device

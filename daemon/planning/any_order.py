@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from headway.daemon.costs.device_order import DeviceSlot, Kinds
+from headway.daemon.costs.devices import DeviceSlot, Kinds
 from headway.daemon.costs.stage_costs import StageCosts
 
 MOST_SETS: Final = 4096

@@ -1,12 +1,12 @@
 """The planner's answer: a plan with its figures and sentences, or a refusal with its arithmetic. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.costs.connections import ConnectionEstimate, ReductionEstimate, TieEstimate
-from headway.daemon.costs.distance import Distance
-from headway.daemon.planning.pipeline_shape import group_names, worker_name
-from headway.daemon.records.records import WorkerPart
+from headway.daemon.planning.predicted_time import Distance
+from headway.daemon.records.records import DeviceKey, PlanRecord, WorkerPart, replicas_of
 
 _COMPUTED_AGAIN: Final = {
     "attention": ", attention computed again",
@@ -168,3 +168,84 @@ def _about_tie(tie: TieEstimate) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+MOST_RUNS: Final = 4
+"""Maximum number of runs of consecutive groups that are listed."""
+
+
+def worker_name(workers: Sequence[WorkerPart], position: int) -> str:
+    """Return `stage 1 on node-3`, or `stage 1 on node-3 (replica 2 of 2)`."""
+    return f"{stage_name(workers, position)} on {workers[position].node}{replica_note(workers, position)}"
+
+
+def stage_name(workers: Sequence[WorkerPart], position: int) -> str:
+    """Return `stage 1`."""
+    return f"stage {_place_of(workers, position)[0]}"
+
+
+def replica_note(workers: Sequence[WorkerPart], position: int) -> str:
+    """Return ` (replica 2 of 2)`; empty if the stage has one worker."""
+    _, number, num_replicas = _place_of(workers, position)
+    return f" (replica {number} of {num_replicas})" if num_replicas > 1 else ""
+
+
+def shape(workers: Sequence[WorkerPart]) -> str:
+    """Return `1 stage`, `3 stages`, `3 stages of 2, 1 and 2 replicas`."""
+    counts = [len(positions) for positions in replicas_of(workers)]
+    text = f"{len(counts)} stage{'s' * (len(counts) != 1)}"
+    if max(counts, default=1) == 1:
+        return text
+    if len(set(counts)) == 1:
+        return f"{text} of {counts[0]} replicas" + (" each" if len(counts) > 1 else "")
+    return f"{text} of {', '.join(map(str, counts[:-1]))} and {counts[-1]} replicas"
+
+
+def group_names(groups: Sequence[int]) -> str:
+    """Return reduction groups for people: `group 0`, `groups 0-3`, `groups 0, 2-3 and 5`, `16 groups from 0 to 61`."""
+    if len(groups) == 1:
+        return f"group {groups[0]}"
+    runs: list[list[int]] = []
+    for group in groups:
+        if runs and runs[-1][-1] == group - 1:
+            runs[-1][1:] = [group]
+        else:
+            runs.append([group])
+    if len(runs) > MOST_RUNS:
+        return f"{len(groups)} groups from {groups[0]} to {groups[-1]}"
+    names = ["-".join(map(str, run)) for run in runs]
+    return f"groups {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"groups {names[0]}"
+
+
+def _place_of(workers: Sequence[WorkerPart], position: int) -> tuple[int, int, int]:
+    """Return (stage from 0, replica from 1, replicas of the stage)."""
+    for stage, positions in enumerate(replicas_of(workers)):
+        if position in positions:
+            return stage, positions.index(position) + 1, len(positions)
+    raise IndexError(position)
+
+
+def layer_range(layers: Sequence[str]) -> str:
+    """Return consecutive layers in few characters: `embed, block.0-3`."""
+    blocks = [name.removeprefix("block.") for name in layers if name.startswith("block.")]
+    parts = ["embed"] if "embed" in layers else []
+    if blocks:
+        parts.append(f"block.{blocks[0]}" + (f"-{blocks[-1]}" if len(blocks) > 1 else ""))
+    if "head" in layers:
+        parts.append("head")
+    return ", ".join(parts)
+
+
+def devices(plan: PlanRecord | ClusterPlan | None) -> frozenset[DeviceKey]:
+    """Return the devices that the plan uses."""
+    return frozenset((stage.node, stage.device_index) for stage in plan.workers) if plan is not None else frozenset()
+
+
+def place(stage: WorkerPart) -> tuple[str, str, int]:
+    """Return the worker's place: (node, incarnation, device)."""
+    return stage.node, stage.node_incarnation, stage.device_index
+
+
+def is_moving(plan: PlanRecord, successor: PlanRecord, layer: str) -> bool:
+    """Return whether a worker of the next plan needs a layer that it does not compute in the present one."""
+    return not {place(stage) for stage in successor.holders(layer)} <= {place(stage) for stage in plan.holders(layer)}

@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from operator import is_
 
-from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
-from headway.daemon.costs.device_order import natural
+from headway.daemon.costs.devices import natural
+from headway.daemon.costs.paths import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import PROTOCOL_VERSION, NodeRecord, PlanRecord, WorkerPart
 

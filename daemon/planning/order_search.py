@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from math import inf
 from typing import Final
 
-from headway.daemon.costs.device_order import (
+from headway.daemon.costs.devices import (
     DeviceSlot,
     Kinds,
     long_orders,

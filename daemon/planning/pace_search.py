@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.replica_shares import Counts, Floats
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.pipeline_cut import Cut

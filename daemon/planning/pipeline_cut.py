@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.replica_shares import Floats
 from headway.daemon.costs.stage_costs import StageCosts
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-from headway.daemon.costs.device_order import DeviceSlot, natural
+from headway.daemon.costs.devices import DeviceSlot, natural
 from headway.daemon.costs.replica_shares import interleaved
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import ClusterPlan, StageEstimate

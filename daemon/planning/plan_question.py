@@ -11,17 +11,15 @@ from itertools import chain, compress
 from operator import attrgetter
 from typing import Final, TypedDict, Unpack, overload
 
-from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, BlockedWays
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import DeviceSlot, natural
-from headway.daemon.costs.memory_lessons import NOTHING_LEARNED, MemoryLessons
+from headway.daemon.costs.devices import NOTHING_LEARNED, DeviceSlot, MemoryLessons, natural
+from headway.daemon.costs.link_choice import linked_pairs
+from headway.daemon.costs.paths import NO_RELAYS, NOTHING_BLOCKED, BlockedWays, RelayedWays
 from headway.daemon.costs.profiles import Profiles
-from headway.daemon.costs.relayed_ways import NO_RELAYS, RelayedWays
 from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
-from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.records.identity import Same
 from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
 

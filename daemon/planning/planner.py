@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Unpack
 
-from headway.daemon.costs.blocked_ways import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.costs.connections import Links
-from headway.daemon.costs.device_order import DeviceSlot, Kinds, natural
+from headway.daemon.costs.devices import DeviceSlot, Kinds, natural
+from headway.daemon.costs.paths import NOTHING_BLOCKED, REMEDY, Pair, pair_of
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec

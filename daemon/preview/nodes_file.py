@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 from headway.daemon.addresses import NODE_NAME_RULE, is_node_name
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.device_reserve import cuda_reserve
+from headway.daemon.costs.devices import DeviceSlot, cuda_reserve
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.bounds import MAX_TEXT

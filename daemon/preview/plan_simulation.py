@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import (
     LayerCost,
     element_bytes,
@@ -15,11 +15,11 @@ from headway.daemon.costs.layer_costs import (
     num_hidden,
     position_bytes,
 )
+from headway.daemon.costs.link_choice import linked_nodes
+from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.costs.profiles import DeviceClock, Profiles
-from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.replica_shares import largest_share
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.plan_links import linked_nodes
 from headway.daemon.records.records import NodeRecord, WorkerPart, replicas_of
 from headway.stages.links.codec import codec_between, coded_bytes
 from headway.stages.schedule.operations import Update

@@ -7,17 +7,16 @@ from itertools import pairwise
 from typing import Final
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.link_choice import PlannedLink, link_sentences, planned_links
+from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.costs.profiles import Profiles
-from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.data_choices import epochs_text
 from headway.daemon.jobs.device_defaults import for_devices, what_was_filled_in
 from headway.daemon.jobs.job import JobSpec, shares_text
-from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
-from headway.daemon.planning.pipeline_shape import group_names, layer_range
+from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, group_names, layer_range, size
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.preview.plan_simulation import Forecast, forecast
 from headway.daemon.preview.stage_arithmetic import (

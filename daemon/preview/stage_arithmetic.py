@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import document_bytes, kind_of_layer
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.planning.cluster_plan import StageEstimate

@@ -7,7 +7,7 @@ from typing import IO, Literal
 
 import torch
 
-from headway.daemon.costs.device_reserve import cuda_reserve
+from headway.daemon.costs.devices import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import DataSpec, JobSpec

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.cluster_plan import worker_name
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.view.job_view import JobView

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headway.daemon.coordination.queue_order import queue
-from headway.daemon.costs.link_choice import PlannedLink, planned_links
+from headway.daemon.costs.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
 from headway.daemon.jobs.data_choices import epoch_of
 from headway.daemon.jobs.job import JobSpec, shares_text
-from headway.daemon.planning.pipeline_shape import worker_name
-from headway.daemon.planning.plan_links import linked_pairs, neighbours
+from headway.daemon.planning.cluster_plan import worker_name
 from headway.daemon.records.ailments import VANISHED, job_ailment, refusal_ailment
 from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, WorkerState
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput

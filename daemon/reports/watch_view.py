@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.daemon.costs.link_choice import link_sentences
-from headway.daemon.planning.pipeline_shape import layer_range
+from headway.daemon.planning.cluster_plan import layer_range
 from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.records import EventRecord, NodeRecord
 from headway.daemon.reports.goodput_report import goodput_line

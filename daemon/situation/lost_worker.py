@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headway.daemon.costs.blocked_ways import BlockedWays, pair_of
+from headway.daemon.costs.paths import BlockedWays, pair_of
 from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord
 from headway.daemon.situation.failure_budget import Death, was_killed

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headway.daemon.costs.memory_lessons import MemoryLessons, Model, after_shortage, still_of_use
+from headway.daemon.costs.devices import MemoryLessons, Model, after_shortage, still_of_use
 from headway.daemon.records.records import Device, WorkerPart
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.lost_worker import LostWorker

@@ -7,8 +7,8 @@ from itertools import chain
 from math import inf
 from typing import Final
 
+from headway.daemon.costs.devices import Model
 from headway.daemon.costs.layer_costs import LayerCost, layer_costs
-from headway.daemon.costs.memory_lessons import Model
 from headway.daemon.costs.profiles import Layers, Profiles, Ways
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.rebalance import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from headway.daemon.planning.pipeline_shape import worker_name
+from headway.daemon.planning.cluster_plan import worker_name
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, PlanRecord, WorkerPart, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import fewest_holders

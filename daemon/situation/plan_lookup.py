@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Unpack
 
-from headway.daemon.costs.memory_lessons import MemoryLessons
+from headway.daemon.costs.devices import MemoryLessons
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions

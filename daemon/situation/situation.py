@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.plan_devices import is_moving
+from headway.daemon.planning.cluster_plan import is_moving
 from headway.daemon.records.records import DeviceKey, Phase, PlanRecord, WorkerState
 from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines

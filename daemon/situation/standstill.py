@@ -1,6 +1,6 @@
 """Finds the workers of a plan that stand still, and the neighbour for which each waits, from nodes' reports. Pure."""
 
-from headway.daemon.costs.blocked_ways import Pair, pair_of
+from headway.daemon.costs.paths import Pair, pair_of
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.view.job_view import JobView
 

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 import structlog
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.costs.relayed_ways import RelayedWays
+from headway.daemon.costs.link_choice import neighbours
+from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.errors import RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.planning.plan_links import neighbours
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.costs.memory_lessons import faded, measured_demand
+from headway.daemon.costs.devices import faded, measured_demand
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Put

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headway.daemon.costs.blocked_ways import BlockedWays, blocked_ways
+from headway.daemon.costs.paths import BlockedWays, blocked_ways
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
 from headway.daemon.records.keys import Keys

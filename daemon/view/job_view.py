@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.promises import Promises
+from headway.daemon.planning.cluster_plan import devices
+from headway.daemon.planning.rebalance import Promises
 from headway.daemon.records.measurements import GoodputRecord, ProfileRecord, ProgressRecord, ReadingRecord
 from headway.daemon.records.records import (
     CheckpointRecord,

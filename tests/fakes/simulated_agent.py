@@ -4,9 +4,9 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from headway.daemon.costs.link_choice import neighbours
+from headway.daemon.planning.cluster_plan import is_moving, place
 from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.planning.plan_devices import is_moving, place
-from headway.daemon.planning.plan_links import neighbours
 from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys

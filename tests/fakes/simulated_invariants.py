@@ -2,9 +2,9 @@
 
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
+from headway.daemon.costs.link_choice import linked_pairs
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.plan_devices import devices
-from headway.daemon.planning.plan_links import linked_pairs
+from headway.daemon.planning.cluster_plan import devices
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PlanRecord
 from headway.daemon.situation.boundaries import parts_of

@@ -13,7 +13,7 @@ from headway.daemon.client.job_watch import traceback_line
 from headway.daemon.errors import JobFailedError, StoreUnreachableError
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
-from headway.daemon.planning.pipeline_shape import layer_range
+from headway.daemon.planning.cluster_plan import layer_range
 from headway.daemon.records.records import EventRecord, NodeRecord
 from headway.daemon.reports.job_report import JobReport, StageReport, duration, report_line
 from headway.daemon.reports.watch_view import JsonDisplay, PlainDisplay, Snapshot, draw_curve, render

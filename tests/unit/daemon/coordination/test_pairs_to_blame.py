@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
+from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.records.format import decode
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord, WorkerState

@@ -1,6 +1,6 @@
 """Which nodes cannot talk: only what the present processes found of one another counts."""
 
-from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays, pair_of
+from headway.daemon.costs.paths import BlockedWay, BlockedWays, pair_of
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord

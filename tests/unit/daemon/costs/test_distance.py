@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.distance import Distance, lateness_s
 from headway.daemon.costs.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
-from headway.daemon.planning.predicted_time import predict
+from headway.daemon.planning.predicted_time import Distance, lateness_s, predict
 from headway.daemon.planning.rebalance import MoveCost, Outlook, is_depth_alone, judge
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.measurements import LayerTime, LinkProbe

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headway.daemon.costs.device_order import DeviceSlot
-from headway.daemon.costs.memory_lessons import MemoryLessons, after_shortage, measured_demand, still_of_use
+from headway.daemon.costs.devices import DeviceSlot, MemoryLessons, after_shortage, measured_demand, still_of_use
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
 from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.planning.predicted_time import predict

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
+from headway.daemon.costs.paths import NO_RELAYS, RelayedWays
 from headway.daemon.costs.profiles import Profiles
-from headway.daemon.costs.relayed_ways import NO_RELAYS, RelayedWays
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import NodeRecord
 from headway.stages.sockets.shared_port import listening_port, shared_address

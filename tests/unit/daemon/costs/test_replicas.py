@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.replica_shares import best_shares, group_ends, interleaved, least_seconds

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from headway.daemon.costs.connections import Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
+from headway.daemon.costs.link_choice import linked_pairs
+from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.planning.plan_links import linked_pairs
 from headway.daemon.planning.plan_question import ask, still_answers
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer, make_plan
 from headway.daemon.records.measurements import Port

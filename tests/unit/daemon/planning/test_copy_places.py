@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
-from headway.daemon.costs.device_order import natural
+from headway.daemon.costs.devices import natural
+from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning import copy_places as module
 from headway.daemon.planning.copy_places import copy_places, num_copies

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from headway.daemon.costs.blocked_ways import BlockedWay, BlockedWays
-from headway.daemon.planning.plan_links import linked_pairs
+from headway.daemon.costs.link_choice import linked_pairs
+from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.planning.planner import WORTH_A_STAGE, PlanRefused, make_plan
 from headway.daemon.records.measurements import Port
 from tests.unit.daemon.planning.every_plan import EveryPlan

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import DeviceSlot, orders
+from headway.daemon.costs.devices import DeviceSlot, orders
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan

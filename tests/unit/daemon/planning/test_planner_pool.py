@@ -15,8 +15,7 @@ import pytest
 from headway.daemon.planning import planner_pool
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import ClusterPlan, answer
-from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError, is_small
-from headway.daemon.planning.planning_process import write_message
+from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError, is_small, write_message
 from tests.unit.daemon.leader.test_plan_runner import request
 
 DEADLINE_S = 60.0

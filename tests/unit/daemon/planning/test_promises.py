@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.planning.promises import LEAST_PACES, MEMORY_S, Promises
-from headway.daemon.planning.rebalance import SPREADS, WORTH_A_CUT, MoveCost, Outlook, judge
+from headway.daemon.planning.rebalance import (
+    LEAST_PACES,
+    MEMORY_S,
+    SPREADS,
+    WORTH_A_CUT,
+    MoveCost,
+    Outlook,
+    Promises,
+    judge,
+)
 from headway.stages.telemetry.layer_times import spread_of
 from tests.fakes.noisy_recuts import NoisyRecuts
 

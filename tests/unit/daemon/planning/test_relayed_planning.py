@@ -8,8 +8,8 @@ import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
 from headway.daemon.costs.link_choice import link_sentences, planned_links
+from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.costs.profiles import Profiles
-from headway.daemon.costs.relayed_ways import RelayedWays
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.order_search import WORTH_A_STAGE

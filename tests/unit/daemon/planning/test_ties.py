@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
+from headway.daemon.costs.link_choice import linked, linked_pairs
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
-from headway.daemon.planning.plan_links import linked, linked_pairs
 from headway.daemon.planning.planner import PlanRefused, make_plan
 from headway.daemon.records.records import WorkerPart
 from tests.unit.daemon.planning.clusters import job, node, planned

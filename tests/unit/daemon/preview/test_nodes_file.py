@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.device_order import DeviceSlot
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
 from headway.daemon.preview.nodes_file import GB, DeviceEntry, LinkEntry, NodeEntry, NodesFile, parse_nodes

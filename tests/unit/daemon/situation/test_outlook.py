@@ -14,7 +14,7 @@ from headway.daemon.coordination.conditions import (
 from headway.daemon.coordination.coordinator import decide, waits
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.planner import make_plan
-from headway.daemon.planning.promises import LEAST_PACES
+from headway.daemon.planning.rebalance import LEAST_PACES
 from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
