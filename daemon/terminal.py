@@ -9,7 +9,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -95,3 +95,12 @@ def console(stream: IO[str] | None = None, *, width: int | None = None) -> "Cons
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     return PrintableConsole(file=behind(stream or sys.stdout), width=width)
+
+
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return lines of columns, each as wide as its longest cell, with titles on top."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [titles, *rows]
+    ]

@@ -26,8 +26,8 @@ from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.etcd.watch import WatchBatch
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.node import membership
-from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import Device, NodeRecord

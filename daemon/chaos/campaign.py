@@ -79,7 +79,7 @@ def failures(watcher: Watcher) -> tuple[str, ...]:
     return tuple(found)
 
 
-def table(blows: Sequence[Blow]) -> list[tuple[str, ...]]:
+def cells(blows: Sequence[Blow]) -> list[tuple[str, ...]]:
     """Return a row of cells for each fault, below one of titles."""
     rows = [
         (

@@ -1,18 +1,19 @@
-"""Commands about certificates: make them, list them, revoke them."""
+"""Commands by which machines and people get, renew and lose their certificates."""
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json, say_table, with_cluster
+from headway.daemon.cli.options import Answer, AsJson, Where, add, as_json_text
+from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
     from headway.daemon.client.certificate_requests import KnownCertificate
-    from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.rpc.certificates import CertificateAuthority
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
@@ -29,15 +30,13 @@ class _Certificates(TyperGroup):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    certs_app = typer.Typer(no_args_is_help=True, cls=_Certificates)
-    certs_app.callback()(_certs)
-    certs_app.command("make")(make)
-    certs_app.command()(rotate)
-    certs_app.command()(renew)
-    certs_app.command("list")(list_known)
-    certs_app.command()(revoke)
-    certs_app.command()(restore)
-    app.add_typer(certs_app, name="certs")
+    add(app, invite, join)
+    group = typer.Typer(no_args_is_help=True, cls=_Certificates)
+    group.callback()(_certs)
+    add(group, make, rotate, renew)
+    add(group, list_known, name="list")
+    add(group, revoke, restore)
+    app.add_typer(group, name="certs")
 
 
 def _certs() -> None:
@@ -64,7 +63,7 @@ def make(
             min=1, max=36500, help="Days for which a new authority and its certificates are valid; 3650 if not given."
         ),
     ] = None,
-) -> None:
+) -> Iterator[str]:
     """Make certificates, and their authority.
 
     Each name gets a folder with ca.pem, cert.pem and key.pem.
@@ -89,13 +88,13 @@ def make(
             raise ConfigError(f"{what}: leave --days out, or name a new folder", str(directory))
     else:
         authority = CertificateAuthority.create(directory, validity=timedelta(days=days) if days else KEPT_VALIDITY)
-        say(f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster")
-    holders = {Role.NODE: names, Role.OPERATOR: operator, Role.READER: reader}
-    for role, told in ((role, told) for role, of_role in holders.items() for told in of_role or []):
-        name, _, hosts = told.partition("=")
-        was_there = (directory / name / KEY_FILE).exists()
-        folder = authority.issue(name, hosts=tuple(host for host in hosts.split(",") if host), role=role)
-        say(f"{folder}: for {role} {name}{REPLACED if was_there else ''}")
+        yield f"{directory}: a new authority; anyone who has {CA_KEY_FILE} can join the cluster"
+    for role, told in ((Role.NODE, names), (Role.OPERATOR, operator), (Role.READER, reader)):
+        for each in told or ():
+            name, _, hosts = each.partition("=")
+            was_there = (directory / name / KEY_FILE).exists()
+            folder = authority.issue(name, hosts=tuple(filter(None, hosts.split(","))), role=role)
+            yield f"{folder}: for {role} {name}{REPLACED if was_there else ''}"
 
 
 def rotate(
@@ -105,10 +104,9 @@ def rotate(
     unasked: Annotated[
         bool, typer.Option("--unasked", help="With --drop: do not ask the cluster for jobs that need the old one.")
     ] = False,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
-) -> None:
+    *,
+    where: Where,
+) -> Iterator[str]:
     """Let another authority follow, in three steps: everybody trusts both, the new one signs, the old one goes.
 
     After the first and the third step, copy DIR/ca.pem to all machines. Nodes read it while they run.
@@ -130,41 +128,39 @@ def rotate(
         )
     if sign:
         authority_change.sign(directory)
-        say(f"{directory}: the new authority signs; restart the daemons with this authority, one after the other")
-        say("make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people")
-        say("next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited;")
-        say("jobs that go on then need a signature of the new one: `headway jobs sign JOB…`")
+        yield f"{directory}: the new authority signs; restart the daemons with this authority, one after the other"
+        yield "make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people"
+        yield "next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited;"
+        yield "jobs that go on then need a signature of the new one: `headway jobs sign JOB…`"
         return
     if drop:
         authority = authority_change.before_drop(directory)
         if not unasked:
-            _check_jobs(authority, etcd, certs, cluster)
+            _check_jobs(authority, where)
         authority_change.drop(directory)
-        say(f"{directory}: the old authority is trusted no more")
+        yield f"{directory}: the old authority is trusted no more"
     else:
         authority_change.begin(directory)
-        say(f"{directory}: a second authority, which does not sign yet")
+        yield f"{directory}: a second authority, which does not sign yet"
     then = "" if drop else "; next: --sign"
-    say(f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}")
+    yield f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}"
 
 
-def _check_jobs(authority: "CertificateAuthority", etcd: str | None, certs: Path | None, cluster: Path | None) -> None:
+def _check_jobs(authority: "CertificateAuthority", where: Where) -> None:
     """Raise ConfigError while jobs go on that need the old authority, and if the cluster cannot be asked."""
     from headway.daemon.client.job_requests import check_none_is_left
     from headway.daemon.errors import ConfigError, StoreUnreachableError
     from headway.daemon.rpc.certificates import certificate_pem
 
-    async def work(session: "ClusterSession") -> None:
-        await check_none_is_left(session, both=authority.trusted, alone=certificate_pem(authority.certificate))
-
+    both, alone = authority.trusted, certificate_pem(authority.certificate)
     try:
-        with_cluster(etcd, certs, cluster, work)
+        where.run(lambda session: check_none_is_left(session, both=both, alone=alone))
     except StoreUnreachableError as error:
         why = f"asks the cluster for jobs that need the old authority: {error}; --unasked drops it without asking"
         raise ConfigError(why, "--drop") from error
 
 
-def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def renew(where: Where) -> Answer:
     """Renew the certificate of an invited person: another key, the same name and role.
 
     A daemon with the authority signs. Nodes, and relays with --etcd, renew theirs by themselves.
@@ -174,16 +170,15 @@ def renew(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> No
     """
     from headway.daemon.client.certificate_requests import finish
     from headway.daemon.client.certificate_requests import renew as ask
-    from headway.daemon.client.cluster_access import find_cluster
 
-    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    address = where.find()
     if address.certificates is not None and address.state_dir is None:
         with suppress(OSError):  # what is missing is told when it is needed
             finish(address.certificates)
-    say(with_cluster(etcd, certs, cluster, ask, warns_of_end=False))
+    return where.run(ask, warns_of_end=False)
 
 
-def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
+def list_known(where: Where, as_json: AsJson = False) -> Answer:
     """List known certificates.
 
     They are of nodes, of those who were invited, and of those who are revoked. What `headway certs` made for etcd and
@@ -194,14 +189,13 @@ def list_known(etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, 
     """
     from headway.daemon.client.certificate_requests import known_certificates
 
-    found = with_cluster(etcd, certs, cluster, known_certificates)
+    found = where.run(known_certificates)
     if as_json:
-        say_json(found)
-        return
-    say_table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
+        return as_json_text(found)
     sys.stderr.write(
         "not here: what `headway certs` made for etcd and people; `openssl x509 -dates -noout -in cert.pem` shows one\n"
     )
+    return table(("NAME", "ROLE", "HERE", "SINCE", "UNTIL", "REVOKED"), [_row(one) for one in found])
 
 
 def _row(one: "KnownCertificate") -> tuple[str, ...]:
@@ -216,7 +210,7 @@ def _date(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def revoke(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def revoke(names: Names, where: Where) -> Answer:
     """Revoke certificates, by name.
 
     Within seconds all daemons refuse their holders, and jobs of a revoked node go on without it.
@@ -225,17 +219,12 @@ def revoke(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
     \b
     headway certs revoke node-b
     """
-    from headway.daemon.client.certificate_requests import in_etcd
     from headway.daemon.client.certificate_requests import revoke as ask
 
-    async def work(session: "ClusterSession") -> list[str]:
-        return [*await ask(session, names), await in_etcd(session, names)]
-
-    for line in with_cluster(etcd, certs, cluster, work):
-        say(line)
+    return where.run(lambda session: ask(session, names))
 
 
-def restore(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def restore(names: Names, where: Where) -> Answer:
     """Let a revoked name's certificates count.
 
     \b
@@ -243,8 +232,113 @@ def restore(names: Names, etcd: Etcd = None, certs: Certs = None, cluster: Clust
     """
     from headway.daemon.client.certificate_requests import restore as ask
 
-    async def work(session: "ClusterSession") -> list[str]:
-        return await ask(session, names)
+    return where.run(lambda session: ask(session, names))
 
-    for line in with_cluster(etcd, certs, cluster, work):
-        say(line)
+
+def invite(
+    name: Annotated[str, typer.Argument(metavar="NAME[=HOST,…]", help="Name of the node or person.")],
+    role: Annotated[Literal["node", "operator", "reader"], typer.Option(help="What its certificate allows.")] = "node",
+    lasts: Annotated[str, typer.Option(help="Time in which it has to join, such as 30m, 1h or 7d.")] = "1h",
+    valid: Annotated[
+        str | None,
+        typer.Option(
+            help="Life of its certificate; 30d for a node, which renews it, 365d for a person.", show_default=False
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Although the name has a certificate, which stays valid.")
+    ] = False,
+    etcd_there: Annotated[
+        str | None,
+        typer.Option(help="etcd members as the new machine dials them, if otherwise than here.", show_default=False),
+    ] = None,
+    *,
+    where: Where,
+) -> Answer:
+    """Print one line that a new machine runs to join the cluster. The line works once.
+
+    A daemon with the setting `authority` signs. Whoever has the line may join under this name, so pass it on privately.
+
+    \b
+    headway invite node-b
+    headway invite ann --role reader --lasts 1d
+    """
+    from headway.daemon.client import certificate_requests
+    from headway.daemon.joining.invitation import read_duration
+
+    own, _, hosts = name.partition("=")
+    lasts_s = read_duration(lasts, "--lasts")
+    valid_s = read_duration(valid or ("30d" if role == "node" else "365d"), "--valid")
+    token = where.run(
+        lambda session: certificate_requests.invite(
+            session,
+            own,
+            role=role,
+            hosts=[host for host in hosts.split(",") if host],
+            lasts_s=lasts_s,
+            valid_s=valid_s,
+            again=again,
+            etcd=[member for member in (etcd_there or "").split(",") if member],
+        )
+    )
+    sys.stderr.write(f"valid once, within {lasts}, for {role} {own}; run it there:\n")
+    if role == "node":
+        sys.stderr.write(
+            "add there, if needed: --listen for another port than 7070, --announce HOST:PORT where a router or a cloud "
+            "maps that port, --relay auto if nobody can dial the machine\n"
+        )
+    return f"headway join {token}"
+
+
+def join(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `headway invite` has printed.")],
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder for key, certificate and settings; the name if not given.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="A node's HOST:PORT; 0.0.0.0:7070 if not given.")] = None,
+    advertise_host: Annotated[
+        str | None, typer.Option(help="Address that others dial; this machine's own towards the cluster if not given.")
+    ] = None,
+    announce: Annotated[
+        str | None, typer.Option(help="HOST:PORT that others dial, if a router maps it to the one port.")
+    ] = None,
+    relay: Annotated[
+        str | None, typer.Option(help="Relays, HOST:PORT,… or auto, if nobody can dial this machine.")
+    ] = None,
+    site: Annotated[str | None, typer.Option(help="Nodes of one site have a fast network between them.")] = None,
+) -> Iterator[str]:
+    """Join a cluster with the token of an invitation: make a key, get a certificate, write a node's settings.
+
+    The key never leaves this machine, and the token's secret goes to the cluster's authority alone.
+
+    \b
+    headway join TOKEN --dir node-b
+    """
+    from headway.daemon.install.machine import service_command
+    from headway.daemon.joining.join_client import join as ask
+    from headway.daemon.joining.join_token import read_token
+    from headway.daemon.joining.joined_folder import (
+        JoinedFolder,
+        identity_flags,
+        relay_command,
+        shell_settings,
+        start_command,
+    )
+    from headway.daemon.node.config import read_node_config
+
+    told = read_token(token)
+    joined_folder = JoinedFolder(folder or Path(told.name), told)
+    names = ("listen", "advertise_host", "announce", "relay", "site")
+    settings: dict[str, object] = dict(zip(names, (listen, advertise_host, announce, relay, site), strict=True))
+    read_node_config(environment={}, flags=settings | {"one_port": True, "name": told.name})
+    joined = ask(told, joined_folder.request)
+    joined_folder.keep(joined, settings)
+    where = joined_folder.folder
+    yield f"{where}: {joined.answer.role} {told.name}"
+    if joined.answer.role == "node":
+        yield f"at once:      {start_command(where)}"
+        if service := service_command(identity_flags(where)):
+            yield f"as a service: {service}"
+        yield f"as a relay:   {relay_command(where, joined)}{f' --listen {listen}' if listen else ''}"
+    else:
+        yield shell_settings(where, joined)

@@ -1,4 +1,4 @@
-"""`headway chaos`: injects faults into a cluster, and checks whether it holds."""
+"""`headway chaos`: injects faults into a cluster, and checks whether it recovers."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -8,19 +8,22 @@ import typer
 from headway.daemon.chaos.fault_schedule import (
     DEFAULT_KINDS,
     FaultKind,
+    Strike,
     fault_schedule,
     parse_duration,
     parse_kinds,
     parse_rate,
 )
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, say, say_json, say_table
+from headway.daemon.cli.options import AsJson, Where, add, as_json_text, say
+from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
+    from headway.daemon.chaos.campaign import Watcher
     from headway.daemon.chaos.fault_schedule import Blow
     from headway.daemon.chaos.injector import Injector
-    from headway.daemon.chaos.targets import LocalTargets
     from headway.daemon.client.cluster_access import ClusterAddress
 
 EXIT_NOT_HELD = 4
@@ -28,7 +31,7 @@ EXIT_NOT_HELD = 4
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(chaos)
+    add(app, chaos)
 
 
 def chaos(
@@ -44,9 +47,8 @@ def chaos(
     yes: Annotated[
         bool, typer.Option("--yes", help="Inject faults into a cluster on other machines without confirmation.")
     ] = False,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
 ) -> int:
     """Strike at a running job, reproducibly, and say whether it recovers: exit code 0, or 4.
@@ -57,11 +59,9 @@ def chaos(
     \b
     headway chaos --faults kill,pause,corrupt --rate 6/min --for 2m --seed 1
     """
-    from headway.daemon.client.cluster_access import find_cluster
-    from headway.daemon.local.interrupts import run_interruptible
+    from headway.daemon.interrupts import run_interruptible
 
-    kinds = parse_kinds(faults)
-    duration_s = parse_duration(for_)
+    kinds, duration_s = parse_kinds(faults), parse_duration(for_)
     strikes = fault_schedule(
         seed=seed,
         kinds=kinds,
@@ -69,58 +69,73 @@ def chaos(
         duration_s=duration_s,
         longest_s=parse_duration(longest),
     )
-    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    address = where.find()
     if address.state_dir is None and not yes:
         typer.confirm(f"inject {len(strikes)} faults into the cluster of etcd {', '.join(address.etcd)}?", abort=True)
     only = tuple(filter(None, (name.strip() for name in nodes.split(","))))
 
     async def main(_force: "asyncio.Event") -> int:
-        import asyncio
+        name, watcher = await _run(
+            address, job, strikes, kinds=kinds, only=only, duration_s=duration_s, seed=seed, is_told=not as_json
+        )
+        return _judged(name, watcher, seed=seed, as_json=as_json)
 
-        from headway.daemon.chaos.campaign import Campaign, choose_job, failures, table
-        from headway.daemon.chaos.injector import Injector
-        from headway.daemon.client.cluster_access import ClusterSession
-        from headway.daemon.client.job_requests import node_of
-
-        targets = _targets(address)
-        async with ClusterSession(address) as session:
-            view = await session.view()
-            name = choose_job(view, job)
-            for node in only:
-                node_of(view, node)
-            async with Injector(session, targets=targets, job=name, nodes=only) as injector:
-                injector.refuse(kinds)
-                if not as_json:
-                    say(f"seed {seed}: {len(strikes)} faults within {duration_s:g} s, on job {name}")
-                tell = _silent if as_json else _tell
-                campaign = Campaign(session, injector, job=name, strikes=strikes, tell=tell)
-                drawing = asyncio.create_task(_draw(injector, duration_s, is_shown=not as_json))
-                try:
-                    watcher = await campaign.run()
-                finally:
-                    drawing.cancel()
-                    await asyncio.wait({drawing})
-        reasons = failures(watcher)
-        if as_json:
-            said = {"seed": seed, "job": name, "passed": not reasons, "reasons": reasons}
-            say_json(said | {"faults": watcher.blows})
-        else:
-            say("")
-            titles, *rows = table(watcher.blows)
-            say_table(titles, rows)
-            say("\nNOT HELD" if reasons else f"\nheld: the job is {watcher.phase}")
-            for reason in reasons:
-                say(f"  {reason}")
-        return EXIT_NOT_HELD if reasons else 0
-
-    return run_interruptible(main, on_first=lambda: _note("resuming stopped processes\n"))
+    return run_interruptible(main, on_first="resuming stopped processes")
 
 
-def _targets(address: "ClusterAddress") -> "LocalTargets | None":
-    """Return the processes of a local cluster; None for a cluster on other machines."""
+async def _run(
+    address: "ClusterAddress",
+    job: str | None,
+    strikes: "Sequence[Strike]",
+    *,
+    kinds: "Sequence[FaultKind]",
+    only: "Sequence[str]",
+    duration_s: float,
+    seed: int,
+    is_told: bool,
+) -> "tuple[str, Watcher]":
+    """Strike at a job; return its name, and what was seen of it. is_told: each fault and recovery is printed."""
+    import asyncio
+
+    from headway.daemon.chaos.campaign import Campaign, choose_job
+    from headway.daemon.chaos.injector import Injector
     from headway.daemon.chaos.targets import LocalTargets
+    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.client.job_requests import node_of
 
-    return LocalTargets.of(address.state_dir) if address.state_dir is not None else None
+    targets = LocalTargets.of(address.state_dir) if address.state_dir is not None else None
+    async with ClusterSession(address) as session:
+        view = await session.view()
+        name = choose_job(view, job)
+        for node in only:
+            node_of(view, node)
+        async with Injector(session, targets=targets, job=name, nodes=only) as injector:
+            injector.refuse(kinds)
+            if is_told:
+                say(f"seed {seed}: {len(strikes)} faults within {duration_s:g} s, on job {name}")
+            tell = _tell if is_told else lambda *_: None
+            campaign = Campaign(session, injector, job=name, strikes=strikes, tell=tell)
+            drawing = asyncio.create_task(_draw(injector, duration_s, is_shown=is_told))
+            try:
+                return name, await campaign.run()
+            finally:
+                drawing.cancel()
+                await asyncio.wait({drawing})
+
+
+def _judged(job: str, watcher: "Watcher", *, seed: int, as_json: bool) -> int:
+    """Print the faults and the verdict; return the exit code."""
+    from headway.daemon.chaos.campaign import cells, failures
+
+    reasons = failures(watcher)
+    if as_json:
+        said = {"seed": seed, "job": job, "passed": not reasons, "reasons": reasons, "faults": watcher.blows}
+        say(as_json_text(said))
+    else:
+        titles, *rows = cells(watcher.blows)
+        verdict = "NOT HELD" if reasons else f"held: the job is {watcher.phase}"
+        say("\n".join(["", *table(titles, rows), "", verdict, *(f"  {reason}" for reason in reasons)]))
+    return EXIT_NOT_HELD if reasons else 0
 
 
 def _tell(what: str, blow: "Blow") -> None:
@@ -130,10 +145,6 @@ def _tell(what: str, blow: "Blow") -> None:
         return
     how = "in the same generation" if blow.new_generation is None else f"in generation {blow.new_generation}"
     say(f"{at}: training continued after {blow.recovery_s:.2f} s {how}; batches recomputed: {blow.recomputed}")
-
-
-def _silent(_what: str, _blow: "Blow") -> None:
-    return
 
 
 async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> None:
@@ -151,7 +162,3 @@ async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> N
         while True:
             progress.update(bar, completed=min(duration_s, injector.now_s))
             await asyncio.sleep(0.5)
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(text)

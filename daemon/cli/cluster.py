@@ -1,131 +1,62 @@
-"""Commands about nodes, and commands that set up a machine."""
+"""Commands about nodes and users, and commands that set up a machine."""
 
+import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, EtcdBinary, say, say_json, with_cluster
+from headway.daemon.cli.options import (
+    CERTIFICATES_HELP,
+    Answer,
+    AsJson,
+    EtcdBinary,
+    Where,
+    add,
+    add_group,
+    as_json_text,
+    say,
+    settings_options,
+)
+from headway.daemon.node.settings import NodeConfig
+from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
-    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.install.actions import Action
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (daemon, relay, drain, doctor):
-        app.command()(command)
-    nodes_app = typer.Typer(invoke_without_command=True)
-    nodes_app.callback()(nodes)
-    nodes_app.command("release")(release)
-    app.add_typer(nodes_app, name="nodes")
-    config_app = typer.Typer(no_args_is_help=True)
-    config_app.callback()(_config)
-    config_app.command("show")(config_show)
-    app.add_typer(config_app, name="config")
+    app.command("daemon")(_daemon_with_options())
+    add(app, relay, drain, doctor, install, uninstall)
+    add(add_group(app, "nodes", nodes, is_command=True), release)
+    add(add_group(app, "config", _config), config_show, name="show")
+    shares_app = add_group(app, "shares", shares, is_command=True)
+    add(shares_app, set_share, name="set")
+    add(shares_app, times)
 
 
-def daemon(
-    config: ConfigPath = None,
-    name: Annotated[str | None, typer.Option(help="The node's name; the host's when not given.")] = None,
-    etcd: Annotated[str | None, typer.Option(help="HOST:PORT of each etcd member, separated by commas.")] = None,
-    etcd_user: Annotated[str | None, typer.Option(help="User of an etcd with passwords.")] = None,
-    etcd_password_file: Annotated[Path | None, typer.Option(help="File with that user's password.")] = None,
-    certificates: Annotated[
-        Path | None,
-        typer.Option(
-            "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
-        ),
-    ] = None,
-    authority: Annotated[
-        Path | None, typer.Option(help="Folder of the cluster's authority: this daemon answers `headway invite`.")
-    ] = None,
-    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 takes a free port.")] = None,
-    advertise_host: Annotated[
-        str | None, typer.Option(help="Name or address at which other machines dial this one.")
-    ] = None,
-    one_port: Annotated[
-        bool | None, typer.Option(help="Workers are dialled through the port of --listen too: a node needs one open.")
-    ] = None,
-    announce: Annotated[
-        str | None, typer.Option(help="HOST:PORT that others dial, if a router maps it to the one port.")
-    ] = None,
-    relay: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of each relay through which others reach this node, which only dials; or auto."),
-    ] = None,
-    worker_ports: Annotated[
-        str | None, typer.Option(help="Ports where workers listen, such as 7100-7107; free ports when not given.")
-    ] = None,
-    site: Annotated[
-        str | None,
-        typer.Option(help="Nodes of one site have a fast network between them, and stay neighbours in the pipeline."),
-    ] = None,
-    site_is_private: Annotated[
-        bool | None,
-        typer.Option(
-            help="Nobody else is on the site's network: there large tensors between CPU workers are not encrypted, "
-            'unless the job says link = "grpc".'
-        ),
-    ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Folder of the state that survives a restart.")] = None,
-    store_dir: Annotated[Path | None, typer.Option(help="Folder of layer files; in memory when not given.")] = None,
-    store_quota_bytes: Annotated[
-        int | None, typer.Option(help="Maximum size of the store; 0: the size of the file system.")
-    ] = None,
-    transfer_mbit_s: Annotated[
-        float | None, typer.Option(help="Maximum network rate of copies, checkpoints and exports; 0: no limit.")
-    ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Folder of token shards.")] = None,
-    history_dir: Annotated[
-        Path | None, typer.Option(help="Folder in which to record the history, for `headway chaos`.")
-    ] = None,
-    allowed_places: Annotated[
-        str | None,
-        typer.Option(help="Paths and URLs, separated by commas, below which all that a job names has to lie."),
-    ] = None,
-    checkpoint_root: Annotated[Path | None, typer.Option(help="Root of a relative checkpoint_dir.")] = None,
-    devices: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Device type on which workers compute.")
-    ] = None,
-    num_devices: Annotated[int | None, typer.Option(help="Number of workers on this node; 0: one per device.")] = None,
-    card_sharers: Annotated[
-        int | None, typer.Option(help="Number of daemons on this machine that share each of its cards.")
-    ] = None,
-    cuda_reserve_gib: Annotated[
-        float | None, typer.Option(help="Memory of each CUDA device that plans leave free, GiB.")
-    ] = None,
-    num_spares: Annotated[int | None, typer.Option(help="Number of spare worker processes.")] = None,
-    lease_ttl_s: Annotated[
-        int | None, typer.Option(help="Seconds of silence after which the node counts as dead.")
-    ] = None,
-    quarantine_after: Annotated[
-        int | None, typer.Option(help="Number of failures after which plans leave a node out; 0: never.")
-    ] = None,
-    ended_jobs_kept: Annotated[
-        int | None, typer.Option(help="Number of ended jobs that are kept; older ones are retired.")
-    ] = None,
-    ended_jobs_kept_days: Annotated[
-        float | None, typer.Option(help="Days after its end at which a job is retired; 0: its age does not matter.")
-    ] = None,
-    stop_timeout_s: Annotated[float | None, typer.Option(help="Maximum wait for the stop boundary.")] = None,
-    preemption: Annotated[
-        Literal["none", "aws", "gcp", "azure"] | None,
-        typer.Option(help="Leave when this cloud announces that it takes the spot machine away."),
-    ] = None,
-    preemption_server: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the metadata server; the cloud's own when not given.")
-    ] = None,
-    metrics_listen: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus; off when not given.")] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Minimum level.")
-    ] = None,
-    log_format: Annotated[Literal["auto", "json", "console"] | None, typer.Option(help="auto: JSON in a pipe.")] = None,
-) -> int:
+def _daemon_with_options() -> Any:
+    """Return the command with `--config`, and an option for each setting of a node."""
+
+    def run(**told: Any) -> int:
+        return daemon(told.pop("config"), told)
+
+    run.__doc__ = daemon.__doc__
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigPath)
+    options = [config, *settings_options(NodeConfig, certificates="--certs")]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in options}
+    return run
+
+
+def daemon(config: Path | None, flags: dict[str, object]) -> int:
     """Run one node until SIGTERM; systemd starts this command.
 
     Settings come from --config, then HEADWAY_… variables, then these flags; later ones override earlier ones.
@@ -134,8 +65,6 @@ def daemon(
     headway daemon --etcd 10.0.0.5:2379 --certs certs --listen 0.0.0.0:7070 --advertise-host 10.0.0.7 --state-dir state
 
     """
-    flags: dict[str, object] = dict(locals())
-    path = flags.pop("config")
     if sys.stderr.isatty():
         sys.stderr.write("headway: starting\n")  # a slow machine imports for many seconds
     from headway.daemon.node.config import LISTS, read_node_config
@@ -144,51 +73,40 @@ def daemon(
     for key in LISTS:
         if isinstance(told := flags[key], str):
             flags[key] = tuple(told.split(","))
-    assert path is None or isinstance(path, Path)
-    return run(read_node_config(path, flags=flags)) or 0
+    return run(read_node_config(config, flags=flags)) or 0
 
 
-def nodes(
-    context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
-) -> None:
+def nodes(context: typer.Context, where: Where, as_json: AsJson = False) -> Answer:
     """List the nodes that are up, and the nodes in quarantine; `nodes release NODE` ends a quarantine.
 
     \b
     headway nodes --json
     """
     if context.invoked_subcommand is not None:
-        return
+        return None
     from headway.daemon.reports.node_list import node_lines, report_nodes
     from headway.daemon.reports.set_aside import set_aside_lines
     from headway.daemon.terminal import screen_width
 
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        if as_json:
-            say_json(report_nodes(view))
-            return
-        lines = node_lines(view, width=screen_width()) or ["no node is up; start one with `headway daemon`"]
-        for line in [*lines, *set_aside_lines(view)]:
-            say(line)
-
-    with_cluster(etcd, certs, cluster, work)
+    view = where.view()
+    if as_json:
+        return as_json_text(report_nodes(view))
+    lines = node_lines(view, width=screen_width()) or ["no node is up; start one with `headway daemon`"]
+    return [*lines, *set_aside_lines(view)]
 
 
-def release(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def release(node: NodeName, where: Where) -> Answer:
     """Forget a node's failures and its drain mark: plans may use the node again.
 
     \b
     headway nodes release node-2
     """
-    from headway.daemon.client.node_requests import release as release_node
+    from headway.daemon.client import node_requests
 
-    async def work(session: "ClusterSession") -> None:
-        say(await release_node(session, node))
-
-    with_cluster(etcd, certs, cluster, work)
+    return where.run(lambda session: node_requests.release(session, node))
 
 
-def drain(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def drain(node: NodeName, where: Where) -> Answer:
     """Move a node's layers elsewhere, without losing a batch.
 
     The node takes no work until `headway nodes release NODE`, or until its daemon is restarted.
@@ -196,22 +114,14 @@ def drain(node: NodeName, etcd: Etcd = None, certs: Certs = None, cluster: Clust
     \b
     headway drain node-2
     """
-    from headway.daemon.client.node_requests import drain as drain_node
+    from headway.daemon.client import node_requests
 
-    async def work(session: "ClusterSession") -> None:
-        say(await drain_node(session, node))
-
-    with_cluster(etcd, certs, cluster, work)
+    return where.run(lambda session: node_requests.drain(session, node))
 
 
 def relay(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:7070",
-    certificates: Annotated[
-        Path | None,
-        typer.Option(
-            "--certificates", "--certs", help="Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
-        ),
-    ] = None,
+    certificates: Annotated[Path | None, typer.Option("--certificates", "--certs", help=CERTIFICATES_HELP)] = None,
     etcd: Annotated[
         str | None,
         typer.Option(
@@ -237,8 +147,7 @@ def relay(
 
     folder = certificates or Path(os.environ.get(CLIENT_CERTIFICATES) or "/etc/headway/certificates")
     members = read_members([etcd], "--etcd", has_certificates=True) if etcd else ()
-    config = RelayConfig(listen=listen, certificates=folder, etcd=members, most_streams=most_streams, mbit_s=mbit_s)
-    return run(config)
+    return run(RelayConfig(listen=listen, certificates=folder, etcd=members, most_streams=most_streams, mbit_s=mbit_s))
 
 
 def doctor(
@@ -251,9 +160,8 @@ def doctor(
         list[str] | None,
         typer.Option(metavar="NODE", help="With --from: nodes to dial; all if not given. May be repeated."),
     ] = None,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
 ) -> int:
     """Check this machine, and the cluster if one is named: show what is missing, and the remedy.
@@ -271,17 +179,16 @@ def doctor(
     if to and source is None:
         raise ConfigError("needs --from: the node that dials", "--to")
     if source is not None:
-        findings = examine_from(source, to or (), etcd=etcd, certs=certs, cluster=cluster)
+        findings = examine_from(source, to or (), etcd=where.etcd, certs=where.certs, cluster=where.cluster)
     else:
-        findings = examine(etcd_binary=etcd_binary, etcd=etcd, certs=certs, cluster=cluster)
+        findings = examine(etcd_binary=etcd_binary, etcd=where.etcd, certs=where.certs, cluster=where.cluster)
     if as_json:
-        say_json(findings)
-    else:
-        for finding in findings:
-            mark = "FAIL" if not finding.is_fine else "note" if finding.advice else "ok  "
-            say(f"{mark}  {finding.what}: {finding.found}")
-            if finding.advice:
-                say(f"      {finding.advice}")
+        say(as_json_text(findings))
+    for finding in [] if as_json else findings:
+        mark = "FAIL" if not finding.is_fine else "note" if finding.advice else "ok  "
+        say(f"{mark}  {finding.what}: {finding.found}")
+        if finding.advice:
+            say(f"      {finding.advice}")
     return 0 if all(finding.is_fine for finding in findings) else 2
 
 
@@ -293,7 +200,7 @@ def _config() -> None:
     """
 
 
-def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:
+def config_show(config: ConfigPath = None, as_json: AsJson = False) -> Answer:
     """Show the settings that `headway daemon` would use here, from file and environment.
 
     \b
@@ -305,10 +212,8 @@ def config_show(config: ConfigPath = None, as_json: AsJson = False) -> None:
 
     settings = dataclasses.asdict(read_node_config(config))
     if as_json:
-        say_json({key: str(value) if isinstance(value, Path) else value for key, value in settings.items()})
-        return
-    for key, value in settings.items():
-        say(f"{key} = {_toml(value)}")
+        return as_json_text({key: str(value) if isinstance(value, Path) else value for key, value in settings.items()})
+    return [f"{key} = {_toml(value)}" for key, value in settings.items()]
 
 
 def _toml(value: object) -> str:
@@ -317,3 +222,153 @@ def _toml(value: object) -> str:
     if isinstance(value, (bool, int, float)):
         return str(value).lower()
     return '""  # not set' if value is None else f'"{value}"'
+
+
+def shares(context: typer.Context, where: Where, as_json: AsJson = False) -> Answer:
+    """List users with their weight and their recent use; the user on the first line is served next.
+
+    The leader records the use once a minute.
+
+    \b
+    headway shares --json
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    from headway.daemon.client.node_requests import describe, report_shares
+
+    view = where.view()
+    users = report_shares(view)
+    if as_json:
+        return as_json_text({"users": users, "slice_s": view.shares.slice_s, "half_life_s": view.shares.half_life_s})
+    rows = [
+        (
+            each.user or "(nobody)",
+            f"{each.weight:g}",
+            f"{each.share:.0%}".replace("%", " %") if each.share else "",
+            f"{each.used / 3600:.2f}",
+            str(each.num_devices),
+            str(each.num_jobs),
+        )
+        for each in users
+    ]
+    titles = ("user", "weight", "share", "recent device-hours", "devices", "jobs")
+    nobody = "no user has a job, a weight or recent use; every weight is 1 until `headway shares set` changes it"
+    return [*(table(titles, rows) if rows else [nobody]), describe(view.shares)]
+
+
+def set_share(
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user's name, as in `headway jobs`.")],
+    weight: Annotated[float, typer.Argument(metavar="WEIGHT", help="The default is 1; weight 2 is twice the share.")],
+    where: Where,
+) -> Answer:
+    """Give a user a larger or a smaller share.
+
+    \b
+    headway shares set alice 2
+    """
+    from headway.daemon.client import node_requests
+
+    return where.run(lambda session: node_requests.set_share(session, user, weight))
+
+
+def times(
+    time_slice: Annotated[
+        float | None,
+        typer.Option(
+            "--slice",
+            help="Minimum time in seconds that a started job runs before another may stop it.",
+            show_default=False,
+        ),
+    ] = None,
+    half_life: Annotated[
+        float | None,
+        typer.Option("--half-life", help="Half-life of past use, in seconds.", show_default=False),
+    ] = None,
+    *,
+    where: Where,
+) -> Answer:
+    """Change the time slice of a started job and the half-life of past use. Without options, show both.
+
+    \b
+    headway shares times --slice 1200
+    """
+    from headway.daemon.client.node_requests import set_times
+
+    return where.run(lambda session: set_times(session, slice_s=time_slice, half_life_s=half_life))
+
+
+def install(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The node's settings, for /etc/headway/daemon.toml.", exists=True, dir_okay=False, show_default=False
+        ),
+    ] = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the node's ca.pem, cert.pem and key.pem.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    writable: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder that the node may write, such as that of checkpoints; may be repeated."),
+    ] = None,
+    cuda: Annotated[
+        Literal["auto", "yes", "no"],
+        typer.Option(help="Let the service open NVIDIA's devices; auto: if there are."),
+    ] = "auto",
+    start: Annotated[bool, typer.Option(help="Start the service, once its settings are not the example.")] = True,
+    dry_run: DryRun = False,
+) -> Iterator[str]:
+    """Make the daemon of this machine a service of systemd; needs root. A second call writes only what has changed.
+
+    \b
+    headway install --config daemon.toml --certs ca/node-a --dry-run
+    """
+    from headway.daemon.install.actions import SETTINGS, install_actions, is_example, needs_restart
+    from headway.daemon.install.machine import check_machine, look, read_shipped, read_wish
+
+    if not dry_run:
+        check_machine()
+    wish = read_wish(config=config, certificates=certs, writable=writable or [], cards=cuda, starts=start)
+    shipped, facts = read_shipped(), look()
+    actions = install_actions(shipped, wish, facts)
+    yield from _done(actions, dry_run, nothing="everything is in place")
+    if is_example(shipped, wish, facts):
+        yield f"{SETTINGS} is the example: edit it, then run `systemctl start headway`"
+    if needs_restart(actions, facts):
+        yield "the running daemon goes on as before until `systemctl restart headway`, which moves its work first"
+
+
+def uninstall(
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also delete settings, keys, state and the user `headway`.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> Iterator[str]:
+    """Remove the service; its node leaves the cluster without a lost batch. Settings and state stay.
+
+    \b
+    headway uninstall --dry-run
+    """
+    from headway.daemon.install.actions import uninstall_actions
+    from headway.daemon.install.machine import check_machine, look
+
+    if not dry_run:
+        check_machine()
+    yield from _done(uninstall_actions(look(), purge=purge), dry_run, nothing="no service is installed here")
+
+
+def _done(actions: "tuple[Action, ...]", dry_run: bool, *, nothing: str) -> Iterator[str]:
+    from headway.daemon.install.machine import act
+
+    for action in actions:
+        yield str(action)
+        if not dry_run:
+            act(action)
+    if not actions:
+        yield f"nothing to do: {nothing}"

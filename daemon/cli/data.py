@@ -6,25 +6,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.daemon.cli.options import AsJson, Certs, Cluster, Etcd, OutDir, say, say_json, show_sending, with_cluster
+from headway.daemon.cli.options import (
+    Answer,
+    AsJson,
+    OutDir,
+    Where,
+    add,
+    add_group,
+    as_json_text,
+    say,
+    show_sending,
+    warn,
+)
 
 _FIRST_CHARACTERS = 1200
 """Text of the first row with which a preparation of conversations ends."""
 
 if TYPE_CHECKING:
-    from headway.daemon.client.cluster_access import ClusterSession
-    from headway.daemon.client.data_upload import Sent
     from headway.daemon.preparing.shown_row import ShownRow
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    data_app = typer.Typer(no_args_is_help=True)
-    data_app.callback()(_data)
-    data_app.command()(prepare)
-    data_app.command()(show)
-    data_app.command()(send)
-    app.add_typer(data_app, name="data")
+    add(add_group(app, "data", _data), prepare, show, send)
 
 
 def _data() -> None:
@@ -91,7 +95,7 @@ def prepare(
         int, typer.Option(min=0, help="Records that may be left out, with a warning, because they cannot be used.")
     ] = 100,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Make a folder of token shards, for [data] source.
 
     \b
@@ -104,9 +108,6 @@ def prepare(
     from headway.daemon.preparing.shown_row import read_row
     from headway.daemon.preparing.summary import lines_of, table_of
     from headway.daemon.terminal import console
-
-    def warn(text: str) -> None:
-        sys.stderr.write(f"headway: {text}\n")
 
     screen = console(sys.stderr)
     options = Preparation(
@@ -130,12 +131,13 @@ def prepare(
     )
     prepared = prepare_data(sources, out, options, warn=warn, console=screen if screen.is_terminal else None)
     if as_json:
-        say_json({"out": str(out), **table_of(prepared)})
-    else:
-        say("\n".join(lines_of(out, prepared)))
-        if options.chat:
-            _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)
-            say("`headway data show` shows any other row")
+        return as_json_text({"out": str(out), **table_of(prepared)})
+    for line in lines_of(out, prepared):
+        say(line)
+    if not options.chat:
+        return None
+    _draw(read_row(out, 1), max_characters=_FIRST_CHARACTERS)
+    return "`headway data show` shows any other row"
 
 
 def show(
@@ -144,7 +146,7 @@ def show(
     validation: Annotated[bool, typer.Option("--validation", help="Of the validation split.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.", show_default=False)] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Show what is trained in a row: in colour, or in ⟦ ⟧ without a terminal; special tokens are underlined.
 
     \b
@@ -161,11 +163,11 @@ def show(
             html.write_text(page_of(found), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror}", str(html)) from error
-        say(f"{html}: {found.kind} {found.number}")
-    elif as_json:
-        say_json(found.table)
-    else:
-        _draw(found)
+        return f"{html}: {found.kind} {found.number}"
+    if as_json:
+        return as_json_text(found.table)
+    _draw(found)
+    return None
 
 
 def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
@@ -181,11 +183,9 @@ def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
 
 def send(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Token shards on this machine.", show_default=False)],
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    where: Where,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Send token shards to the node with the most room, unless a node has them; `submit` does so by itself.
 
     Use it for a job that waits for data that its nodes have lost. Each node fetches what it needs from the others. A
@@ -205,17 +205,10 @@ def send(
     except (DataError, OSError, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user, a loop of links
         raise ConfigError(f"{error}; make data with `headway data prepare`", "FOLDER") from error
     warnings: list[str] = []
-
-    async def work(session: "ClusterSession") -> "list[Sent]":
-        return await send_missing(session, data, warn=warnings.append, tell=show_sending)
-
-    sent = with_cluster(etcd, certs, cluster, work)
+    sent = where.run(lambda session: send_missing(session, data, warn=warnings.append, tell=show_sending))
     if as_json:
-        say_json({"sent": sent, "warnings": warnings})
-        return
-    for each in sent:
-        say(each.told)
-    if not sent and not warnings:
-        say(f"{data.source}: a node has it already")
+        return as_json_text({"sent": sent, "warnings": warnings})
     for line in warnings:
-        sys.stderr.write(f"headway: {line}\n")
+        warn(line)
+    is_there = [] if sent or warnings else [f"{data.source}: a node has it already"]
+    return [*(each.told for each in sent), *is_there]

@@ -1,90 +1,89 @@
-"""Commands about jobs."""
+"""Commands about jobs that a cluster has."""
 
-import sys
-from collections.abc import Callable, Coroutine
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from headway.daemon.cli.options import (
+    Answer,
     AsJson,
     AsJsonLines,
-    Certs,
-    Cluster,
-    Etcd,
     JobName,
     OutDir,
+    Where,
+    add,
+    add_group,
+    as_json_text,
+    draw_over,
     say,
-    say_json,
-    say_table,
-    with_cluster,
+    warn,
+    written,
 )
+from headway.daemon.errors import ConfigError, StoreUnreachableError
+from headway.daemon.terminal import console, table
 
 if TYPE_CHECKING:
-    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.addresses import NodeEndpoint
+    from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+    from headway.daemon.client.job_trace import JobTrace
+    from headway.daemon.reports.job_report import JobReport
+    from headway.daemon.reports.watch_view import Snapshot
 
 WAIT_TIMEOUT_S = 1200.0
 """Maximum wait of --wait. A job may need this long because workers first compile."""
+NO_JOBS = "no jobs; `headway submit JOB.toml` makes one"
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job has reached its new phase.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    jobs_app = typer.Typer(invoke_without_command=True)
-    jobs_app.callback()(jobs)
-    jobs_app.command("rm")(remove)
-    jobs_app.command()(sign)
-    app.add_typer(jobs_app, name="jobs")
-    for command in (status, watch, events, logs, pause, resume, cancel, export):
-        app.command()(command)
+    jobs_app = add_group(app, "jobs", jobs, is_command=True)
+    add(jobs_app, remove, name="rm")
+    add(jobs_app, sign)
+    add(app, status, watch, events, logs, pause, resume, cancel, export, trace)
 
 
-def jobs(
-    context: typer.Context, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
-) -> None:
+def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answer:
     """List jobs in the order of their submission; `jobs rm JOB` forgets a job that is over.
 
     \b
     headway jobs --json
     """
     if context.invoked_subcommand is not None:
-        return
+        return None
     from headway.daemon.reports.job_report import reports_in
     from headway.daemon.reports.set_aside import date_and_time, retired_line, vanished_jobs
 
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        reports = reports_in(view, view.jobs_in_order())
-        if as_json:
-            say_json(reports)
-        elif not reports:
-            say("no jobs; `headway submit JOB.toml` makes one")
-        else:
-            rows = [
-                (
-                    report.name,
-                    report.user,
-                    str(report.priority),
-                    report.phase,
-                    f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
-                    "" if report.loss is None else f"{report.loss:.4f}",
-                    date_and_time(report.submitted_at),
-                    report.reason,
-                )
-                for report in reports
-            ]
-            say_table(("job", "user", "priority", "phase", "batches", "loss", "submitted", "why"), rows)
-        for name, text in vanished_jobs(view).items():
-            sys.stderr.write(f"headway: job {name}: {text}\n")
-        if view.retired and not as_json:
-            say(retired_line(len(view.retired)))
-
-    with_cluster(etcd, certs, cluster, work)
+    view = where.view()
+    reports = reports_in(view, view.jobs_in_order())
+    for name, text in vanished_jobs(view).items():
+        warn(f"job {name}: {text}")
+    if as_json:
+        return as_json_text(reports)
+    rows = [
+        (
+            report.name,
+            report.user,
+            str(report.priority),
+            report.phase,
+            f"{0 if report.batch is None else report.batch + 1}/{report.batches}",
+            "" if report.loss is None else f"{report.loss:.4f}",
+            date_and_time(report.submitted_at),
+            report.reason,
+        )
+        for report in reports
+    ]
+    titles = ("job", "user", "priority", "phase", "batches", "loss", "submitted", "why")
+    retired = [retired_line(len(view.retired))] if view.retired else []
+    return [*(table(titles, rows) if rows else [NO_JOBS]), *retired]
 
 
-def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def remove(job: JobName, where: Where) -> Answer:
     """Forget a job that is finished, failed, cancelled or paused. Its checkpoints stay.
 
     \b
@@ -92,15 +91,10 @@ def remove(job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluste
     """
     from headway.daemon.client import job_requests
 
-    _ask(job, job_requests.remove, etcd, certs, cluster)
+    return where.run(lambda session: job_requests.remove(session, job))
 
 
-def sign(
-    names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs that go on.")],
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
-) -> None:
+def sign(names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs that go on.")], where: Where) -> Answer:
     """Sign jobs again with your certificate, so that they outlive the authority of the operator who submitted them.
 
     Nothing else of the jobs changes, and they train meanwhile. See `headway certs rotate`.
@@ -108,13 +102,9 @@ def sign(
     \b
     headway jobs sign my-job
     """
-    from headway.daemon.client.job_requests import sign as ask
+    from headway.daemon.client import job_requests
 
-    async def work(session: "ClusterSession") -> list[str]:
-        return await ask(session, names)
-
-    for line in with_cluster(etcd, certs, cluster, work):
-        say(line)
+    return where.run(lambda session: job_requests.sign(session, names))
 
 
 def status(
@@ -122,11 +112,10 @@ def status(
     daemon: Annotated[
         str, typer.Option("--daemon", metavar="HOST:PORT", help="Ask this daemon instead of etcd.", show_default=False)
     ] = "",
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Show a job's phase, its layers by node, its loss, what a failure would cost, and why it is slow.
 
     While etcd is away, the command asks daemons: those of a local cluster, or those that this user's commands last saw
@@ -142,14 +131,80 @@ def status(
     \b
     headway status my-job --json
     """
-    from headway.daemon.cli.job_status import show_status
+    from headway.daemon.client import cluster_access
 
-    show_status(job, daemon=daemon, etcd=etcd, certs=certs, cluster=cluster, as_json=as_json)
+    if daemon:
+        folder = where.certs or (Path(told) if (told := os.environ.get("HEADWAY_CERTS")) else where.find().certificates)
+        address = cluster_access.ClusterAddress(etcd=(), certificates=folder, daemons=(daemon,))
+        return _status_of_daemons(address, job, as_json=as_json, daemons=(daemon,))
+    try:
+        return _status(job, where, as_json=as_json)
+    except StoreUnreachableError:
+        address = where.find()
+        daemons = address.daemons or cluster_access.known(address.etcd)
+        if not daemons:
+            raise
+        return _status_of_daemons(address, job, as_json=as_json, daemons=daemons)
 
 
-def watch(
-    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJsonLines = False
-) -> None:
+def _status(job: str, where: Where, *, as_json: bool) -> Answer:
+    """Return the answer from etcd's records."""
+    from headway.daemon.client.job_requests import job_of
+    from headway.daemon.reports.job_report import report_in, reports_in
+    from headway.daemon.reports.set_aside import set_aside_lines
+    from headway.daemon.reports.watch_view import LossHistory, snapshot
+
+    view = where.view()
+    if not job:
+        reports = reports_in(view, view.jobs_in_order())
+        return as_json_text(reports) if as_json else [*_lines_of(reports), *set_aside_lines(view)]
+    found = job_of(view, job)
+    if as_json:
+        return as_json_text(report_in(view, found))
+    shown = snapshot(view, job, LossHistory())
+    assert shown is not None
+    _draw(shown)
+    return set_aside_lines(view, job=job)
+
+
+def _status_of_daemons(
+    address: "ClusterAddress", job: str, *, as_json: bool, daemons: "Sequence[str | NodeEndpoint]"
+) -> Answer:
+    """Return the answer of the first daemon that answers."""
+    import asyncio
+
+    from headway.daemon.client import job_requests
+    from headway.daemon.reports.watch_view import Snapshot
+
+    told = asyncio.run(job_requests.ask_daemons(daemons, address.identity()))
+    reports = [told.report(job)] if job else [told.report(name) for name in told.jobs]
+    if as_json:
+        etcd = {"reachable": told.etcd_reachable, "away_s": told.etcd_away_s, "waits_for": told.waits_for}
+        return as_json_text({"asked": told.node, "etcd": etcd, "jobs": reports})
+    if not job:
+        return [told.line, *_lines_of(reports)]
+    say(told.line)
+    _draw(Snapshot(report=reports[0]))
+    return None
+
+
+def _lines_of(reports: "Sequence[JobReport]") -> list[str]:
+    from headway.daemon.reports.job_report import report_line
+
+    now = time.time()
+    return [report_line(report, now=now) for report in reports] or [NO_JOBS]
+
+
+def _draw(shown: "Snapshot") -> None:
+    from headway.daemon.reports.watch_view import render
+
+    screen = console()
+    screen.print(render(shown, width=min(screen.width, 120)))
+    if shown.report.error:
+        say(shown.report.error)
+
+
+def watch(job: JobName, where: Where, as_json: AsJsonLines = False) -> None:
     """Show a job until it is over.
 
     Batches since the newest restorable boundary are provisional: after a failure they are computed again. The new
@@ -166,12 +221,10 @@ def watch(
             found = await session.while_reachable(follow_job(session, job, display=display))
         check_finished(found, where=f"`headway logs {job}`")
 
-    with_cluster(etcd, certs, cluster, work)
+    where.run(work)
 
 
-def events(
-    job: JobName, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None, as_json: AsJson = False
-) -> None:
+def events(job: JobName, where: Where, as_json: AsJson = False) -> Answer:
     """Show why each plan changed, in sentences, and on stderr what ails its nodes now.
 
     \b
@@ -181,19 +234,14 @@ def events(
     from headway.daemon.reports.job_report import ailments_of
     from headway.daemon.reports.set_aside import date_and_time
 
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        found = job_of(view, job)
-        records = [found.events[number] for number in sorted(found.events)]
-        for line in ailments_of(found, view.nodes):
-            sys.stderr.write(f"headway: now {line}\n")
-        if as_json:
-            say_json(records)
-            return
-        for record in records:
-            say(f"{date_and_time(record.at)}  generation {record.generation}  {record.text}")
-
-    with_cluster(etcd, certs, cluster, work)
+    view = where.view()
+    found = job_of(view, job)
+    records = [found.events[number] for number in sorted(found.events)]
+    for line in ailments_of(found, view.nodes):
+        warn(f"now {line}")
+    if as_json:
+        return as_json_text(records)
+    return [f"{date_and_time(record.at)}  generation {record.generation}  {record.text}" for record in records]
 
 
 def logs(
@@ -203,9 +251,8 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each worker; 0: all.")
     ] = 0,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJsonLines = False,
 ) -> None:
     """Show the output of a job's workers, through any daemon.
@@ -224,43 +271,50 @@ def logs(
             else:
                 say(f"{line.node} | {line.text}")
 
-    with_cluster(etcd, certs, cluster, work)
+    where.run(work)
 
 
-def pause(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def pause(job: JobName, wait: Wait = False, *, where: Where) -> Answer:
     """Stop a job after the batches that it has begun, and write a checkpoint.
 
     \b
     headway pause my-job --wait
     """
-    from headway.daemon.client import job_requests
-    from headway.daemon.records.records import Phase
-
-    _ask(job, job_requests.pause, etcd, certs, cluster, wait_for=frozenset({Phase.PAUSED}) if wait else None)
+    return _requested("pause", job, where, wait_for="paused" if wait else "")
 
 
-def resume(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def resume(job: JobName, wait: Wait = False, *, where: Where) -> Answer:
     """Let a paused or failed job continue from the newest state that is left: state that nodes hold, or its checkpoint.
 
     \b
     headway resume my-job
     """
-    from headway.daemon.client import job_requests
-    from headway.daemon.records.records import Phase
-
-    _ask(job, job_requests.resume, etcd, certs, cluster, wait_for=frozenset({Phase.RUNNING}) if wait else None)
+    return _requested("resume", job, where, wait_for="running" if wait else "")
 
 
-def cancel(job: JobName, wait: Wait = False, etcd: Etcd = None, certs: Certs = None, cluster: Cluster = None) -> None:
+def cancel(job: JobName, wait: Wait = False, *, where: Where) -> Answer:
     """End a job now, without a checkpoint.
 
     \b
     headway cancel my-job
     """
+    return _requested("cancel", job, where, wait_for="cancelled" if wait else "")
+
+
+def _requested(request: str, job: str, where: Where, *, wait_for: str) -> str:
+    """Return the answer to a request of client/job_requests.py, or the phase that was waited for."""
     from headway.daemon.client import job_requests
+    from headway.daemon.client.job_watch import wait_for_phase
     from headway.daemon.records.records import Phase
 
-    _ask(job, job_requests.cancel, etcd, certs, cluster, wait_for=frozenset({Phase.CANCELLED}) if wait else None)
+    async def work(session: "ClusterSession") -> str:
+        answer: str = await getattr(job_requests, request)(session, job)
+        if not wait_for:
+            return answer
+        found = await wait_for_phase(session, job, frozenset({Phase(wait_for)}), timeout_s=WAIT_TIMEOUT_S)
+        return f"{job}: {found.phase.phase}"
+
+    return where.run(work)
 
 
 def export(
@@ -274,11 +328,10 @@ def export(
         typer.Option(help="Default: that of the folder from which the job started, else float32.", show_default=False),
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add a job's adapters to the weights beside them.")] = False,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Write a job's newest boundary as a folder that AutoModelForCausalLM opens.
 
     A job with an [adapter] gives a folder that PEFT opens; --merge gives the whole model. An earlier export in the
@@ -290,44 +343,110 @@ def export(
     headway export my-job --out exported --merge
     """
     from headway.daemon.client.export import export as export_job
-    from headway.daemon.terminal import behind
 
-    async def work(session: "ClusterSession") -> None:
-        def show(done: int, total: int) -> None:
-            if sys.stderr.isatty():
-                drawn = behind(sys.stderr)
-                drawn.write(f"\rlayer {done}/{total} " + ("\n" if done == total else ""))
-                drawn.flush()
+    def show(done: int, total: int) -> None:
+        draw_over(f"layer {done}/{total}", is_last=done == total)
 
-        def warn(line: str) -> None:
-            sys.stderr.write(f"headway: {line}\n")
-
-        boundary = await export_job(
+    boundary = where.run(
+        lambda session: export_job(
             session, job, out, force=force, dtype=dtype, merge=merge, on_warning=warn, on_layer=show
         )
-        if as_json:
-            say_json({"job": job, "boundary": boundary.number, "out": str(out)})
-        else:
-            say(f"{out}: the model after {boundary.number} batches")
-
-    with_cluster(etcd, certs, cluster, work)
+    )
+    if as_json:
+        return as_json_text({"job": job, "boundary": boundary.number, "out": str(out)})
+    return f"{out}: the model after {boundary.number} batches"
 
 
-def _ask(
-    job: str,
-    request: Callable[["ClusterSession", str], Coroutine[Any, Any, str]],
-    etcd: str | None,
-    certs: Path | None,
-    cluster: Path | None,
-    wait_for: frozenset[Any] | None = None,
-) -> None:
-    async def work(session: "ClusterSession") -> None:
-        answer = await request(session, job)
-        if wait_for is not None:
-            from headway.daemon.client.job_watch import wait_for_phase
+def trace(
+    job: JobName,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Number of recent batches; workers remember a limited number.")
+    ] = 20,
+    picture: Annotated[
+        Path | None, typer.Option("--png", metavar="OUT.png", help="Draw both timelines.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="OUT.json",
+            help="Write a trace for chrome://tracing or ui.perfetto.dev.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    where: Where,
+    as_json: AsJson = False,
+) -> Answer:
+    """Show what each worker of a running job did in the last batches, next to the simulator's prediction.
 
-            found = await wait_for_phase(session, job, wait_for, timeout_s=WAIT_TIMEOUT_S)
-            answer = f"{job}: {found.phase.phase}"
-        say(answer)
+    Workers always remember their last 8192 operations. The clocks of machines differ: the command aligns the times
+    by measured offsets, and shows the offsets.
 
-    with_cluster(etcd, certs, cluster, work)
+    \b
+    idle       the share of the time in which a worker computes nothing
+    predicted  the schedule's simulator, with the layer and link times that were measured so far
+
+    \b
+    headway trace my-job
+    headway trace my-job --batches 5 --png timeline.png --out timeline.json
+    """
+    from headway.daemon.client.job_trace import trace_job
+    from headway.daemon.results.pipeline_picture import check_drawing
+
+    if picture is not None:
+        check_drawing("--png")
+    found = where.run(lambda session: trace_job(session, job, num_batches=batches))
+    _write(found, picture, out)
+    if as_json:
+        return as_json_text(_facts(found))
+    return [*found.lines, *written(("timeline", picture), ("trace", out))]
+
+
+def _facts(found: "JobTrace") -> dict[str, object]:
+    run = found.prediction
+    return {
+        "job": found.job,
+        "generation": found.generation,
+        "first_batch": found.pipeline.first_batch,
+        "last_batch": found.pipeline.last_batch,
+        "batch_seconds": found.pipeline.step_seconds,
+        "predicted_batch_seconds": run.step_seconds if run is not None else None,
+        "workers": found.workers,
+        "clocks": found.clocks,
+        "are_launches": found.are_launches,
+        "troubles": found.troubles,
+    }
+
+
+def _write(found: "JobTrace", picture: Path | None, out: Path | None) -> None:
+    """Write the files that the user asked for. Raises ConfigError for a path that cannot be written."""
+    import json
+
+    import msgspec
+
+    from headway.daemon.results.pipeline_picture import Panel, draw_panels
+    from headway.daemon.results.pipeline_trace import trace_document, trace_events
+
+    measured, run, names = found.pipeline, found.prediction, found.names
+    path = picture
+    try:
+        if path is not None:
+            title = f"{found.head}\n{found.clock_line}".strip()
+            panels = [Panel(timeline=measured.timeline, window=measured.window, title=title, x_label="measured")]
+            if run is not None:
+                end = min(run.window[1], run.window[0] + measured.window[1])
+                panels.append(
+                    Panel(timeline=run.timeline, window=(run.window[0], end), title="predicted", x_label="simulated")
+                )
+            draw_panels(panels, names, path)
+        path = out
+        if path is not None:
+            parts = [trace_events(measured.timeline, [f"measured {name}" for name in names])]
+            if run is not None:
+                rows = [f"predicted {name}" for name in names]
+                parts.append(trace_events(run.timeline, rows, first_row=len(names), zero_s=run.window[0]))
+            about = msgspec.to_builtins(_facts(found))
+            path.write_text(json.dumps(trace_document(*parts, about=about)))
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error

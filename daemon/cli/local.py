@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.cli.options import AsJsonLines, EtcdBinary, JobFile, LinkKind, OutDir, say
+from headway.daemon.cli.options import Answer, AsJsonLines, EtcdBinary, JobFile, LinkKind, OutDir, add, say
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
+
+    from headway.daemon.local.cluster import LocalCluster
+
+STOPPING = "stopping; saving jobs first (Ctrl-C again stops at once)"
 
 NumNodes = Annotated[int, typer.Option("--nodes", min=1, help="Number of daemons to start.")]
 StateDir = Annotated[
@@ -19,10 +24,7 @@ StateDir = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(demo)
-    app.command()(run)
-    app.command()(up)
-    app.command()(reference)
+    add(app, demo, run, up, reference)
 
 
 def demo(
@@ -37,11 +39,12 @@ def demo(
     \b
     headway demo --out demo-run
     """
+    from headway.daemon.interrupts import run_interruptible
     from headway.daemon.local.demo import run_demo
-    from headway.daemon.local.interrupts import run_interruptible
 
     return run_interruptible(
-        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary), on_first=_say_demo_stops
+        lambda force: run_demo(out, job_file=job, force=force, etcd_binary=etcd_binary),
+        on_first="stopping; the next demo starts from the beginning (Ctrl-C again stops at once)",
     )
 
 
@@ -61,7 +64,7 @@ def run(
     \b
     headway run job.toml --nodes 2 --out runs/first
     """
-    from headway.daemon.local.interrupts import run_interruptible
+    from headway.daemon.interrupts import run_interruptible
     from headway.daemon.local.run import run_job
     from headway.daemon.reports.watch_view import open_display
 
@@ -81,7 +84,7 @@ def run(
             say(f"{out / 'metrics.jsonl'}: one line a batch · {out / 'model'}: the model")
         return 0
 
-    return run_interruptible(main, on_first=_say_stopping)
+    return run_interruptible(main, on_first=STOPPING)
 
 
 def up(
@@ -100,12 +103,13 @@ def up(
     \b
     headway up --nodes 3
     """
+    from headway.daemon.interrupts import run_interruptible
     from headway.daemon.local.cluster import LocalCluster
-    from headway.daemon.local.interrupts import run_interruptible
 
-    clusters: list[LocalCluster] = []
+    has_ended_well = False
 
     async def main(force: "asyncio.Event") -> int:
+        nonlocal has_ended_well
         _say_starting(nodes)
         cluster = LocalCluster(
             state_dir,
@@ -115,27 +119,29 @@ def up(
             force=force,
             on_trouble=lambda text: typer.echo(f"warning: {text}", err=True),
         )
-        clusters.append(cluster)
-        async with cluster:
-            up = sum(node.process.poll() is None for node in cluster.nodes)
-            count = f"{up} nodes are" if up > 1 else "1 node is"
-            say(f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}")
-            option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
-            say(f"in another terminal, in this folder: headway submit JOB.toml{option}")
-            if cluster.card_sharing:
-                say(cluster.card_sharing)
-            if cluster.etcd_remark:
-                say(cluster.etcd_remark)
-            for name, listen in cluster.metrics.items():
-                say(f"metrics of {name}: http://{listen}/metrics")
-            say("Ctrl-C here saves every job and stops")
-            await cluster.guard()
+        try:
+            async with cluster:
+                for line in _lines_of(cluster, state_dir):
+                    say(line)
+                await cluster.guard()
+        finally:
+            has_ended_well = cluster.has_ended_well
         return 0
 
-    def has_ended_well() -> bool:
-        return all(cluster.has_ended_well for cluster in clusters)
+    return run_interruptible(main, on_first=STOPPING, has_ended_well=lambda: has_ended_well)
 
-    return run_interruptible(main, on_first=_say_stopping, has_ended_well=has_ended_well)
+
+def _lines_of(cluster: "LocalCluster", state_dir: Path) -> "Iterator[str]":
+    """Return what people need to know of a cluster that is up."""
+    num_up = sum(node.process.poll() is None for node in cluster.nodes)
+    count = f"{num_up} nodes are" if num_up > 1 else "1 node is"
+    yield f"{count} up; etcd at {cluster.address.etcd[0]}, state in {state_dir}"
+    option = "" if state_dir == Path(".headway") else f" --cluster {state_dir}"
+    yield f"in another terminal, in this folder: headway submit JOB.toml{option}"
+    yield from filter(None, (cluster.card_sharing, cluster.etcd_remark))
+    for name, listen in cluster.metrics.items():
+        yield f"metrics of {name}: http://{listen}/metrics"
+    yield "Ctrl-C here saves every job and stops"
 
 
 def reference(
@@ -148,7 +154,7 @@ def reference(
             metavar="LAYERS", help="With wire compression: the layers at which coded links end, as in status --json."
         ),
     ] = "",
-) -> None:
+) -> Answer:
     """Train a job in one plain loop: no pipeline, no etcd. The oracle that every run equals bit for bit.
 
     \b
@@ -160,17 +166,9 @@ def reference(
 
     cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
     progress = behind(sys.stderr) if sys.stderr.isatty() else None
-    say(run_reference(job, out, device=device, coded_cuts=cuts, progress=progress))
+    return run_reference(job, out, device=device, coded_cuts=cuts, progress=progress)
 
 
 def _say_starting(nodes: int) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"starting etcd and {nodes} node{'s' * (nodes != 1)}\n")
-
-
-def _say_demo_stops() -> None:
-    sys.stderr.write("stopping; the next demo starts from the beginning (Ctrl-C again stops at once)\n")
-
-
-def _say_stopping() -> None:
-    sys.stderr.write("stopping; saving jobs first (Ctrl-C again stops at once)\n")

@@ -3,12 +3,12 @@
 import os
 import sys
 
-from headway.daemon import early_interrupt
+from headway.daemon import interrupts
 
 
 def main() -> None:
     """Run the program. Errors are one line on stderr; HEADWAY_DEBUG=1 shows where they were raised."""
-    early_interrupt.begin()
+    interrupts.begin()
     if not os.environ.get("HEADWAY_DEBUG"):
         # gRPC's core prints its errors on stderr, and we also raise them
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,33 +1,28 @@
-"""Options that many commands share, and the frame of a command that talks to a cluster."""
+"""How a command is run: its options, some of them fields of dataclasses, its cluster, and what it answers."""
 
+import ast
+import inspect
 import json
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
-    from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
+    from headway.daemon.view.cluster_view import ClusterView
 
 ResultT = TypeVar("ResultT")
 
-Etcd = Annotated[
-    str | None,
-    typer.Option(
-        help="etcd members, HOST:PORT[,HOST:PORT…] (HEADWAY_ETCD). Without it: the local cluster.", show_default=False
-    ),
-]
-Certs = Annotated[
-    Path | None,
-    typer.Option(help="Folder with ca.pem, cert.pem and key.pem, for --etcd (HEADWAY_CERTS).", show_default=False),
-]
-Cluster = Annotated[
-    Path | None,
-    typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
-]
+Answer = int | str | Iterable[str] | None
+"""An exit code, or what is printed: a line, or several."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 JOB_FILE_HELP = 'A job file; the shortest: job.name = "first"'
@@ -42,45 +37,151 @@ EtcdBinary = Annotated[
     Path | None,
     typer.Option(help="The etcd binary (default: HEADWAY_ETCD_BINARY, then pip's, then PATH).", show_default=False),
 ]
+CERTIFICATES_HELP = "Folder with ca.pem, cert.pem and key.pem (also HEADWAY_CERTS)."
 
 
-def with_cluster(
-    etcd: str | None,
-    certs: Path | None,
-    cluster: Path | None,
-    work: Callable[["ClusterSession"], Coroutine[Any, Any, ResultT]],
-    *,
-    warns_of_end: bool = True,
-) -> ResultT:
-    """Find the cluster, open a session, do the work in it, close the session.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The cluster that a command talks to."""
 
-    warns_of_end: says on stderr when the certificate ends soon.
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            help="etcd members, HOST:PORT[,HOST:PORT…] (HEADWAY_ETCD). Without it: the local cluster.",
+            show_default=False,
+        ),
+    ] = None
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="Folder with ca.pem, cert.pem and key.pem, for --etcd (HEADWAY_CERTS).", show_default=False),
+    ] = None
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="State folder of a local cluster (HEADWAY_CLUSTER; .headway).", show_default=False),
+    ] = None
+
+    def find(self) -> "ClusterAddress":
+        """Return its address. Raises ConfigError, StoreUnreachableError."""
+        from headway.daemon.client import cluster_access
+
+        return cluster_access.find_cluster(etcd=self.etcd, certs=self.certs, cluster=self.cluster)
+
+    def view(self) -> "ClusterView":
+        """Return what etcd has now."""
+        return self.run(lambda session: session.view())
+
+    def run(
+        self, work: "Callable[[ClusterSession], Coroutine[Any, Any, ResultT]]", *, warns_of_end: bool = True
+    ) -> ResultT:
+        """Open a session, do the work in it, close the session.
+
+        warns_of_end: says on stderr when the certificate ends soon.
+        """
+        import asyncio
+
+        from headway.daemon import interrupts
+        from headway.daemon.client import cluster_access
+        from headway.daemon.errors import StoreError
+
+        address = self.find()
+        if warns_of_end and (line := address.certificate_end()):
+            warn(line)
+
+        async def warn_if_full(session: "ClusterSession") -> None:
+            with suppress(StoreError):  # the work meets the same error
+                if line := await session.why_full():
+                    warn(line)
+
+        async def run() -> ResultT:
+            async with cluster_access.ClusterSession(address) as session:
+                warning = asyncio.create_task(warn_if_full(session))
+                try:
+                    return await work(session)
+                finally:
+                    await asyncio.wait({warning})
+
+        interrupts.end()
+        return asyncio.run(run())
+
+
+def add(app: typer.Typer, *commands: Callable[..., Answer], name: str | None = None) -> None:
+    """Add commands, each under its own name, or one under another."""
+    for command in commands:
+        app.command(name)(_runnable(command))
+
+
+def add_group(app: typer.Typer, name: str, main: Callable[..., Answer], *, is_command: bool = False) -> typer.Typer:
+    """Add a group of commands. is_command: `main` does something when no command follows its name."""
+    group = typer.Typer(invoke_without_command=is_command, no_args_is_help=not is_command)
+    group.callback()(_runnable(main))
+    app.add_typer(group, name=name)
+    return group
+
+
+def _runnable(command: Callable[..., Answer]) -> Callable[..., int | None]:
+    """Return a command for typer: with an option for each field of its dataclasses, and its answer printed.
+
+    A field that says only what it is for, as a text, becomes an option that need not be given.
     """
-    import asyncio
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, tuple[str, ...]]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            parameters.append(parameter.replace(annotation=kind))
+            continue
+        of_kind = get_type_hints(kind, include_extras=True)
+        groups[name] = kind, tuple(item.name for item in fields(kind))
+        for item in fields(kind):
+            default = parameter.empty if item.default is MISSING else item.default
+            parameters.append(parameter.replace(name=item.name, annotation=of_kind[item.name], default=default))
 
-    from headway.daemon import early_interrupt
-    from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-    from headway.daemon.errors import StoreError
+    @wraps(command)
+    def run(**told: Any) -> int | None:
+        for name, (kind, names) in groups.items():
+            told[name] = kind(**{each: told.pop(each) for each in names})
+        return _said(command(**told))
 
-    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
-    if warns_of_end and (line := address.certificate_end()):
-        sys.stderr.write(f"headway: {line}\n")
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    )
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
-    async def warn(session: ClusterSession) -> None:
-        with suppress(StoreError):  # the work meets the same error
-            if line := await session.why_full():
-                sys.stderr.write(f"headway: {line}\n")
 
-    async def run() -> ResultT:
-        async with ClusterSession(address) as session:
-            warning = asyncio.create_task(warn(session))
-            try:
-                return await work(session)
-            finally:
-                await asyncio.wait({warning})
+def settings_options(kind: type, **more_flags: str) -> list[inspect.Parameter]:
+    """Return an option for each field of a dataclass of settings; the text below the field is its help.
 
-    early_interrupt.end()
-    return asyncio.run(run())
+    None of them has a default: what is not given is left to the file and the environment. more_flags: further names of
+    an option.
+    """
+    helps, options = _texts_of_fields(kind), []
+    for name, told in get_type_hints(kind).items():
+        plain = str if get_origin(told) is tuple else told
+        flags = [f"--{name}", more_flags[name]] if name in more_flags else []
+        annotation: Any = Annotated[plain | None, typer.Option(*flags, help=helps[name])]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return options
+
+
+def _texts_of_fields(kind: type) -> dict[str, str]:
+    """Return the text that stands below each field in the source of a dataclass."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for each, below in pairwise(definition.body):
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and isinstance(below, ast.Expr):
+            found[each.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return found
+
+
+def _said(answer: Answer) -> int | None:
+    if answer is None or isinstance(answer, int):
+        return answer
+    for line in [answer] if isinstance(answer, str) else answer:
+        say(line)
+    return None
 
 
 def say(text: str) -> None:
@@ -89,8 +190,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def say_json(value: object) -> None:
-    """Print a value on stdout as one JSON document. A byte of a path that is no UTF-8 is `\\udcXX` in it."""
+def warn(text: str) -> None:
+    """Print a line on stderr, in the program's name."""
+    sys.stderr.write(f"headway: {text}\n")
+
+
+def as_json_text(value: object) -> str:
+    """Return a value as one JSON document. A byte of a path that is no UTF-8 is `\\udcXX` in it."""
     import msgspec
 
     try:
@@ -98,22 +204,26 @@ def say_json(value: object) -> None:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(msgspec.to_builtins(value), indent=2)
-    say(text)
+    return text
 
 
-def say_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns on stdout, each as wide as its longest cell."""
-    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
-    for row in [titles, *rows]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def show_sending(node: str, num_bytes: int, total_bytes: int) -> None:
-    """Draw how much of the data a node has received."""
+def draw_over(text: str, *, is_last: bool) -> None:
+    """Draw a line of progress on stderr over the one before, if stderr is a terminal."""
     from headway.daemon.terminal import behind
 
     if sys.stderr.isatty():
         drawn = behind(sys.stderr)
-        end = "\n" if num_bytes == total_bytes else ""
-        drawn.write(f"\rdata to {node}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB {end}")
+        drawn.write(f"\r{text} " + "\n" * is_last)
         drawn.flush()
+
+
+def show_sending(node: str, num_bytes: int, total_bytes: int) -> None:
+    """Draw how much of the data a node has received."""
+    draw_over(
+        f"data to {node}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB", is_last=num_bytes == total_bytes
+    )
+
+
+def written(*files: tuple[str, Path | None]) -> list[str]:
+    """Return a line for each file that was asked for."""
+    return [f"{what:8}  {path}" for what, path in files if path is not None]

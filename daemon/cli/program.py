@@ -8,18 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.daemon.cli import certificates as cli_certificates
-from headway.daemon.cli import chaos as cli_chaos
-from headway.daemon.cli import cluster as cli_cluster
-from headway.daemon.cli import data as cli_data
-from headway.daemon.cli import jobs as cli_jobs
-from headway.daemon.cli import joining as cli_joining
-from headway.daemon.cli import local as cli_local
-from headway.daemon.cli import planning as cli_planning
-from headway.daemon.cli import service as cli_service
-from headway.daemon.cli import shares as cli_shares
-from headway.daemon.cli import submission as cli_submission
-from headway.daemon.cli import tracing as cli_tracing
+from headway.daemon.cli import certificates, chaos, cluster, data, jobs, local, submission
 from headway.daemon.errors import (
     EXIT_CONFIG,
     EXIT_JOB_FAILED,
@@ -72,20 +61,7 @@ def _root(
     """
 
 
-for module in (
-    cli_local,
-    cli_submission,
-    cli_jobs,
-    cli_shares,
-    cli_tracing,
-    cli_planning,
-    cli_cluster,
-    cli_joining,
-    cli_certificates,
-    cli_service,
-    cli_chaos,
-    cli_data,
-):
+for module in (local, submission, jobs, cluster, certificates, chaos, data):
     module.register(app)
 
 

@@ -1,7 +1,8 @@
-"""Commands that start a job, and that list the checkpoints from which it could start."""
+"""Commands before a job runs: submit it, plan it, find a checkpoint from which it could start."""
 
-import sys
-from dataclasses import replace
+import json
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,27 +10,33 @@ import typer
 
 from headway.daemon.cli.options import (
     JOB_FILE_HELP,
+    Answer,
     AsJson,
-    Certs,
-    Cluster,
-    Etcd,
+    JobFile,
     JobName,
     LinkKind,
-    say,
-    say_json,
+    Where,
+    add,
+    as_json_text,
     show_sending,
-    with_cluster,
+    warn,
+    written,
 )
+from headway.daemon.errors import ConfigError, StoreUnreachableError
 
 if TYPE_CHECKING:
     from headway.daemon.client.checkpoint_folder import FoundCheckpoint
     from headway.daemon.client.cluster_access import ClusterSession
+    from headway.daemon.costs.connections import LinkAssumptions
+    from headway.daemon.jobs.job import JobSpec
+    from headway.daemon.preview.plan_simulation import Forecast
+    from headway.daemon.preview.preview import PlanPreview
+    from headway.daemon.records.records import NodeRecord
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(submit)
-    app.command()(checkpoints)
+    add(app, submit, plan, checkpoints)
 
 
 def submit(
@@ -64,11 +71,10 @@ def submit(
         int | None,
         typer.Option(min=-10, max=10, help="Priority in the queue; overrides the job file.", show_default=False),
     ] = None,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Put a job in the queue: a new job, a job that continues from a checkpoint, or both.
 
     \b
@@ -77,108 +83,17 @@ def submit(
     headway submit --from /mnt/checkpoints/my-job          that job, in a cluster that has lost everything else
     headway submit next.toml --from /mnt/checkpoints/my-job
     """
-    import asyncio
+    from headway.daemon.client import submission
 
-    from headway.daemon.client import checkpoint_folder
-    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir, folder_access
-    from headway.daemon.client.data_upload import Sent, send_missing
-    from headway.daemon.client.job_requests import submit as submit_job
-    from headway.daemon.errors import ConfigError
-    from headway.daemon.jobs.changed_keys import Changes
-    from headway.daemon.jobs.data_choices import epochs_text
-    from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
-    from headway.daemon.jobs.job_file import read_job_file
-    from headway.daemon.jobs.rate_schedule import continued_schedule
-    from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-    from headway.daemon.origin.origin_config import model_opener, whole_path
-    from headway.daemon.origin.submission import read_parts
-    from headway.daemon.reports.safety_report import why_unprotected
-    from headway.daemon.shards.data_source import index_at
-    from headway.daemon.shards.tokenizer_match import check_tokenizer
-    from headway.daemon.storage.checkpoint_names import MANIFEST
-
-    if job is None and origin is None:
-        raise ConfigError("name a job file, or a checkpoint with --from", "submit")
-    if are_changes_meant and origin is None:
-        raise ConfigError("needs --from: only the job of a checkpoint has keys to change", "--change")
-    manifest = checkpoint_folder.read_checkpoint(origin) if origin is not None else None
-    named: frozenset[str] | None = None
-    if model is not None and job is None:
-        raise ConfigError("needs JOB.toml: a checkpoint has its own weights", "--model")
-    if job is not None:
-        open_model = model_opener(job.parent)
-        (spec, named), source = read_job_file(job, open_model=open_model, model_from=whole_path(model)), job
-    else:
-        assert manifest is not None
-        spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{MANIFEST}")
-    spec = spec.with_link(link).with_priority(priority)
-    if manifest is not None:
-        if named is not None:
-            spec, named = with_those_of(spec, manifest.spec, named=named), named | FILLED_IN
-        checkpoint_folder.check_fits(spec, manifest, str(source))
-        spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
-        spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's
-
-    async def work(session: "ClusterSession") -> None:
-        view = await session.view()
-        devices = [device for node in view.nodes.values() for device in node.devices]
-        resolved = await asyncio.to_thread(
-            resolve_job,
-            spec,
-            job_file=source,
-            devices=devices,
-            cache_dir=default_cache_dir(),
-            named=named,
-            read_url=index_at,
-        )
-        found = Changes()
-        if manifest is not None and not manifest.is_sealed:
-            sys.stderr.write("headway: the checkpoint's manifest has no digest: an earlier release wrote it\n")
-        if manifest is not None:
-            found = checkpoint_folder.changes_of(resolved, manifest, str(source), are_meant=are_changes_meant)
-        are_nodes_asked = session.identity is not None
-        root = session.address.state_dir
-        check_checkpoint_dir(resolved, job_file=source, root=root, are_nodes_asked=are_nodes_asked)
-        access = await folder_access(session, view, resolved.fault.checkpoint_dir)
-        access.check(f"{source}:fault.checkpoint_dir")
-        name, sent, warnings = spec.job.name, list[Sent](), list(access.warnings)
-        if manifest is not None:
-            await asyncio.to_thread(checkpoint_folder.check_files, manifest)
-        else:
-            await asyncio.to_thread(check_tokenizer, resolved, source)
-            resolved = await asyncio.to_thread(read_parts, resolved)
-        if name not in view.jobs:  # otherwise the job is refused, and nothing need move
-            sent = await send_missing(session, resolved.data, warn=warnings.append, tell=show_sending)
-        if manifest is None:
-            await submit_job(session, resolved)
-        else:
-            first = checkpoint_folder.begin_with(manifest)
-            await submit_job(session, resolved, checkpoint=first, generation=manifest.generation, changed=found.text)
-        warning = why_unprotected(resolved, view.nodes)
-        if as_json:
-            boundary = manifest.checkpoint.boundary if manifest is not None else 0
-            parent = manifest.job if manifest is not None else ""
-            told = {"job": name, "boundary": boundary, "from": parent, "unprotected": warning}
-            say_json({**told, "changed": [*found.of_recurrence, *found.others], "sent": sent, "warnings": warnings})
-            return
-        for each in sent:
-            say(each.told)
-        begins = ""
-        if manifest is not None:
-            begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job} ({manifest.checkpoint.url})"
-        say(f"{name}: submitted{begins}; `headway watch {name}` shows it")
-        if found.text:
-            say(f"changed: {found.text}")
-        if resolved.train.epochs:
-            say(f"{epochs_text(resolved.train.epochs)} of its data are {resolved.train.batches} batches")
-        if filled_in := what_was_filled_in(spec, resolved):
-            sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
-        if warning:
-            sys.stderr.write(f"headway: {name} is unprotected: {warning}\n")
-        for line in warnings:
-            sys.stderr.write(f"headway: {line}\n")
-
-    with_cluster(etcd, certs, cluster, work)
+    draft = submission.read_draft(
+        job, checkpoint=origin, model=model, are_changes_meant=are_changes_meant, link=link, priority=priority
+    )
+    done = where.run(lambda session: submission.submit(session, draft, tell=show_sending, warn=warn))
+    if as_json:
+        return as_json_text(done.facts)
+    for remark in done.remarks:
+        warn(remark)
+    return done.lines
 
 
 def checkpoints(
@@ -189,11 +104,10 @@ def checkpoints(
             "--in", metavar="CHECKPOINT_DIR", help="Look in this folder, and ask no cluster.", show_default=False
         ),
     ] = None,
-    etcd: Etcd = None,
-    certs: Certs = None,
-    cluster: Cluster = None,
+    *,
+    where: Where,
     as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """List a job's checkpoints, oldest first. A checkpoint without its manifest is incomplete and cannot be used.
 
     \b
@@ -209,16 +123,13 @@ def checkpoints(
         assert told is not None
         return resolve_checkpoint_dir(told.spec.fault.checkpoint_dir, session.address.state_dir), told.uid
 
-    base, uid = (folder.rstrip("/"), "") if folder else with_cluster(etcd, certs, cluster, work)
+    base, uid = (folder.rstrip("/"), "") if folder else where.run(work)
     found = list_checkpoints(f"{base}/{job}")
     if uid and any(f"/{uid}/" not in entry.url for entry in found):
-        line = f"other submissions of the name {job} write there too; those of this job are below {base}/{job}/{uid}"
-        sys.stderr.write(f"headway: {line}\n")
+        warn(f"other submissions of the name {job} write there too; those of this job are below {base}/{job}/{uid}")
     if as_json:
-        say_json(found)
-        return
-    for line in [_line(entry) for entry in found] or [f"{job}: no checkpoint yet"]:
-        say(line)
+        return as_json_text(found)
+    return [_line(entry) for entry in found] or [f"{job}: no checkpoint yet"]
 
 
 def _line(entry: "FoundCheckpoint") -> str:
@@ -228,3 +139,216 @@ def _line(entry: "FoundCheckpoint") -> str:
     size = f"{entry.size_bytes / 1e6:,.1f} MB"
     state = "complete" if entry.is_complete else "incomplete"
     return f"boundary {entry.boundary}  timeline {entry.timeline}  {moment}  {size}  {state}  {entry.url}"
+
+
+def plan(
+    job: JobFile,
+    nodes: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
+    ] = 0,
+    memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0,
+    nodes_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--nodes-file",
+            metavar="N.toml",
+            help="File with nodes, devices and links instead of the cluster's.",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--simulate",
+            metavar="OUT.png",
+            help="Simulate the plan, and draw the pipeline's timeline.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="OUT.json",
+            help="Simulate the plan, and write a trace for chrome://tracing or Perfetto.",
+            show_default=False,
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also print the arithmetic: the parts of each worker's memory and seconds."),
+    ] = False,
+    *,
+    where: Where,
+    as_json: AsJson = False,
+) -> Answer:
+    """Show which node would hold which layers, and why: a dry run that changes nothing and needs no GPU.
+
+    With --nodes or --nodes-file the command needs no cluster: size one before you rent it. If no cluster is named
+    and none runs here, the plan is for this machine. A job that does not fit is refused with the arithmetic.
+
+    \b
+    depth   maximum number of microbatches that a worker has begun and not ended
+    share   of each batch's microbatches, where several workers share a stage
+    bubble  the share of a batch's time in which a worker is idle, by the simulator of the schedule
+
+    \b
+    headway plan my-job.toml --nodes 4
+    headway plan my-job.toml --nodes-file nodes.toml --simulate timeline.png --trace timeline.json
+
+    \b
+    nodes.toml:
+        [[nodes]]
+        name = "berlin"
+        count = 2
+        memory_gb = 128.0
+        [[nodes.devices]]
+        kind = "cuda"
+        memory_gb = 48.0
+        bfloat16_tflops = 120.0
+    """
+    from headway.daemon.preview.preview import preview
+    from headway.daemon.results.pipeline_picture import check_drawing
+
+    if nodes and nodes_file is not None:
+        raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
+    if memory and not nodes:
+        raise ConfigError("needs --nodes; give the number of nodes", "--memory")
+    spec, named, has_data = _read(job)
+    if picture is not None:
+        check_drawing()
+    links: LinkAssumptions | None = None
+    records: Sequence[NodeRecord]
+    if nodes_file is not None:
+        records, links = _from_file(nodes_file, spec, named)
+    else:
+        records = _nodes(nodes, memory, where, spec, job)
+    is_simulated = picture is not None or trace is not None
+    told, run = preview(spec, records, named=named, links=links, is_simulated=is_simulated, has_data=has_data)
+    if run is not None:
+        _write(told, run, picture, trace)
+    if as_json:
+        return as_json_text(told)
+    arithmetic = ["", *told.arithmetic] if explain else []
+    return [*told.lines, *arithmetic, *written(("timeline", picture), ("trace", trace))]
+
+
+def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
+    """Return a job, the keys that its file names, and whether what its data decides is known: the data need not be on
+    this machine. The built-in data decides something only for a few jobs, so it is not made for the others.
+
+    Raises ConfigError for what `submit` would refuse.
+    """
+    from headway.daemon.jobs.job_file import read_job_file
+    from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
+    from headway.daemon.origin.origin_config import model_opener
+    from headway.daemon.shards.data_source import index_at, why_no_answer
+    from headway.daemon.shards.tokenizer_match import check_tokenizer
+
+    spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=_would_be_refused))
+    check_adapter(spec, job)
+    train = spec.train
+    is_built_in = spec.data.source == BUILT_IN_SOURCE  # never of several sources, some of which are folders
+    if not has_data_here(spec, job) or (is_built_in and not (train.epochs or train.eval_every or spec.origin.url)):
+        return spec, named, False
+    if why := why_no_answer(spec.data):
+        warn(f"the plan is made without the data: {why}")
+        return spec, named, False
+    spec = with_data(spec, job_file=job, cache_dir=default_cache_dir(), named=named, read_url=index_at)
+    check_tokenizer(spec, job)
+    return spec, named, True
+
+
+def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: Path) -> "Sequence[NodeRecord]":
+    """Return so many equal nodes; 0: those of the cluster, or this machine if there is none."""
+    if number:
+        from headway.daemon.preview.preview import equal_nodes
+
+        return equal_nodes(number, memory_bytes=round(memory_gib * (1 << 30)))
+    if not _is_any_cluster(where):
+        warn("no cluster runs here, so the plan is for this machine alone; --nodes N plans for more")
+        return (_this_machine(),)
+    from headway.daemon.situation.outlook import as_fast_as_their_like
+
+    async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
+        if session.address.state_dir is None:
+            _check_checkpoints(spec, job)
+        return tuple(as_fast_as_their_like((await session.view()).nodes.values()).values())
+
+    return where.run(work)
+
+
+def _check_checkpoints(spec: "JobSpec", job: Path) -> None:
+    """Tell on stderr if the cluster would refuse the job's checkpoint folder."""
+    from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
+
+    try:
+        check_checkpoint_dir(spec, job_file=job, root=None)
+    except ConfigError as error:
+        _would_be_refused(error)
+
+
+def _would_be_refused(error: ConfigError) -> None:
+    warn(f"`headway submit` would refuse the job: {error}")
+
+
+def _is_any_cluster(where: Where) -> bool:
+    """Return True if a cluster is named or a local one runs. A named cluster that does not answer is an error."""
+    if where.etcd or where.cluster or os.environ.get("HEADWAY_ETCD") or os.environ.get("HEADWAY_CLUSTER"):
+        return True
+    try:
+        Where().find()
+    except StoreUnreachableError:
+        return False
+    return True
+
+
+def _this_machine() -> "NodeRecord":
+    """Return one node with the devices that a daemon on this machine would have."""
+    from headway.daemon.machine_share import memory_bytes
+    from headway.daemon.node.hardware import class_of, find_devices
+    from headway.daemon.records.records import NodeRecord
+
+    devices = find_devices("auto", 0)
+    return NodeRecord(
+        name="this-machine",
+        incarnation="preview",
+        address="",
+        host="",
+        site="default",
+        devices=devices,
+        memory_bytes=memory_bytes(),
+        arithmetic_class=class_of(devices),
+    )
+
+
+def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
+    from headway.daemon.jobs.device_defaults import with_device_defaults
+    from headway.daemon.jobs.typed_toml import read_text
+    from headway.daemon.preview.nodes_file import parse_nodes
+
+    found = parse_nodes(read_text(path, "nodes file"), str(path))
+    devices = [device for node in found.records(spec.train) for device in node.devices]
+    train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
+    return found.records(train), found.link_assumptions()
+
+
+def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
+    """Write the simulation's files. Raises ConfigError for a path that cannot be written."""
+    from headway.daemon.preview.preview import worker_labels
+    from headway.daemon.results.pipeline_picture import draw_pipeline
+    from headway.daemon.results.pipeline_trace import chrome_trace
+
+    labels = worker_labels(told.stages)
+    path = picture
+    try:
+        if path is not None:
+            title = (
+                f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {told.predicted_batch_seconds:.3g} predicted"
+            )
+            draw_pipeline(run.timeline, labels, path, window=run.shown, title=title)
+        path = trace
+        if path is not None:
+            path.write_text(json.dumps(chrome_trace(run.timeline, labels)))
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error

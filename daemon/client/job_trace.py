@@ -8,11 +8,12 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.preview.plan_simulation import Forecast, forecast
-from headway.daemon.preview.preview import table, worker_labels
+from headway.daemon.preview.preview import worker_labels
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.results.measured_pipeline import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.outlook import as_fast_as_their_like, measured
+from headway.daemon.terminal import table
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace

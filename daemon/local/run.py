@@ -6,26 +6,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
+from headway.daemon.client.submission import Link, read_draft
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs.device_defaults import what_was_filled_in
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.submission import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import make_out
-from headway.daemon.shards.data_source import index_at
-from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.errors import PeerError
@@ -66,7 +60,7 @@ async def run_job(
     *,
     num_nodes: int,
     most_nodes: int = 0,
-    link: Literal["auto", "grpc", "collective"] | None = None,
+    link: Link | None = None,
     out: Path,
     state_dir: Path | None = None,
     display: Display,
@@ -83,21 +77,10 @@ async def run_job(
     """
     state_dir = state_dir or out / "state"
     starting = LocalCluster(state_dir, num_nodes=num_nodes, most_nodes=most_nodes, etcd_binary=etcd_binary, force=force)
-    given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
-    spec = resolve_job(
-        given.with_link(link),
-        job_file=job_file,
-        devices=local_devices(),
-        cache_dir=default_cache_dir(),
-        named=named,
-        read_url=index_at,
-    )
-    if filled_in := what_was_filled_in(given, spec):
-        sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
+    spec = read_draft(job_file, link=link).resolved_here(local_devices())
     folder = RunFolder(out=out)
     make_out(out, folder.model)  # all of the user's mistakes are reported before a cluster starts
     check_checkpoint_dir(spec, job_file=job_file, root=state_dir)
-    check_tokenizer(spec, job_file)
     spec = read_parts(spec)
     async with (
         starting as cluster,

@@ -1,14 +1,13 @@
 """The settings of one node: a file, the environment and flags, in rising priority, as one typed value."""
 
 import difflib
-import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -17,157 +16,15 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.bounds import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
-from headway.daemon.machine_share import folder_in_memory
 from headway.daemon.node.relays import read_relays
+from headway.daemon.node.settings import FIELD_NAMES, UNNAMED_SITE, NodeConfig
 from headway.daemon.storage.allowed_places import check_places
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
-UNNAMED_SITE = "default"
-"""Site of a node without a `site` setting: the network between two such nodes is unknown."""
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"
 """Clients' variable for their folder of certificates: it counts for a daemon without a certificates setting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """One node's settings. Every field is a key of the file, a variable HEADWAY_<FIELD> and a flag."""
-
-    name: str = ""
-    """The node's name in the cluster; the host name when empty."""
-    etcd: tuple[str, ...] = ("127.0.0.1:2379",)
-    """The etcd members, each as host:port, optionally with https://; in the environment separated by commas."""
-    etcd_user: str = ""
-    etcd_password_file: Path | None = None
-    certificates: Path = Path("/etc/headway/certificates")
-    """Folder with ca.pem, cert.pem and key.pem; if no setting names one, HEADWAY_CERTS does, as for clients."""
-    authority: Path | None = None
-    """Folder of the cluster's authority, as `headway certs` made it: this daemon invites and signs. Needs one_port."""
-    listen: str = "0.0.0.0:0"
-    """Address of the Node service as host:port; port 0 takes a free one."""
-    advertise_host: str = ""
-    """Name or address of this machine that others dial; when empty, the host of `listen`, or this machine's name."""
-    one_port: bool = False
-    """True if its workers are dialled through the port of `listen` as well, so that a node needs one open port."""
-    announce: str = ""
-    """host:port that others dial, if a router maps it to the port of `listen`; needs one_port."""
-    relay: str = ""
-    """host:port of each relay where this node stands by, because others cannot dial it, separated by commas; `auto`:
-    any nodes with one_port. Needs one_port.
-    """
-    worker_ports: str = ""
-    """Ports where its workers listen, such as 7100-7107; empty: free ones. Each worker and each spare needs one."""
-    site: str = UNNAMED_SITE
-    """Nodes of one site have a fast network between them."""
-    site_is_private: bool = False
-    """True if the site's network is private: its machines may then send large tensors to each other without
-    encryption.
-    """
-    state_dir: Path = Path("/var/lib/headway")
-    """Folder of the state that survives a restart: generations seen, logs of jobs."""
-    store_dir: Path | None = None
-    """Folder of layer files, wiped at start; in memory when unset and the machine allows it."""
-    store_quota_bytes: int = 0
-    """Maximum size of the store; 0: the size of the file system."""
-    transfer_mbit_s: float = 0.0
-    """Maximum rate of sent copies, checkpoints and exports, Mbit/s together; 0: no limit.
-
-    Transfers for which a worker waits are never slowed down.
-    """
-    cache_dir: Path | None = None
-    """Folder of token shards; below `state_dir` when unset."""
-    history_dir: Path | None = None
-    """Folder in which to record the history, with each operation of the workers; off when unset."""
-    allowed_places: tuple[str, ...] = ()
-    """Folders and URLs below which jobs' data, checkpoints and models may lie on this node; empty: anywhere but in the
-    system's own folders. In the environment separated by commas.
-    """
-    checkpoint_root: Path | None = None
-    """Root of a job's relative `checkpoint_dir`. Only clusters on one machine have such a place."""
-    devices: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: every CUDA device, or the CPU when there is none."""
-    num_devices: int = 0
-    """Number of workers on this node; 0: one per CUDA device, one on the CPU."""
-    card_sharers: int = 1
-    """Number of daemons that share each of this node's cards; each uses its part of a card's memory."""
-    cuda_reserve_gib: float | None = None
-    """Memory of each CUDA device that plans leave free, GiB; when unset, 1 GiB and 4 % of the device's memory."""
-    num_spares: int = 1
-    """Number of spare worker processes, which hold no device until a worker dies. Each costs the memory of a Python
-    process.
-    """
-    lease_ttl_s: int = 5
-    """Seconds of silence after which the node counts as dead."""
-    quarantine_after: int = 3
-    """Number of failures within ten minutes that exclude a node from plans; 0: never. The leader's setting counts.
-
-    Unless it is 0, running jobs also wait longer each time before they move to a node that repeatedly leaves and joins.
-
-    """
-    ended_jobs_kept: int = 200
-    """Number of ended jobs whose records stay in etcd; the oldest beyond it are retired. The leader's setting counts.
-
-    Of a retired job `status` shows one line; its checkpoints stay.
-
-    """
-    ended_jobs_kept_days: float = 30.0
-    """Days after its end at which a job is retired; 0: its age does not matter. The leader's setting counts.
-
-    The leader's own daemon must have seen the end for as long: no date of a clock is trusted.
-
-    """
-    stop_timeout_s: float = 120.0
-    """Maximum wait for the stop boundary of a clean leave."""
-    preemption: Literal["none", "aws", "gcp", "azure"] = "none"
-    """The cloud that is asked whether it is about to take this machine away; then the daemon leaves at once."""
-    preemption_server: str = ""
-    """host:port of its metadata server; the cloud's own when empty."""
-    metrics_listen: str = ""
-    """Address for Prometheus as host:port, over plain HTTP; empty: off."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["auto", "json", "console"] = "auto"
-    """`auto`: JSON unless stderr is a terminal."""
-
-    @property
-    def secrets(self) -> list[Path]:
-        """Return the folders and files that no job may name."""
-        told = (self.certificates, self.renewals_dir, self.authority, self.etcd_password_file)
-        return [path for path in told if path is not None]
-
-    @property
-    def folders_of_jobs(self) -> list[tuple[str, Path]]:
-        """Return the local folders where jobs read and write, each with its setting."""
-        told = [("allowed_places", Path(place)) for place in self.allowed_places if Path(place).is_absolute()]
-        return told if self.checkpoint_root is None else [*told, ("checkpoint_root", self.checkpoint_root)]
-
-    @property
-    def renewals_dir(self) -> Path:
-        """Return the folder of renewed certificates."""
-        return self.state_dir / "certificates"
-
-    @property
-    def data_cache_dir(self) -> Path:
-        """Return the folder of token shards."""
-        return self.cache_dir or self.state_dir / "data"
-
-    @property
-    def logs_dir(self) -> Path:
-        """Return the folder of the workers' output, one file per job."""
-        return self.state_dir / "logs"
-
-    @property
-    def layer_store_dir(self) -> Path:
-        """Return the folder of layer files: below `store_dir`, or in memory for this node alone, or below `state_dir`.
-
-        It is emptied at each start, so it is never a folder that people name: that may have files of theirs.
-        """
-        if self.store_dir is not None:
-            return self.store_dir / "headway-layers"
-        digest = hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:8]
-        parent = folder_in_memory()  # where other nodes of this machine keep theirs too
-        return parent / f"headway-{os.getuid()}-{self.name}-{digest}" if parent else self.state_dir / "store"
-
-
-FIELD_NAMES = tuple(field.name for field in fields(NodeConfig))
 NOT_NEGATIVE = (
     "num_devices",
     "num_spares",

@@ -11,7 +11,7 @@ from cryptography import x509
 from headway.daemon.addresses import LOCAL_HOSTS
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.renewals import forget_renewed
-from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.rpc.certificates import issuer_of, names_in, own_names
 from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity

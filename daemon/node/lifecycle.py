@@ -30,7 +30,7 @@ from headway.daemon.joining.join_port import JoinPort
 from headway.daemon.joining.renewals import Renewals
 from headway.daemon.joining.signer import Signer, open_authority
 from headway.daemon.machine_share import memory_bytes
-from headway.daemon.node.config import NodeConfig, advertised_host, check_worker_ports, listen_address
+from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.mapped_port import mapped_address
@@ -42,6 +42,7 @@ from headway.daemon.node.preemption import leave_within_s
 from headway.daemon.node.preemption_watch import PreemptionWatch
 from headway.daemon.node.relays import read_relays
 from headway.daemon.node.revocations import Revocations
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import fingerprint, names_in, own_names

@@ -38,11 +38,12 @@ from headway.daemon.leader.job_retirement import JobRetirement
 from headway.daemon.leader.job_troubles import JobTroubles
 from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.address_watch import AddressWatch, address_towards
-from headway.daemon.node.config import NodeConfig, listen_address
+from headway.daemon.node.config import listen_address
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
 from headway.daemon.node.peer_liveness import PeerLiveness
 from headway.daemon.node.registration import COPY, Registration
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching, dial_ports
 from headway.daemon.records.ailments import IDENTITY, VANISHED, job_ailment

@@ -9,7 +9,8 @@ from typing import Any
 
 from headway.daemon.addresses import split_address
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.config import NodeConfig, advertised_host
+from headway.daemon.node.config import advertised_host
+from headway.daemon.node.settings import NodeConfig
 from headway.stages.errors import UnavailableError
 
 SETTING = "advertise_host"

@@ -27,6 +27,7 @@ from headway.daemon.preview.stage_arithmetic import (
     stage_arithmetic,
 )
 from headway.daemon.records.records import Device, NodeRecord, PlanRecord, WorkerPart, replicas_of
+from headway.daemon.terminal import table
 
 MOST_SPARES: Final = 8
 """Maximum number of spares named; JSON has all."""
@@ -301,15 +302,6 @@ def worker_labels(stages: Sequence[WorkerPart]) -> tuple[str, ...]:
         for index, positions in enumerate(replicas_of(stages))
         for position in positions
     )
-
-
-def table(titles: Row, rows: Sequence[Row]) -> list[str]:
-    """Return columns for people, with titles on top."""
-    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [titles, *rows]
-    ]
 
 
 _WORKER_TITLES = (

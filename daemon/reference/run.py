@@ -7,17 +7,17 @@ from typing import IO, Literal
 
 import torch
 
+from headway.daemon.client.submission import read_draft
 from headway.daemon.costs.devices import cuda_reserve
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.errors import ConfigError, JobFailedError
 from headway.daemon.jobs.job import DataSpec, JobSpec
-from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.places import is_url
-from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.hardware import find_devices
 from headway.daemon.origin.carried import carried_of
-from headway.daemon.origin.origin_config import as_config_error, model_opener
+from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.loop import BatchResult, reference
@@ -25,7 +25,7 @@ from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import make_out
-from headway.daemon.shards.data_source import index_at, tokenizer_at
+from headway.daemon.shards.data_source import tokenizer_at
 from headway.daemon.shards.download import Download
 from headway.daemon.shards.givers import UrlGiver
 from headway.daemon.shards.tokenizer_match import check_tokenizer
@@ -87,8 +87,7 @@ def run_reference(
     chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
     cache_dir = default_cache_dir()
     devices = find_devices(chosen, 0)
-    given, named = read_job_file(job_file, open_model=model_opener(job_file.parent))
-    spec = resolve_job(given, job_file=job_file, devices=devices, cache_dir=cache_dir, named=named, read_url=index_at)
+    spec = read_draft(job_file).resolved(devices)
     check_tokenizer(spec, job_file)
     _check_cuts(spec, coded_cuts)
     _check_memory(spec, str(job_file), chosen)

@@ -50,7 +50,7 @@ def test_the_example_for_slurm_is_a_script_with_flags_that_exist() -> None:
     text = SLURM.read_text()
     inside = text.partition("exec headway daemon")[2].replace("\\\n", " ").partition("\n")[0]
     flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", inside)}
-    from headway.daemon.node.config import FIELD_NAMES
+    from headway.daemon.node.settings import FIELD_NAMES
 
     assert flags - {"certs"} <= {*FIELD_NAMES}
     (early,), (wait,) = re.findall(r"TERM@(\d+)", text), re.findall(r"--stop-timeout-s (\d+)", text)

@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon import machine_share
 from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores, num_memory_kills
-from headway.daemon.node.config import NodeConfig
+from headway.daemon.node.settings import NodeConfig
 
 GIB = 1 << 30
 V2 = "30 20 0:26 {top} /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headway.daemon.chaos.campaign import Watcher, failures, table
+from headway.daemon.chaos.campaign import Watcher, cells, failures
 from headway.daemon.chaos.fault_schedule import Blow
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord
@@ -79,7 +79,7 @@ def test_the_table_has_a_line_for_each_fault() -> None:
     """One overcome, one not: their times, generations and recomputed batches stand in columns."""
     done = blow()
     done.recovered_s, done.new_generation, done.recomputed = 2.25, 4, 7
-    head, first, second = table([done, blow("pause")])
+    head, first, second = cells([done, blow("pause")])
     assert head[:3] == ("no", "fault", "target")
     assert first == ("1", "kill", "node-2", "1.0 s", "1.25 s", "4", "7")
     assert second == ("1", "pause", "node-2", "1.0 s", "no", "same", "0")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.daemon.cli import submission
+from headway.daemon.cli import options, submission
 from headway.daemon.client import checkpoint_folder, data_upload, job_requests
 from headway.daemon.storage import checkpoint
 from headway.daemon.view.cluster_view import ClusterView
@@ -42,9 +42,10 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
     async def submit(_: object, spec: Any, **__: object) -> None:
         submitted.append(spec.job.name)
 
-    def with_cluster(_: object, __: object, ___: object, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        session = SimpleNamespace(view=view, identity=identity, address=SimpleNamespace(state_dir=tmp_path))
-        asyncio.run(work(session))
+    class Where(options.Where):
+        def run(self, work: Callable[[Any], Coroutine[Any, Any, Any]], **_: object) -> Any:
+            session = SimpleNamespace(view=view, identity=identity, address=SimpleNamespace(state_dir=tmp_path))
+            return asyncio.run(work(session))
 
     class Client:
         def __init__(self, _: object) -> None:
@@ -53,11 +54,10 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
         async def close(self) -> None:
             """There is nothing to close."""
 
-    monkeypatch.setattr(submission, "with_cluster", with_cluster)
     monkeypatch.setattr(job_requests, "submit", submit)
     monkeypatch.setattr(checkpoint_folder, "NodeClient", Client)
     monkeypatch.setattr(data_upload, "NodeClient", Client)
     monkeypatch.setattr(checkpoint, "probe", tried.append)
-    submission.submit(tmp_path / "job.toml")
+    submission.submit(tmp_path / "job.toml", where=Where())
     assert submitted == ["j"]
     assert tried == ([] if identity else ["s3://bucket/c"])

@@ -13,8 +13,8 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.joining import renewals
 from headway.daemon.joining.renewals import Renewals, keep_renewed
 from headway.daemon.joining.signing_request import new_key
-from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.identity import read_identity
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.rpc.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, fingerprint, key_pem
 from headway.stages.sockets.renewable_identity import RenewableIdentity
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from headway.daemon import early_interrupt
-from headway.daemon.local.interrupts import run_interruptible
+from headway.daemon import interrupts as early_interrupt
+from headway.daemon.interrupts import run_interruptible
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from headway.daemon.local.interrupts import run_interruptible
+from headway.daemon.interrupts import run_interruptible
 
 
 @pytest.mark.parametrize(("num_signals", "is_saved", "code"), [(1, True, 0), (1, False, 130), (2, True, 130)])

@@ -8,8 +8,9 @@ import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.node import relay_host
-from headway.daemon.node.config import NodeConfig, read_node_config
+from headway.daemon.node.config import read_node_config
 from headway.daemon.node.identity import read_identity
+from headway.daemon.node.settings import NodeConfig
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.renewable_identity import NEWEST
 from headway.stages.sockets.roles import Role

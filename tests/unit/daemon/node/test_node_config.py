@@ -2,22 +2,14 @@
 
 import asyncio
 import re
-from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from headway.daemon.addresses import join_address, read_ports, split_address
-from headway.daemon.cli.cluster import daemon
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.config import (
-    FIELD_NAMES,
-    NodeConfig,
-    advertised_host,
-    check_worker_ports,
-    listen_address,
-    read_node_config,
-)
+from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address, read_node_config
+from headway.daemon.node.settings import FIELD_NAMES, NodeConfig
 from headway.daemon.storage.state_store import StateStore
 
 
@@ -75,11 +67,6 @@ def test_a_persons_certificates_do_not_stand_in_for_those_of_a_daemons_file(tmp_
     assert read_node_config(silent, told).certificates == Path("/me")
     assert read_node_config(naming, {**told, "HEADWAY_CERTIFICATES": "/d"}).certificates == Path("/d")
     assert read_node_config(naming, told, {"certificates": Path("/f")}).certificates == Path("/f")
-
-
-def test_every_setting_is_a_flag() -> None:
-    """`headway daemon` takes each field of NodeConfig, and passes it on under its name."""
-    assert set(signature(daemon).parameters) == {*FIELD_NAMES, "config"}
 
 
 def test_the_host_name_is_the_nodes_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.node.config import NodeConfig
 from headway.daemon.node.own_host import check_advertised_host
+from headway.daemon.node.settings import NodeConfig
 from headway.stages.errors import UnavailableError
 
 FOREIGN = "203.0.113.9"

@@ -1,0 +1,188 @@
+"""From a job file or a checkpoint to a job in the queue: read, resolved for the devices, checked, submitted."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from headway.daemon.client import checkpoint_folder, job_requests
+from headway.daemon.client.checkpoint_folder import Manifest
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.data_upload import Sent, Tell, send_missing
+from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.changed_keys import Changes
+from headway.daemon.jobs.data_choices import epochs_text
+from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.jobs.job_file import read_job_file
+from headway.daemon.jobs.rate_schedule import continued_schedule
+from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
+from headway.daemon.origin.origin_config import model_opener, whole_path
+from headway.daemon.origin.submission import read_parts
+from headway.daemon.reports.safety_report import why_unprotected
+from headway.daemon.shards.data_source import index_at
+from headway.daemon.shards.tokenizer_match import check_tokenizer
+from headway.daemon.storage.checkpoint_names import MANIFEST
+from headway.stages.attention_kernels import KernelDevice
+
+Link = Literal["auto", "grpc", "collective"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A job as its file says it, or the checkpoint from which it begins; nothing of the machine's is decided."""
+
+    spec: JobSpec
+    source: Path
+    """File that errors name."""
+    named: frozenset[str] | None
+    """Keys that the file names; None: there is no file, and nothing is open."""
+    manifest: Manifest | None = None
+    """Checkpoint from which it begins; None: from the beginning."""
+    are_changes_meant: bool = False
+    """Whether other keys than the checkpoint's may change the recurrence."""
+
+    def resolved(self, devices: Iterable[KernelDevice]) -> JobSpec:
+        """Return the job with everything fixed, for devices that may compute it. Raises ConfigError."""
+        return resolve_job(
+            self.spec,
+            job_file=self.source,
+            devices=devices,
+            cache_dir=default_cache_dir(),
+            named=self.named,
+            read_url=index_at,
+        )
+
+    def resolved_here(self, devices: Iterable[KernelDevice]) -> JobSpec:
+        """Return the job for devices of this machine, and say on stderr what they have decided. Raises ConfigError."""
+        spec = self.resolved(devices)
+        if filled_in := what_was_filled_in(self.spec, spec):
+            sys.stderr.write(f"headway: the job leaves some keys to the cards: {filled_in}\n")
+        check_tokenizer(spec, self.source)
+        return spec
+
+
+def read_draft(
+    job_file: Path | None,
+    *,
+    checkpoint: str | None = None,
+    model: str | None = None,
+    are_changes_meant: bool = False,
+    link: Link | None = None,
+    priority: int | None = None,
+) -> Draft:
+    """Read a job's file, or the job of a checkpoint, or both. model: its folder of weights, if the file names none.
+
+    Raises ConfigError for options that do not fit each other, and for a job that does not fit its checkpoint.
+    """
+    if job_file is None and checkpoint is None:
+        raise ConfigError("name a job file, or a checkpoint with --from", "submit")
+    if are_changes_meant and checkpoint is None:
+        raise ConfigError("needs --from: only the job of a checkpoint has keys to change", "--change")
+    manifest = checkpoint_folder.read_checkpoint(checkpoint) if checkpoint is not None else None
+    if model is not None and job_file is None:
+        raise ConfigError("needs JOB.toml: a checkpoint has its own weights", "--model")
+    named: frozenset[str] | None = None
+    if job_file is not None:
+        source = job_file
+        spec, named = read_job_file(job_file, open_model=model_opener(job_file.parent), model_from=whole_path(model))
+    else:
+        assert manifest is not None
+        spec, source = manifest.spec, Path(f"{manifest.checkpoint.url}/{MANIFEST}")
+    spec = spec.with_link(link).with_priority(priority)
+    if manifest is not None:
+        if named is not None:
+            spec, named = with_those_of(spec, manifest.spec, named=named), named | FILLED_IN
+        checkpoint_folder.check_fits(spec, manifest, str(source))
+        spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
+        spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's
+    return Draft(spec=spec, source=source, named=named, manifest=manifest, are_changes_meant=are_changes_meant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job in the queue, and what there is to say about it."""
+
+    draft: Draft
+    spec: JobSpec
+    changes: Changes
+    sent: list[Sent]
+    unprotected: str
+    warnings: list[str]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Return the answer for `--json`."""
+        manifest = self.draft.manifest
+        return {
+            "job": self.spec.job.name,
+            "boundary": manifest.checkpoint.boundary if manifest is not None else 0,
+            "from": manifest.job if manifest is not None else "",
+            "unprotected": self.unprotected,
+            "changed": [*self.changes.of_recurrence, *self.changes.others],
+            "sent": self.sent,
+            "warnings": self.warnings,
+        }
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the answer for people."""
+        name, manifest, train, begins = self.spec.job.name, self.draft.manifest, self.spec.train, ""
+        if manifest is not None:
+            begins = f" from batch {manifest.checkpoint.boundary} of {manifest.job} ({manifest.checkpoint.url})"
+        lines = [each.told for each in self.sent]
+        lines.append(f"{name}: submitted{begins}; `headway watch {name}` shows it")
+        lines += [f"changed: {self.changes.text}"] if self.changes.text else []
+        lines += [f"{epochs_text(train.epochs)} of its data are {train.batches} batches"] if train.epochs else []
+        return lines
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what people should know before they leave it alone."""
+        filled_in = what_was_filled_in(self.draft.spec, self.spec)
+        remarks = [f"the job leaves some keys to the cards: {filled_in}"] if filled_in else []
+        remarks += [f"{self.spec.job.name} is unprotected: {self.unprotected}"] if self.unprotected else []
+        return remarks + self.warnings
+
+
+async def submit(session: ClusterSession, draft: Draft, *, tell: Tell, warn: Callable[[str], None]) -> Submitted:
+    """Resolve a draft for a cluster's devices, check what it needs, send its data, and put it in the queue.
+
+    tell: is told how much of its data is sent. Raises ConfigError for a job that cannot be taken.
+    """
+    view = await session.view()
+    devices = [device for node in view.nodes.values() for device in node.devices]
+    resolved, changes = await asyncio.to_thread(draft.resolved, devices), Changes()
+    if (manifest := draft.manifest) is not None:
+        if not manifest.is_sealed:
+            warn("the checkpoint's manifest has no digest: an earlier release wrote it")
+        source, are_meant = str(draft.source), draft.are_changes_meant
+        changes = checkpoint_folder.changes_of(resolved, manifest, source, are_meant=are_meant)
+    root, are_nodes_asked = session.address.state_dir, session.identity is not None
+    checkpoint_folder.check_checkpoint_dir(resolved, job_file=draft.source, root=root, are_nodes_asked=are_nodes_asked)
+    access = await checkpoint_folder.folder_access(session, view, resolved.fault.checkpoint_dir)
+    access.check(f"{draft.source}:fault.checkpoint_dir")
+    if manifest is not None:
+        await asyncio.to_thread(checkpoint_folder.check_files, manifest)
+    else:
+        await asyncio.to_thread(check_tokenizer, resolved, draft.source)
+        resolved = await asyncio.to_thread(read_parts, resolved)
+    sent, warnings = list[Sent](), list(access.warnings)
+    if draft.spec.job.name not in view.jobs:  # otherwise the job is refused, and nothing need move
+        sent = await send_missing(session, resolved.data, warn=warnings.append, tell=tell)
+    if manifest is None:
+        await job_requests.submit(session, resolved)
+    else:
+        first = checkpoint_folder.begin_with(manifest)
+        generation = manifest.generation
+        await job_requests.submit(session, resolved, checkpoint=first, generation=generation, changed=changes.text)
+    return Submitted(
+        draft=draft,
+        spec=resolved,
+        changes=changes,
+        sent=sent,
+        unprotected=why_unprotected(resolved, view.nodes),
+        warnings=warnings,
+    )
