@@ -1,9 +1,14 @@
 """`[optim]` of a job: the optimizer of each group of parameters, and the schedule of the rate. No torch here."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 from headway.optim.lr_schedule import AfterEnd, Kind, LrSchedule, lr_schedule
+
+ABOVE_0: Final = "above 0"
+OVERFLOW: Final = "float32 overflows beyond it"
+Factor = Annotated[float, (ABOVE_0, 1e6, OVERFLOW)]
+"""The type of a number says its bounds: the least, the largest, and why it is no larger."""
 
 Undecayed = Literal["embeddings", "norms", "biases"]
 """`embeddings`: the two matrices of the vocabulary, in the first layer and in the last."""
@@ -14,19 +19,19 @@ class GroupSpec:
     """One optimizer and its settings. A setting that the optimizer does not use is refused when the job is read."""
 
     name: Literal["muon", "adamw", "lion", "sgd"]
-    lr: float = 3e-3
-    weight_decay: float = 0.1
+    lr: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 3e-3
+    weight_decay: Annotated[float, (0, 1e3, OVERFLOW)] = 0.1
     momentum: float = 0.95
     """Used by muon, sgd."""
     nesterov: bool = True
     """Used by muon, sgd."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Used by adamw, lion."""
-    eps: float = 1e-8
+    eps: Annotated[float, (ABOVE_0, 1, "it would drown what it is added to")] = 1e-8
     """Used by adamw."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     """Used by muon."""
-    newton_schulz_steps: int = 5
+    newton_schulz_steps: Annotated[int, (1, 100, "each step is three matrix products")] = 5
     """Used by muon."""
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the running mean of the gradients between updates. Used by all; AdamW's second moment stays float32."""
@@ -38,19 +43,19 @@ class OptimSpec:
 
     matrices: GroupSpec = field(default_factory=lambda: GroupSpec(name="muon"))
     rest: GroupSpec = field(default_factory=lambda: GroupSpec(name="adamw"))
-    error_feedback: float = 1.0
+    error_feedback: Annotated[float, (0, 1e3, OVERFLOW)] = 1.0
     """α of docs/numerics.md; 0 turns it off."""
     error_feedback_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the last update between updates."""
     lr_schedule: Kind = "cosine"
-    warmup_batches: int = 20
-    lr_floor: float = 0.0
+    warmup_batches: Annotated[int, (0, 2**31 - 1, "a boundary's number has 31 bits")] = 20
+    lr_floor: Annotated[float, (0, 1, "it is a share of the rate")] = 0.0
     """Share of the rate at which cosine and wsd end."""
-    schedule_batches: int = 0
+    schedule_batches: Annotated[int, (0, 2**31 - 1, "a boundary's number has 31 bits")] = 0
     """Batches after which cosine and wsd have ended; 0: all of the job."""
     after_end: AfterEnd = ""
     """What follows that end; empty: the job ends with its schedule."""
-    router_bias_lr: float = 1e-3
+    router_bias_lr: Annotated[float, (ABOVE_0, 1, "a score is at most 1")] = 1e-3
     """Step of a router's bias, before the schedule's factor."""
     undecayed: tuple[Undecayed, ...] = ()
     """Kinds of parameters of `rest` that have no weight decay."""

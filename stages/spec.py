@@ -1,8 +1,19 @@
-"""The parts of a job that decide a stage's computation. No torch here: the command line reads these too."""
+"""The parts of a job that decide a stage's computation. No torch here: the command line reads these too.
+
+The type of a number says its bounds: the least, the largest, and why it is no larger. `daemon/jobs/rules.py` refuses
+others.
+"""
 
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+ABOVE_0: Final = "above 0"
+"""The least that a number does not reach."""
+WEIGHTS: Final = "no layer's weights would fit a device"
+OVERFLOW: Final = "float32 overflows beyond it"
+Factor = Annotated[float, (ABOVE_0, 1e6, OVERFLOW)]
+Cap = Annotated[float, (0, 1e6, OVERFLOW)]
 
 ScheduleName = Literal["gpipe", "1f1b", "2bw"]
 Recompute = Literal["none", "attention", "block"]
@@ -48,18 +59,18 @@ class RopeSpec:
     """
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = "default"
-    factor: float = 0.0
-    original_max_position_embeddings: int = 0
+    factor: Cap = 0.0
+    original_max_position_embeddings: Annotated[int, (0, 2**31 - 1, "no sequence is so long")] = 0
     """Tokens of a sequence in the first training. Used by dynamic, llama3, yarn, longrope."""
-    low_freq_factor: float = 0.0
+    low_freq_factor: Cap = 0.0
     """Used by llama3."""
-    high_freq_factor: float = 0.0
+    high_freq_factor: Cap = 0.0
     """Used by llama3."""
-    beta_fast: float = 0.0
+    beta_fast: Cap = 0.0
     """Used by yarn."""
-    beta_slow: float = 0.0
+    beta_slow: Cap = 0.0
     """Used by yarn."""
-    attention_factor: float = 0.0
+    attention_factor: Annotated[float, (0, 1e3, OVERFLOW)] = 0.0
     """Used by yarn and longrope: the factor of cosines and sines."""
     truncate: bool = False
     """Used by yarn: the range of interpolated pairs is rounded to whole pairs."""
@@ -67,9 +78,9 @@ class RopeSpec:
     """Used by longrope: the divisor of each pair's angle in sequences that are no longer than the first training's."""
     long_factor: tuple[float, ...] = ()
     """The same in longer ones."""
-    llama_4_scaling_beta: float = 0.0
+    llama_4_scaling_beta: Annotated[float, (0, 1e3, OVERFLOW)] = 0.0
     """May be used with yarn: queries grow with the logarithm of their positions beyond the first training."""
-    partial_rotary_factor: float = 0.0
+    partial_rotary_factor: Annotated[float, (0, 1, "a head has no more pairs")] = 0.0
     """Used by proportional: part of a head's pairs that turn, the fastest ones."""
 
 
@@ -77,14 +88,14 @@ class RopeSpec:
 class AdapterSpec:
     """`[adapter]`: two small matrices beside each chosen matrix of the blocks are trained, and nothing else."""
 
-    rank: int = 0
+    rank: Annotated[int, (0, 8192, "an adapter is smaller than its matrix")] = 0
     """Rows of A and columns of B; 0: there is no adapter, and all weights are trained."""
-    alpha: float = 16.0
+    alpha: Factor = 16.0
     rslora: bool = False
     """Whether B·A is divided by the root of the rank (Kalajdzievski 2023, arXiv 2312.03732), not by the rank."""
     targets: tuple[str, ...] = ()
     """Matrices by the last part of their names, such as q_proj; empty: all of the blocks but those of experts."""
-    dropout: float = 0.0
+    dropout: Annotated[float, (0, 0.9375, "nothing would be left")] = 0.0
     quantize: Quantizer = "none"
     """Of the blocks' frozen matrices."""
 
@@ -102,17 +113,17 @@ class AdapterSpec:
 class ModelSpec:
     """`[model]`: the decoder, under the names of Hugging Face's configs."""
 
-    num_hidden_layers: int = 8
-    hidden_size: int = 256
-    intermediate_size: int = 688
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    vocab_size: int = 256
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
-    initializer_range: float = 0.02
+    num_hidden_layers: Annotated[int, (1, 1024, "the planner weighs every layer against every device")] = 8
+    hidden_size: Annotated[int, (1, 2**16, WEIGHTS)] = 256
+    intermediate_size: Annotated[int, (1, 2**18, WEIGHTS)] = 688
+    num_attention_heads: Annotated[int, (1, 1024, "each head is a matrix product of its own")] = 8
+    num_key_value_heads: Annotated[int, (1, 1024, "each head is a matrix product of its own")] = 4
+    vocab_size: Annotated[int, (2, 2**20, WEIGHTS)] = 256
+    rms_norm_eps: Annotated[float, (ABOVE_0, 1, "it would drown what it is added to")] = 1e-5
+    rope_theta: Annotated[float, (ABOVE_0, 1e12, OVERFLOW)] = 10_000.0
+    initializer_range: Annotated[float, (ABOVE_0, 100, OVERFLOW)] = 0.02
     tie_word_embeddings: bool = False
-    head_dim: int = 0
+    head_dim: Annotated[int, (0, 1024, WEIGHTS)] = 0
     """Width of one attention head; 0: hidden_size / num_attention_heads."""
     rope_scaling: RopeSpec = field(default_factory=RopeSpec)
     qkv_bias: bool = False
@@ -138,72 +149,72 @@ class ModelSpec:
     """Whether q, k, v are one matrix, and gate and up another, as in Phi-3."""
     fused_gate_up: bool = False
     """Whether gate and up alone are one matrix, as in GLM-4."""
-    sliding_window: int = 0
+    sliding_window: Annotated[int, (0, 2**31 - 1, "no sequence is so long")] = 0
     """Number of newest tokens that a token attends to, with itself; 0: all before it."""
-    first_window_layer: int = 0
+    first_window_layer: Annotated[int, (0, 1024, "no model has so many blocks")] = 0
     """Number of blocks at the beginning that attend to all tokens all the same."""
     layer_types: tuple[LayerType, ...] = ()
     """Types of the blocks, repeated until each has one; empty: as the two keys before say."""
-    global_head_dim: int = 0
+    global_head_dim: Annotated[int, (0, 1024, WEIGHTS)] = 0
     """Width of one head in blocks of full attention; 0: that of the other blocks."""
-    num_global_key_value_heads: int = 0
+    num_global_key_value_heads: Annotated[int, (0, 1024, "each head is a matrix product of its own")] = 0
     """Key/value heads in blocks of full attention; 0: as many as in the other blocks."""
     attention_k_eq_v: bool = False
     """Whether values are the keys before their norm and turn, in blocks of full attention."""
-    linear_num_key_heads: int = 0
+    linear_num_key_heads: Annotated[int, (0, 1024, "each head has a state of its own")] = 0
     """Heads of queries and keys in blocks of linear attention."""
-    linear_num_value_heads: int = 0
-    linear_key_head_dim: int = 0
-    linear_value_head_dim: int = 0
-    linear_conv_kernel_dim: int = 0
+    linear_num_value_heads: Annotated[int, (0, 1024, "each head has a state of its own")] = 0
+    linear_key_head_dim: Annotated[int, (0, 1024, WEIGHTS)] = 0
+    linear_value_head_dim: Annotated[int, (0, 1024, WEIGHTS)] = 0
+    linear_conv_kernel_dim: Annotated[int, (0, 64, "each of its taps is a pass over the tokens")] = 0
     """Newest tokens that the convolution before it weighs, with the token itself."""
-    num_experts: int = 0
+    num_experts: Annotated[int, (0, 512, "each expert of each block is three matrices by themselves")] = 0
     """Experts of each block, in place of its MLP; 0: there are none."""
-    num_experts_per_tok: int = 0
+    num_experts_per_tok: Annotated[int, (0, 512, "there are no more experts")] = 0
     """k: experts that each token goes to."""
-    moe_intermediate_size: int = 0
+    moe_intermediate_size: Annotated[int, (0, 2**18, WEIGHTS)] = 0
     """Width of one expert."""
     norm_topk_prob: bool = False
     """Whether the weights of a token's experts add up to 1."""
     router_scoring: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = False
     """Whether a bias that balances the load takes part in the choice, and in nothing else."""
-    num_shared_experts: int = 0
+    num_shared_experts: Annotated[int, (0, 64, WEIGHTS)] = 0
     """Experts that every token goes to, as one of their width together."""
     shared_expert_gate: bool = False
     """Whether each token weighs what they return."""
-    routed_scaling_factor: float = 1.0
+    routed_scaling_factor: Factor = 1.0
     """Factor of the weights of a token's experts."""
     expert_bias: bool = False
     """Whether router and experts have biases, and a file has the matrices of a block's experts as one, transposed."""
-    swiglu_limit: float = 0.0
+    swiglu_limit: Cap = 0.0
     """Largest gate of an expert, and largest size of up, whose product is gate · sigmoid(alpha · gate) · (up + 1) then;
     0: it is silu(gate) · up, of any size.
     """
-    swiglu_alpha: float = 0.0
-    embedding_multiplier: float = 1.0
+    swiglu_alpha: Cap = 0.0
+    embedding_multiplier: Factor = 1.0
     """Factor of the embeddings."""
-    attention_multiplier: float = 0.0
+    attention_multiplier: Cap = 0.0
     """Factor of the scores of attention; 0: 1 / √head_dim."""
-    residual_multiplier: float = 1.0
+    residual_multiplier: Factor = 1.0
     """Factor of what attention and MLP add to the hidden states."""
-    logits_scaling: float = 1.0
+    logits_scaling: Factor = 1.0
     """Divisor of the logits."""
     hidden_act: Literal["silu", "gelu_pytorch_tanh"] = "silu"
     """Activation of an MLP's gate."""
     attention_sinks: bool = False
     """Whether each head has a logit that takes part in the softmax of attention, and has no value."""
-    attn_logit_softcapping: float = 0.0
+    attn_logit_softcapping: Cap = 0.0
     """Largest score of attention, by a tanh; 0: there is none."""
-    final_logit_softcapping: float = 0.0
+    final_logit_softcapping: Cap = 0.0
     """Largest logit, in the same way."""
-    window_rope_theta: float = 0.0
+    window_rope_theta: Annotated[float, (0, 1e12, OVERFLOW)] = 0.0
     """Base of the positions in blocks with a sliding window, which are not scaled then; 0: that of the other blocks."""
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: Annotated[float, (ABOVE_0, 1, "a head has no more values")] = 1.0
     """Part of each head that turns, its first values."""
     rope_interleaved: bool = False
     """Whether neighbours in a head turn together, and not values that are half of its turning part apart."""
-    no_rope_layer_interval: int = 0
+    no_rope_layer_interval: Annotated[int, (0, 1024, "no model has so many blocks")] = 0
     """n: every n-th block, the n-th first, turns no queries and keys by their positions; 0: all blocks turn them."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec, metadata={"not_in_files": True})
     """The section `[adapter]` of a job file."""
@@ -320,19 +331,19 @@ class TrainSpec:
     """`[train]`: the recurrence of docs/numerics.md and the settings that its bits depend on."""
 
     schedule: ScheduleName = "2bw"
-    batches: int = 150
-    microbatches: int = 8
+    batches: Annotated[int, (1, 2**31 - 1, "a boundary's number has 31 bits")] = 150
+    microbatches: Annotated[int, (1, 2**16 - 1, "a microbatch's number has 16 bits")] = 8
     """m: microbatches of one batch."""
-    microbatch_size: int = 4
+    microbatch_size: Annotated[int, (1, 2**16, "its hidden states travel as one tensor")] = 4
     """Sequences."""
-    sequence_length: int = 128
+    sequence_length: Annotated[int, (1, 2**20, "its hidden states travel as one tensor")] = 128
     """Tokens."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, (0, 1e30, OVERFLOW)] = 1.0
     """0 turns clipping off."""
-    threads: int = 1
+    threads: Annotated[int, (1, 1024, "no machine has so many cores")] = 1
     """Number of threads per worker; part of the arithmetic."""
-    reduction_groups: int = 1
+    reduction_groups: Annotated[int, (1, 1024, "each group keeps its own gradient")] = 1
     """G: microbatch i is summed in group i mod G."""
     exactness: Literal["required", "preferred"] = "preferred"
     recompute: Literal["auto", "none", "attention", "block"] = "none"
@@ -341,9 +352,9 @@ class TrainSpec:
     allow_tf32: bool = False
     objective: Literal["next_token", "dpo"] = "next_token"
     """What is learned: each next token, or which answer of a pair is preferred, against the frozen model (DPO)."""
-    dpo_beta: float = 0.1
+    dpo_beta: Annotated[float, (ABOVE_0, 1e3, OVERFLOW)] = 0.1
     """How much the model holds on to the frozen one. Used by dpo."""
-    loss_chunk: int = 0
+    loss_chunk: Annotated[int, (0, 2**24, "no microbatch has so many tokens")] = 0
     """Tokens of a microbatch whose logits exist at once; 0: all."""
     attention_backend: Literal["auto", "math", "flash", "efficient"] = "auto"
     """Resolved once, when the job is submitted; never by a node."""
@@ -360,19 +371,19 @@ class TrainSpec:
     """Whether attention and positions end with each document. Resolved when the job is submitted."""
     data_order: Literal["sample", "epochs"] = "sample"
     """sample: rows are drawn anew each time; epochs: each row once an epoch."""
-    epochs: int = 0
+    epochs: Annotated[int, (0, 10**6, "no data is worth more")] = 0
     """Times that every row is seen; 0: `batches` says how long the job is. Resolved into `batches` at submission."""
-    eval_every: int = 0
+    eval_every: Annotated[int, (0, 2**31 - 1, "a batch's number has 31 bits")] = 0
     """Batches between held-out evaluations, the first of which is batch 0's; 0 turns them off."""
-    eval_microbatches: int = 0
+    eval_microbatches: Annotated[int, (0, 2**16 - 1, "a microbatch's number has 16 bits")] = 0
     """E: microbatches of the validation split that an evaluation takes, at most m; 0: m."""
-    router_balance_loss: float = 0.0
+    router_balance_loss: Annotated[float, (0, 1e3, OVERFLOW)] = 0.0
     """Factor of the loss by which each block's router learns to load its experts evenly."""
-    router_z_loss: float = 0.0
+    router_z_loss: Annotated[float, (0, 1e3, OVERFLOW)] = 0.0
     """Factor of the loss that keeps a router's logits small."""
-    eval_patience: int = 0
+    eval_patience: Annotated[int, (0, 2**31 - 1, "a batch's number has 31 bits")] = 0
     """P: the job ends when so many evaluations in a row have not lowered the best loss; 0: it never does."""
-    eval_min_delta: float = 0.0
+    eval_min_delta: Annotated[float, (0, 1e3, "no loss can fall by more")] = 0.0
     """By how much an evaluation has to lower it."""
 
     @property

@@ -1,7 +1,7 @@
 """The job: the content of a TOML file as one typed value. Reading and refusing are in job_file.py."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
@@ -14,7 +14,7 @@ class JobSection:
     """`[job]`"""
 
     name: str
-    seed: int = 0
+    seed: Annotated[int, (0, 2**63 - 1, "a seed has 63 bits")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +85,17 @@ class DataSpec:
 class FaultSpec:
     """`[fault]`"""
 
-    snapshot_every: int = 20
+    snapshot_every: Annotated[int, (0, 10**6, "a failure would recompute all of it")] = 20
     """Interval in batches; 0 turns periodic snapshots off."""
-    copies: int = 2
+    copies: Annotated[int, (1, 16, "each copy is sent over the network")] = 2
     """Number of nodes that hold each layer of a boundary; fewer if the cluster has fewer nodes."""
-    checkpoint_every: int = 100
+    checkpoint_every: Annotated[int, (0, 10**6, "all of it would be computed again")] = 100
     """Interval in batches; 0: only at pause and at the end."""
-    checkpoints_kept: int = 2
+    checkpoints_kept: Annotated[int, (1, 1000, "every record of a checkpoint names them all")] = 2
     """Number of newest checkpoints that stay."""
     checkpoint_dir: str = "checkpoints"
     """Any fsspec URL; a relative path is resolved in a local cluster's state folder."""
-    link_timeout_s: float = 30.0
+    link_timeout_s: Annotated[float, (1, 3600, "the job stands still for so long")] = 30.0
     """Time for a broken link to resume before its stage gives up."""
     non_finite: Literal["stop", "continue"] = "stop"
     """Reaction to a loss that is not finite."""
@@ -105,8 +105,8 @@ class FaultSpec:
 class PlacementSpec:
     """`[placement]`"""
 
-    min_nodes: int = 1
-    max_nodes: int = 0
+    min_nodes: Annotated[int, (1, 10**4, "no cluster has so many")] = 1
+    max_nodes: Annotated[int, (0, 10**4, "no cluster has so many; 0 means no limit")] = 0
     """Maximum number of nodes; 0: no limit."""
     sites: tuple[str, ...] = ()
     """Sites whose nodes the job may use; empty: all."""
@@ -122,7 +122,7 @@ class PlacementSpec:
 class QueueSpec:
     """`[queue]`: does not affect bits, only when and on how many nodes the job runs."""
 
-    priority: int = 0
+    priority: Annotated[int, (-10, 10, "priorities go from -10 to 10")] = 0
     """Priority: higher jobs start first, and running jobs of a lower priority give way."""
 
 

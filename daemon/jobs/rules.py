@@ -1,22 +1,17 @@
-"""Refuses impossible jobs, and jobs that need unbuilt features: each rule with its sentence."""
+"""Refuses impossible jobs, and jobs that need unbuilt features: each rule with its sentence.
+
+A fault is the key that breaks a rule, and what is wrong with it. The rules of one part look at that part in order, and
+the first fault is told.
+"""
 
 import re
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_hints
 
 from headway.daemon.addresses import JOB_NAME_RULE, is_job_name
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.bounds import (
-    ABOVE_ZERO,
-    AT_LEAST,
-    AT_MOST,
-    MAX_PARAMETERS,
-    MAX_SITES,
-    MAX_SOURCES,
-    MAX_TEXT,
-    MAX_TOKENS_PER_MICROBATCH,
-    WEIGHT_RANGE,
-)
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.typed_toml import nearest
@@ -24,263 +19,285 @@ from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
 from headway.stages.model.hugging_face import family_of
 from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
-from headway.stages.spec import LINEAR_SIZES, AdapterSpec, ModelSpec, TrainSpec, matrix_names
+from headway.stages.spec import ABOVE_0, LINEAR_SIZES, AdapterSpec, ModelSpec, matrix_names
 
-BYTE_VOCABULARY = 256
+BYTE_VOCABULARY: Final = 256
 """Number of tokens of the built-in source, which is bytes."""
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-MAX_TARGETS = 16
+MAX_PARAMETERS: Final = 10**13
+"""Maximum parameters of a whole model: ten trillion."""
+MAX_TOKENS_PER_MICROBATCH: Final = 2**24
+MAX_TEXT: Final = 1024
+"""Maximum characters of a path, a URL or a site's name."""
+MAX_SOURCES: Final = 64
+"""Maximum number of data sources: a row compares its number with all of them."""
+WEIGHT_RANGE: Final = (1e-6, 1e6)
+"""Smallest and largest weight of a source: fewer rows than one in a million are a mistake."""
+MAX_SITES: Final = 1000
+MAX_TARGETS: Final = 16
 """Names of `[adapter] targets` that are looked at: a block has fewer matrices, and none twice."""
+OF_EXPERTS: Final = (
+    *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_scoring", "router_bias"),
+    *("num_shared_experts", "shared_expert_gate", "routed_scaling_factor"),
+    *("expert_bias", "swiglu_limit", "swiglu_alpha"),
+)
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+Faults = Iterator[tuple[str, str]]
 
 
 def check_job(spec: JobSpec, source: str) -> None:
     """Raise ConfigError at `source:section.key` for the first rule that the job breaks."""
-    _check_bounds(spec, source)
-    _check_data(spec, source)
-    _check_texts(spec, source)
-    _check_name(spec, source)
-    _check_model(spec.model, source)
-    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
-    if is_of_bytes and spec.model.vocab_size < BYTE_VOCABULARY:
-        what = f"{spec.model.vocab_size} is too small for data of {BYTE_VOCABULARY} tokens; set it to {BYTE_VOCABULARY}"
-        if spec.origin.url:
-            what = f"its data of {BYTE_VOCABULARY} tokens is not of this model; name other data"
-        _refuse(source, "data.source" if spec.origin.url else "model.vocab_size", what)
-    _check_train(spec, source)
-    for group in ("matrices", "rest"):
-        _check_group(getattr(spec.optim, group), group, source)
-    _check_placement(spec, source)
+    for key, what in _faults(spec):
+        raise ConfigError(what, f"{source}:{key.replace('model.adapter.', 'adapter.')}")
 
 
 def check_model(model: ModelSpec, config: str) -> None:
     """Raise ConfigError at `config:key` for the first rule that a model breaks, whatever trains it."""
     spec = JobSpec(job=JobSection(name=""), model=model)
-    try:
-        _check_bounds(spec, config, "model.")
-        _check_model(model, config)
-    except ConfigError as error:
-        raise ConfigError(error.what, error.where.replace(":model.", ":")) from error
+    of_bounds = (fault for fault in _bound_faults(spec) if fault[0].startswith("model."))
+    for key, what in (*of_bounds, *_model_faults(model)):
+        raise ConfigError(what, f"{config}:{key.replace('model.adapter.', 'adapter.').removeprefix('model.')}")
 
 
-def _check_bounds(spec: JobSpec, source: str, section: str = "") -> None:
-    for key, least in AT_LEAST.items():
-        if key.startswith(section) and not (value := _value(spec, key)) >= least:  # NaN is refused too
-            _refuse(source, key, f"must be at least {least:g}, is {_number(value)}")
-    for key in ABOVE_ZERO:
-        if key.startswith(section) and not (value := _value(spec, key)) > 0:
-            _refuse(source, key, f"must be above 0, is {value}")
-    for key, (most, why) in AT_MOST.items():
-        if key.startswith(section) and not (value := _value(spec, key)) <= most:
-            _refuse(source, key, f"must be at most {most:.17g}, is {_number(value)}: {why}")
+def _faults(spec: JobSpec) -> Faults:
+    yield from _bound_faults(spec)
+    yield from _data_faults(spec)
+    yield from _text_faults(spec)
+    yield from _name_faults(spec.job.name)
+    yield from _model_faults(spec.model)
+    yield from _vocabulary_faults(spec)
+    yield from _train_faults(spec)
+    for group in ("matrices", "rest"):
+        yield from _group_faults(getattr(spec.optim, group), f"optim.{group}")
+    yield from _placement_faults(spec)
 
 
-def _check_name(spec: JobSpec, source: str) -> None:
-    name = spec.job.name
+@cache
+def bounds_of(kind: type, section: str = "") -> dict[str, tuple[float | str, float, str]]:
+    """Return the least and the largest number, and why it is no larger, that the fields of a dataclass say, by key."""
+    found: dict[str, tuple[float | str, float, str]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if is_dataclass(hint):
+            found |= bounds_of(cast(type, hint), f"{section}{name}.")
+        elif get_origin(hint) is Annotated:
+            found[f"{section}{name}"] = get_args(hint)[1]
+    return found
+
+
+def _bound_faults(spec: JobSpec) -> Faults:
+    for key, (least, most, why) in bounds_of(JobSpec).items():
+        value: Any = spec
+        for name in key.split("."):
+            value = getattr(value, name)
+        if least == ABOVE_0:
+            if not value > 0:  # NaN is refused too
+                yield key, f"must be above 0, is {value}"
+        elif not value >= least:
+            yield key, f"must be at least {least:g}, is {_number(value)}"
+        if not value <= most:
+            yield key, f"must be at most {most:.17g}, is {_number(value)}: {why}"
+
+
+def _name_faults(name: str) -> Faults:
     if not is_job_name(name):
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:63].strip("-")
         hint = f"; {slug!r} would do" if slug else ""
-        _refuse(source, "job.name", f"{_short(name)} is not {JOB_NAME_RULE}{hint}")
+        yield "job.name", f"{_short(name)} is not {JOB_NAME_RULE}{hint}"
 
 
-def _check_data(spec: JobSpec, source: str) -> None:
+def _data_faults(spec: JobSpec) -> Faults:
     """Check each source's text, weight and checksum, and that several sources are drawn by weight."""
-    data = spec.data
+    data, (least, most) = spec.data, WEIGHT_RANGE
     if len(data.sources) > MAX_SOURCES:
-        _refuse(source, "data.sources", f"names {len(data.sources)} sources; at most {MAX_SOURCES} are allowed")
+        yield "data.sources", f"names {len(data.sources)} sources; at most {MAX_SOURCES} are allowed"
     for key, part, weight in zip(data.part_keys, data.parts, data.weights, strict=True):
-        _check_text(source, f"{key}.source", part.source)
+        yield from _faults_of_text(f"{key}.source", part.source)
         if not part.source:
-            _refuse(source, f"{key}.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`")
+            yield f"{key}.source", "is empty; set it to python-stdlib or a folder of `headway data prepare`"
         if is_url(part.source) and (why := why_no_url(part.source)):
-            _refuse(source, f"{key}.source", why)
-        least, most = WEIGHT_RANGE
+            yield f"{key}.source", why
         if not least <= weight <= most:
-            _refuse(source, f"{key}.weight", f"must be from {least:g} to {most:g}, is {weight:g}")
-        _check_sha256(source, f"{key}.sha256", part.sha256)
-    _check_sha256(source, "data.sha256", data.sha256)
+            yield f"{key}.weight", f"must be from {least:g} to {most:g}, is {weight:g}"
+        yield from _faults_of_sha256(f"{key}.sha256", part.sha256)
+    yield from _faults_of_sha256("data.sha256", data.sha256)
     if data.sources and (spec.train.epochs or spec.train.data_order == "epochs"):
         key = "train.epochs" if spec.train.epochs else "train.data_order"
         what = "several sources are drawn by weight, and an epoch would have each row once"
-        _refuse(source, key, f"{what}; leave it out, or make one folder of all documents with `headway data prepare`")
+        yield key, f"{what}; leave it out, or make one folder of all documents with `headway data prepare`"
 
 
-def _check_sha256(source: str, key: str, text: str) -> None:
+def _faults_of_sha256(key: str, text: str) -> Faults:
     if text and _SHA256.fullmatch(text) is None:
-        _refuse(source, key, f"{_short(text)} is not a SHA-256, which has 64 digits of 0-9 and a-f")
+        yield key, f"{_short(text)} is not a SHA-256, which has 64 digits of 0-9 and a-f"
 
 
-def _check_text(source: str, key: str, text: str) -> None:
+def _faults_of_text(key: str, text: str) -> Faults:
+    """Check a text that becomes a path or a line on a terminal."""
     if len(text) > MAX_TEXT:
-        _refuse(source, key, f"has {len(text)} characters; at most {MAX_TEXT} are allowed")
+        yield key, f"has {len(text)} characters; at most {MAX_TEXT} are allowed"
     if not text.isprintable():
-        _refuse(source, key, f"{_short(text)} has a character that cannot be printed; leave it out")
+        yield key, f"{_short(text)} has a character that cannot be printed; leave it out"
 
 
-def _check_texts(spec: JobSpec, source: str) -> None:
-    """Check texts, which become paths and lines on terminals: they have a maximum and no control characters."""
-    texts = {"fault.checkpoint_dir": spec.fault.checkpoint_dir, "model.from": spec.origin.url}
-    texts["adapter_config.json"] = spec.origin.adapter
-    texts |= {f"placement.sites[{index}]": site for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1])}
-    for key, text in texts.items():
-        _check_text(source, key, text)
-    if len(spec.placement.sites) > MAX_SITES:
-        _refuse(source, "placement.sites", f"names {len(spec.placement.sites)} sites; at most {MAX_SITES} are allowed")
+def _text_faults(spec: JobSpec) -> Faults:
+    yield from _faults_of_text("fault.checkpoint_dir", spec.fault.checkpoint_dir)
+    yield from _faults_of_text("model.from", spec.origin.url)
+    yield from _faults_of_text("adapter_config.json", spec.origin.adapter)
+    for index, site in enumerate(spec.placement.sites[: MAX_SITES + 1]):
+        yield from _faults_of_text(f"placement.sites[{index}]", site)
+    if (number := len(spec.placement.sites)) > MAX_SITES:
+        yield "placement.sites", f"names {number} sites; at most {MAX_SITES} are allowed"
     if "::" in spec.origin.url:
-        _refuse(
-            source, "model.from", f"{_short(spec.origin.url)} chains file systems with `::`; name the folder itself"
-        )
+        yield "model.from", f"{_short(spec.origin.url)} chains file systems with `::`; name the folder itself"
 
 
-def _check_model(model: ModelSpec, source: str) -> None:
+def _vocabulary_faults(spec: JobSpec) -> Faults:
+    is_of_bytes = any(part.source == "python-stdlib" for part in spec.data.parts)
+    if not is_of_bytes or spec.model.vocab_size >= BYTE_VOCABULARY:
+        return
+    if spec.origin.url:
+        yield "data.source", f"its data of {BYTE_VOCABULARY} tokens is not of this model; name other data"
+    what = f"{spec.model.vocab_size} is too small for data of {BYTE_VOCABULARY} tokens; set it to {BYTE_VOCABULARY}"
+    yield "model.vocab_size", what
+
+
+def _unused(part: Any, section: str, needed: str, *names: str) -> Faults:
+    """Refuse settings that differ from their defaults and would have no effect without another."""
+    plain = {item.name: item.default for item in fields(part)}
+    for name in names:
+        if getattr(part, name) != plain[name]:
+            yield f"{section}.{name}", f"is not used without {needed}; leave it out"
+
+
+def _model_faults(model: ModelSpec) -> Faults:
     heads = model.num_attention_heads
     if not model.head_dim and model.hidden_size % heads:
-        _refuse(
-            source,
-            "model.num_attention_heads",
-            f"{heads} heads do not divide hidden_size {model.hidden_size}; choose a divisor, or set head_dim",
-        )
+        what = f"{heads} heads do not divide hidden_size {model.hidden_size}; choose a divisor, or set head_dim"
+        yield "model.num_attention_heads", what
     if model.head_width % 2:
         key, what = "model.head_dim", f"a head of {model.head_width} is odd"
         if not model.head_dim:
             key = "model.hidden_size"
             what = f"hidden_size {model.hidden_size} over {heads} heads gives a head of {model.head_width}"
-        _refuse(source, key, f"{what}; rotary positions need an even one")
+        yield key, f"{what}; rotary positions need an even one"
     for name in ("num_key_value_heads", "num_global_key_value_heads"):
         if heads % (number := getattr(model, name) or heads):
             what = f"{number} key/value heads do not divide num_attention_heads {heads}; choose a divisor"
-            _refuse(source, f"model.{name}", what)
+            yield f"model.{name}", what
     if model.global_head_dim % 2:
-        what = f"a head of {model.global_head_dim} is odd; rotary positions need an even one"
-        _refuse(source, "model.global_head_dim", what)
-    _check_options(model, source)
-    _check_adapter(model, source)
+        yield "model.global_head_dim", f"a head of {model.global_head_dim} is odd; rotary positions need an even one"
+    yield from _option_faults(model)
+    yield from _adapter_faults(model)
     if (number := num_parameters(model)) > MAX_PARAMETERS:
-        _refuse(
-            source,
-            "model",
-            f"asks for {number:.2g} parameters; at most {MAX_PARAMETERS:.0e} are planned for. Make it narrower",
-        )
+        what = f"asks for {number:.2g} parameters; at most {MAX_PARAMETERS:.0e} are planned for. Make it narrower"
+        yield "model", what
 
 
-def _check_options(model: ModelSpec, source: str) -> None:
+def _option_faults(model: ModelSpec) -> Faults:
     """Check what belongs together, and that transformers can open the trained model."""
-    rope, used = model.rope_scaling, ROPE_SETTINGS[model.rope_scaling.rope_type]
-    for name in (field.name for field in fields(rope) if field.name != "rope_type"):
-        is_set = bool(getattr(rope, name))
-        if is_set and name not in used:
-            _refuse(
-                source, f"model.rope_scaling.{name}", f'is not used with rope_type = "{rope.rope_type}"; leave it out'
-            )
-        if not is_set and name in used and name not in ROPE_MAY_BE_ZERO:
-            _refuse(source, f"model.rope_scaling.{name}", f'must be above 0 with rope_type = "{rope.rope_type}"')
-    if rope.rope_type == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
-        _refuse(source, "model.rope_scaling.high_freq_factor", "must be above low_freq_factor")
-    if model.rotary_width < 2 or model.rotary_width % 2:
-        what = f"turns {model.rotary_width} of the {model.head_width} values of a head; they turn in pairs"
-        _refuse(source, "model.partial_rotary_factor", what)
+    yield from _rope_faults(model)
     if model.hidden_act != "silu" and model.has_experts:
-        _refuse(source, "model.hidden_act", "is silu in experts; leave it out")
-    if model.qk_norm_over != "head" and not model.qk_norm:
-        _refuse(source, "model.qk_norm_over", "is not used without qk_norm; leave it out")
-    if model.window_rope_theta and not model.sliding_window:
-        _refuse(source, "model.window_rope_theta", "is not used without sliding_window; leave it out")
-    for name in ("short_factor", "long_factor"):
-        if (factors := getattr(rope, name)) and (2 * len(factors) != model.rotary_width or min(factors) <= 0):
-            what = f"must be {model.rotary_width // 2} numbers above 0, one for each pair that turns"
-            _refuse(source, f"model.rope_scaling.{name}", what)
-    if rope.rope_type == "dynamic" and model.head_width < 4:
-        _refuse(source, "model.rope_scaling.rope_type", "dynamic needs heads wider than 2")
-    if model.num_global_key_value_heads and not model.attention_k_eq_v:
-        _refuse(source, "model.num_global_key_value_heads", "is not used without attention_k_eq_v; leave it out")
-    if model.first_window_layer and not model.sliding_window:
-        _refuse(source, "model.first_window_layer", "is not used without sliding_window; leave it out")
-    _check_types(model, source)
-    _check_linear_attention(model, source)
-    _check_experts(model, source)
+        yield "model.hidden_act", "is silu in experts; leave it out"
+    if not model.qk_norm:
+        yield from _unused(model, "model", "qk_norm", "qk_norm_over")
+    if not model.sliding_window:
+        yield from _unused(model, "model", "sliding_window", "window_rope_theta", "first_window_layer")
+    if not model.attention_k_eq_v:
+        yield from _unused(model, "model", "attention_k_eq_v", "num_global_key_value_heads")
+    if (types := model.layer_types) and len(types) > model.num_hidden_layers:
+        yield "model.layer_types", f"names {len(types)} blocks of {model.num_hidden_layers}"
+    if types and model.first_window_layer:
+        yield "model.first_window_layer", "is not used with layer_types; leave it out"
+    if types and bool(model.sliding_window) != ("sliding_attention" in types):
+        what = "names sliding_attention if there is a sliding_window, and not otherwise"
+        yield "model.layer_types", what
+    yield from _linear_attention_faults(model)
+    yield from _expert_faults(model)
     try:
         family_of(model)
     except ValueError as error:
-        _refuse(source, "model", str(error))
+        yield "model", str(error)
 
 
-def _check_types(model: ModelSpec, source: str) -> None:
-    """Check that the blocks' types are said once, and that a window is there for those that have one."""
-    types = model.layer_types
-    if not types:
-        return
-    if len(types) > model.num_hidden_layers:
-        _refuse(source, "model.layer_types", f"names {len(types)} blocks of {model.num_hidden_layers}")
-    if model.first_window_layer:
-        _refuse(source, "model.first_window_layer", "is not used with layer_types; leave it out")
-    if bool(model.sliding_window) != ("sliding_attention" in types):
-        _refuse(source, "model.layer_types", "names sliding_attention if there is a sliding_window, and not otherwise")
+def _rope_faults(model: ModelSpec) -> Faults:
+    rope, used, section = model.rope_scaling, ROPE_SETTINGS[model.rope_scaling.rope_type], "model.rope_scaling"
+    for name in (field.name for field in fields(rope) if field.name != "rope_type"):
+        is_set = bool(getattr(rope, name))
+        if is_set and name not in used:
+            yield f"{section}.{name}", f'is not used with rope_type = "{rope.rope_type}"; leave it out'
+        if not is_set and name in used and name not in ROPE_MAY_BE_ZERO:
+            yield f"{section}.{name}", f'must be above 0 with rope_type = "{rope.rope_type}"'
+    if rope.rope_type == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+        yield f"{section}.high_freq_factor", "must be above low_freq_factor"
+    if model.rotary_width < 2 or model.rotary_width % 2:
+        what = f"turns {model.rotary_width} of the {model.head_width} values of a head; they turn in pairs"
+        yield "model.partial_rotary_factor", what
+    for name in ("short_factor", "long_factor"):
+        if (factors := getattr(rope, name)) and (2 * len(factors) != model.rotary_width or min(factors) <= 0):
+            what = f"must be {model.rotary_width // 2} numbers above 0, one for each pair that turns"
+            yield f"{section}.{name}", what
+    if rope.rope_type == "dynamic" and model.head_width < 4:
+        yield f"{section}.rope_type", "dynamic needs heads wider than 2"
 
 
-def _check_linear_attention(model: ModelSpec, source: str) -> None:
+def _linear_attention_faults(model: ModelSpec) -> Faults:
     """Check that the keys of linear attention are there together, or not at all."""
+    if not model.has_linear_attention:
+        yield from _unused(model, "model", "linear_attention in layer_types", *LINEAR_SIZES)
+        return
     for name in LINEAR_SIZES:
-        is_set = bool(getattr(model, name))
-        if is_set and not model.has_linear_attention:
-            _refuse(source, f"model.{name}", "is not used without linear_attention in layer_types; leave it out")
-        if not is_set and model.has_linear_attention:
-            _refuse(source, f"model.{name}", "must be above 0 with linear_attention in layer_types")
-    if model.has_linear_attention and model.linear_num_value_heads % model.linear_num_key_heads:
+        if not getattr(model, name):
+            yield f"model.{name}", "must be above 0 with linear_attention in layer_types"
+    if model.linear_num_value_heads % model.linear_num_key_heads:
         what = f"{model.linear_num_key_heads} heads do not divide the {model.linear_num_value_heads} value heads"
-        _refuse(source, "model.linear_num_key_heads", f"{what}; choose a divisor")
+        yield "model.linear_num_key_heads", f"{what}; choose a divisor"
 
 
-def _check_experts(model: ModelSpec, source: str) -> None:
+def _expert_faults(model: ModelSpec) -> Faults:
     """Check that the keys of a mixture of experts are there together, or not at all."""
-    plain = ModelSpec()
-    others = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_scoring", "router_bias")
     if not model.has_experts:
-        of_experts = ("expert_bias", "swiglu_limit", "swiglu_alpha")
-        for name in (*others, "num_shared_experts", "shared_expert_gate", "routed_scaling_factor", *of_experts):
-            if getattr(model, name) != getattr(plain, name):
-                _refuse(source, f"model.{name}", "is not used without num_experts; leave it out")
+        yield from _unused(model, "model", "num_experts", *OF_EXPERTS)
         return
     if not 1 <= model.num_experts_per_tok <= model.num_experts:
         what = f"{model.num_experts_per_tok} experts a token of {model.num_experts}; choose 1 to {model.num_experts}"
-        _refuse(source, "model.num_experts_per_tok", what)
-    if model.shared_expert_gate and not model.num_shared_experts:
-        _refuse(source, "model.shared_expert_gate", "is not used without num_shared_experts; leave it out")
+        yield "model.num_experts_per_tok", what
+    if not model.num_shared_experts:
+        yield from _unused(model, "model", "num_shared_experts", "shared_expert_gate")
     if bool(model.swiglu_limit) != bool(model.swiglu_alpha):
-        _refuse(source, "model.swiglu_limit", "is used with swiglu_alpha; set both, or leave both out")
+        yield "model.swiglu_limit", "is used with swiglu_alpha; set both, or leave both out"
     if not model.moe_intermediate_size:
-        _refuse(source, "model.moe_intermediate_size", "must be above 0 with num_experts")
+        yield "model.moe_intermediate_size", "must be above 0 with num_experts"
 
 
-def _check_adapter(model: ModelSpec, source: str) -> None:
+def _adapter_faults(model: ModelSpec) -> Faults:
     """Check that each target is a matrix of the blocks, once, and that an adapter is there to have it."""
     adapter = model.adapter
     if not adapter.rank:
         if adapter != AdapterSpec():
-            _refuse(source, "adapter.rank", "is 0, so there is no adapter; set it, or leave the other keys out")
+            yield "adapter.rank", "is 0, so there is no adapter; set it, or leave the other keys out"
         return
     known = matrix_names(model)
     for index, name in enumerate(adapter.targets[:MAX_TARGETS]):
         key = f"adapter.targets[{index}]"
         if name not in known:
-            _refuse(source, key, _why_no_target(name, known))
+            yield key, _why_no_target(name, known)
         if name in adapter.targets[:index]:
-            _refuse(source, key, f"{name} is named twice")
+            yield key, f"{name} is named twice"
     if model.has_experts and {*adapter.targets} & {"gate_proj", "up_proj", "down_proj"}:
         # What PEFT cannot say of experts, whose matrices transformers has joined.
         if model.expert_bias:
             what = "PEFT has no adapter beside experts that lie in one tensor, transposed"
-            _refuse(source, "adapter.targets", f"{what}; name matrices of attention alone")
+            yield "adapter.targets", f"{what}; name matrices of attention alone"
         if ("gate_proj" in adapter.targets) != ("up_proj" in adapter.targets):
-            _refuse(source, "adapter.targets", "gate_proj and up_proj of experts are one matrix for PEFT; name both")
+            yield "adapter.targets", "gate_proj and up_proj of experts are one matrix for PEFT; name both"
         if model.num_shared_experts:
             what = "PEFT drops the adapters of shared experts, or of the others; name matrices of attention alone"
-            _refuse(source, "adapter.targets", what)
+            yield "adapter.targets", what
         if adapter.rslora:
             what = "PEFT scales gate_proj and up_proj of experts by another factor; write alpha times √rank as alpha"
-            _refuse(source, "adapter.rslora", what)
+            yield "adapter.rslora", what
         if adapter.dropout:
-            _refuse(source, "adapter.dropout", "PEFT has none beside experts; set it to 0, or name attention alone")
+            yield "adapter.dropout", "PEFT has none beside experts; set it to 0, or name attention alone"
 
 
 def _why_no_target(name: str, known: tuple[str, ...]) -> str:
@@ -313,142 +330,101 @@ def num_parameters(model: ModelSpec) -> int:
     return mixing + num_blocks * (of_mlp + of_norms) + 2 * model.vocab_size * width + width
 
 
-def _check_train(spec: JobSpec, source: str) -> None:
-    train = spec.train
-    for name in ("router_balance_loss", "router_z_loss"):
-        if getattr(train, name) and not spec.model.has_experts:
-            _refuse(source, f"train.{name}", "is not used without model.num_experts; leave it out")
-    if train.compile and spec.model.has_experts:
-        _refuse(source, "train.compile", "true is refused with experts: how many tokens each gets differs every time")
-    _check_objective(spec, source)
-    for name in ("quantize", "dropout"):
-        if train.compile and getattr(spec.model.adapter, name) != getattr(AdapterSpec(), name):
-            _refuse(source, "train.compile", f"true is refused with [adapter] {name}; leave one of them out")
-    if train.reduction_groups > train.microbatches:
-        _refuse(
-            source,
-            "train.reduction_groups",
-            f"{train.reduction_groups} groups cannot be filled by {train.microbatches} microbatches; "
-            f"set it to {train.microbatches} or less",
-        )
-    if train.eval_microbatches > train.microbatches:
-        _refuse(
-            source,
-            "train.eval_microbatches",
-            f"{train.eval_microbatches} held-out microbatches are computed beside {train.microbatches} microbatches, "
-            f"one beside each; set it to {train.microbatches} or less, or to 0 for as many",
-        )
+def _train_faults(spec: JobSpec) -> Faults:
+    train, groups, m = spec.train, spec.train.reduction_groups, spec.train.microbatches
+    if not spec.model.has_experts:
+        yield from _unused(train, "train", "model.num_experts", "router_balance_loss", "router_z_loss")
+    yield from _objective_faults(spec)
+    if groups > m:
+        yield "train.reduction_groups", f"{groups} groups cannot be filled by {m} microbatches; set it to {m} or less"
+    if (number := train.eval_microbatches) > m:
+        what = f"{number} held-out microbatches are computed beside {m} microbatches, one beside each"
+        yield "train.eval_microbatches", f"{what}; set it to {m} or less, or to 0 for as many"
     if train.eval_patience and not train.eval_every:
-        _refuse(source, "train.eval_patience", "needs evaluations; set eval_every, or leave it out")
-    if train.eval_min_delta and not train.eval_patience:
-        _refuse(source, "train.eval_min_delta", "is not used without eval_patience; leave it out")
+        yield "train.eval_patience", "needs evaluations; set eval_every, or leave it out"
+    if not train.eval_patience:
+        yield from _unused(train, "train", "eval_patience", "eval_min_delta")
     if (number := train.microbatch_size * train.sequence_length) > MAX_TOKENS_PER_MICROBATCH:
-        _refuse(
-            source,
-            "train.microbatch_size",
-            f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch; "
-            f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed. Take more microbatches instead",
-        )
-    if train.recompute == "attention" and train.compile:
-        _refuse(
-            source,
-            "train.recompute",
-            "compiled blocks are computed again as a whole; set it to block, or compile to false",
-        )
-    if train.loss_chunk and train.compile:
-        _refuse(source, "train.loss_chunk", "a compiled head has all logits at once; set it to 0, or compile to false")
+        what = f"{train.microbatch_size} sequences of {train.sequence_length} tokens are {number} in one microbatch"
+        most = f"at most {MAX_TOKENS_PER_MICROBATCH} are allowed"
+        yield "train.microbatch_size", f"{what}; {most}. Take more microbatches instead"
+    if train.compile:
+        yield from _compile_faults(spec)
     if train.exactness == "required" and is_rounding(train):
-        _refuse(
-            source,
-            "train.wire",
-            f'"{train.wire}" makes the bits depend on the cuts, which exactness = "required" does not allow; '
-            'set it to "none"',
-        )
+        what = f'"{train.wire}" makes the bits depend on the cuts, which exactness = "required" does not allow'
+        yield "train.wire", f'{what}; set it to "none"'
     if why := why_no_place(spec.fault.checkpoint_dir):
-        _refuse(source, "fault.checkpoint_dir", why)
+        yield "fault.checkpoint_dir", why
 
 
-def _check_objective(spec: JobSpec, source: str) -> None:
+def _compile_faults(spec: JobSpec) -> Faults:
+    train, plain = spec.train, AdapterSpec()
+    if spec.model.has_experts:
+        what = "true is refused with experts: how many tokens each gets differs every time"
+        yield "train.compile", what
+    for name in ("quantize", "dropout"):
+        if getattr(spec.model.adapter, name) != getattr(plain, name):
+            yield "train.compile", f"true is refused with [adapter] {name}; leave one of them out"
+    if train.recompute == "attention":
+        what = "compiled blocks are computed again as a whole; set it to block, or compile to false"
+        yield "train.recompute", what
+    if train.loss_chunk:
+        yield "train.loss_chunk", "a compiled head has all logits at once; set it to 0, or compile to false"
+
+
+def _objective_faults(spec: JobSpec) -> Faults:
     """Check that preferences are learned beside a frozen model, and that nothing else is in the loss."""
     train = spec.train
     if not train.learns_preferences:
-        if train.dpo_beta != TrainSpec().dpo_beta:
-            _refuse(source, "train.dpo_beta", 'is not used without objective = "dpo"; leave it out')
+        yield from _unused(train, "train", 'objective = "dpo"', "dpo_beta")
         return
     if not spec.model.has_adapter:
-        what = '"dpo" compares with the frozen model, so it needs [adapter] with a rank'
-        _refuse(source, "train.objective", what)
+        yield "train.objective", '"dpo" compares with the frozen model, so it needs [adapter] with a rank'
     for name in ("router_balance_loss", "router_z_loss"):
         if getattr(train, name):
-            _refuse(source, f"train.{name}", 'is no part of objective = "dpo"; leave it out')
+            yield f"train.{name}", 'is no part of objective = "dpo"; leave it out'
     if train.compile:
-        _refuse(source, "train.compile", 'true is refused with objective = "dpo", which computes each block twice')
+        yield "train.compile", 'true is refused with objective = "dpo", which computes each block twice'
     for name, value in (("loss_mask", train.loss_mask), ("documents", train.documents)):
         if value not in ("auto", "data", "separate"):
-            _refuse(source, f"train.{name}", f'is "{value}", and pairs are documents of packed rows; leave it out')
+            yield f"train.{name}", f'is "{value}", and pairs are documents of packed rows; leave it out'
 
 
-def _check_group(group: GroupSpec, name: str, source: str) -> None:
-    key = f"optim.{name}"
-    if name == "rest" and group.name == "muon":
-        _refuse(
-            source,
-            f"{key}.name",
-            "muon takes 2-D weights inside the blocks only; choose adamw, lion or sgd for the rest",
-        )
+def _group_faults(group: GroupSpec, key: str) -> Faults:
+    if key == "optim.rest" and group.name == "muon":
+        what = "muon takes 2-D weights inside the blocks only; choose adamw, lion or sgd for the rest"
+        yield f"{key}.name", what
     if not 0 <= group.momentum < 1:
-        _refuse(source, f"{key}.momentum", f"must be at least 0 and below 1, is {group.momentum}")
+        yield f"{key}.momentum", f"must be at least 0 and below 1, is {group.momentum}"
     for beta in group.betas:
         if not 0 <= beta < 1:
-            _refuse(source, f"{key}.betas", f"each must be at least 0 and below 1, got {beta}")
+            yield f"{key}.betas", f"each must be at least 0 and below 1, got {beta}"
     if group.name == "sgd" and group.nesterov and group.momentum == 0:
-        _refuse(source, f"{key}.nesterov", "needs a momentum above 0; set nesterov = false")
+        yield f"{key}.nesterov", "needs a momentum above 0; set nesterov = false"
     if group.name == "sgd" and group.momentum_dtype != "float32" and group.momentum == 0:
-        _refuse(source, f"{key}.momentum_dtype", "sgd has no momentum here; leave it out")
+        yield f"{key}.momentum_dtype", "sgd has no momentum here; leave it out"
 
 
-def _check_placement(spec: JobSpec, source: str) -> None:
-    placement = spec.placement
+def _placement_faults(spec: JobSpec) -> Faults:
+    placement, num_layers, groups = spec.placement, len(spec.layers), spec.train.reduction_groups
     if placement.max_nodes and placement.max_nodes < placement.min_nodes:
-        _refuse(
-            source,
-            "placement.max_nodes",
-            f"{placement.max_nodes} is below min_nodes {placement.min_nodes}; 0 means no limit",
-        )
-    if placement.min_nodes > len(spec.layers):
-        _refuse(
-            source,
-            "placement.min_nodes",
-            f"{placement.min_nodes} nodes cannot share {len(spec.layers)} layers; set it to {len(spec.layers)} or less",
-        )
+        what = f"{placement.max_nodes} is below min_nodes {placement.min_nodes}; 0 means no limit"
+        yield "placement.max_nodes", what
+    if placement.min_nodes > num_layers:
+        what = f"{placement.min_nodes} nodes cannot share {num_layers} layers; set it to {num_layers} or less"
+        yield "placement.min_nodes", what
     if not all(placement.sites):
-        _refuse(source, "placement.sites", "a site's name is empty")
-    _check_replicas(spec, source)
-
-
-def _check_replicas(spec: JobSpec, source: str) -> None:
-    key, replicas, groups = "placement.replicas", spec.placement.replicas, spec.train.reduction_groups
-    most = min(len(spec.layers), spec.train.microbatches)
-    if len(replicas) > most:
-        what = f"{len(spec.layers)} layers and {spec.train.microbatches} microbatches allow {most} stages at most"
-        _refuse(source, key, f"names {len(replicas)} stages, but {what}")
-    for number in replicas:
+        yield "placement.sites", "a site's name is empty"
+    most, key = min(num_layers, spec.train.microbatches), "placement.replicas"
+    if len(placement.replicas) > most:
+        what = f"{num_layers} layers and {spec.train.microbatches} microbatches allow {most} stages at most"
+        yield key, f"names {len(placement.replicas)} stages, but {what}"
+    for number in placement.replicas:
         if number < 1:
-            _refuse(source, key, f"each stage has at least 1 worker, not {number}")
+            yield key, f"each stage has at least 1 worker, not {number}"
         if number > groups:
-            _refuse(
-                source,
-                key,
-                f"{number} replicas cannot share {groups} reduction group{'s' * (groups != 1)}; "
-                f"set train.reduction_groups to {number} or more",
-            )
-
-
-def _value(spec: JobSpec, key: str) -> Any:
-    value: Any = spec
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
+            what = f"{number} replicas cannot share {groups} reduction group{'s' * (groups != 1)}"
+            yield key, f"{what}; set train.reduction_groups to {number} or more"
 
 
 def _number(value: float) -> str:
@@ -460,11 +436,3 @@ def _number(value: float) -> str:
 def _short(text: str) -> str:
     shown = repr(text[:60])
     return shown if len(text) <= 60 else f"{shown}…"
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _refuse(source: str, key: str, what: str) -> None:
-    raise ConfigError(what, f"{source}:{key.replace('model.adapter.', 'adapter.')}")

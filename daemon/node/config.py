@@ -14,7 +14,7 @@ import msgspec
 from headway.daemon.addresses import NODE_NAME_RULE, is_node_name, read_ports, split_address
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.members import read_members
-from headway.daemon.jobs.bounds import MAX_TEXT
+from headway.daemon.jobs.rules import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.node.relays import read_relays
 from headway.daemon.node.settings import FIELD_NAMES, UNNAMED_SITE, NodeConfig

@@ -12,7 +12,7 @@ from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.devices import DeviceSlot, cuda_reserve
 from headway.daemon.costs.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.bounds import MAX_TEXT
+from headway.daemon.jobs.rules import MAX_TEXT
 from headway.daemon.jobs.typed_toml import nearest, read_typed
 from headway.daemon.records.records import Device, NodeRecord
 from headway.stages.spec import TrainSpec

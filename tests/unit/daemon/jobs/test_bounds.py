@@ -1,20 +1,21 @@
 """Every size has a largest value with its reason, and whatever a file holds, its reader has one line or a job."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.bounds import AT_LEAST, AT_MOST
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
-from headway.daemon.jobs.rules import check_job
+from headway.daemon.jobs.rules import bounds_of, check_job
 from headway.daemon.jobs.typed_toml import MAX_BYTES
 
+BOUNDS = bounds_of(JobSpec)
 NAMED = '[job]\nname = "x"\n'
 
 REFUSED = {
@@ -87,19 +88,28 @@ def test_refused_with_one_line(text: str, line: str) -> None:
     assert len(str(refused.value)) < 500
 
 
-@pytest.mark.parametrize("key", AT_MOST)
+@pytest.mark.parametrize("key", BOUNDS)
 def test_every_bound_says_why(key: str) -> None:
     """One more than the largest value is refused at its key, with the reason."""
-    most, why = AT_MOST[key]
+    _, most, why = BOUNDS[key]
     with pytest.raises(ConfigError) as refused:
         check_job(_with(key, most * 2 + 1), "job.toml")
     assert refused.value.where == f"job.toml:{key.replace('model.adapter.', 'adapter.')}"
     assert refused.value.what.endswith(why)
 
 
-def test_every_number_has_both_bounds() -> None:
-    """No key that has a smallest value is without a largest one."""
-    assert AT_LEAST.keys() - AT_MOST.keys() == set()
+def test_every_number_has_bounds() -> None:
+    """No number of a job is without them, but those that a rule of their own looks at."""
+    numbers = {key for key, kind in numbers_of(JobSpec) if kind in (int, float)}
+    assert {key.rsplit(".", 1)[-1] for key in numbers - BOUNDS.keys()} == {"momentum"}
+
+
+def numbers_of(kind: Any, section: str = "") -> Iterator[tuple[str, Any]]:
+    """Key and type of each field of a job."""
+    for name, told in get_type_hints(kind).items():
+        if is_dataclass(told):
+            yield from numbers_of(told, f"{section}{name}.")
+        yield f"{section}{name}", told
 
 
 @pytest.mark.parametrize(("place", "line"), PLACES.items())
@@ -122,7 +132,7 @@ def test_a_file_without_end_is_not_read() -> None:
         read_job_file(Path("/dev/zero"))
 
 
-_KEYS = st.sampled_from([key.split(".")[-1] for key in AT_MOST] + ["name", "source", "betas", "sites", "zzz", "rest"])
+_KEYS = st.sampled_from([key.split(".")[-1] for key in BOUNDS] + ["name", "source", "betas", "sites", "zzz", "rest"])
 _NUMBERS = st.integers() | st.floats() | st.booleans() | st.sampled_from([2**31, 10**40, 1e308, -0.0, 5e-324])
 _VALUES = st.recursive(
     _NUMBERS | st.text(st.characters(codec="utf-8"), max_size=20) | st.dates() | st.times(),
