@@ -1,4 +1,4 @@
-"""Workers that obey every order at once and compute nothing, so that a bench runs a thousand agents on one machine.
+"""Workers that reach every goal at once and compute nothing, so that a bench runs a thousand agents on one machine.
 
 A fake supervisor has the interface of the product's, as far as an agent and a membership use it.
 """
@@ -6,14 +6,18 @@ A fake supervisor has the interface of the product's, as far as an agent and a m
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import Device, WorkerPort
-from headway.daemon.workers.reports import Listener
+from headway.daemon.workers.goal import Action, Actual, BatchDone, Failure, Goal, Heartbeat, Progress, next_action
 from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, Standstill, WorkerStatus
-from headway.proto import control_pb2
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.supervisor import Listener
+from headway.proto.control_pb2 import RecentOperations
 
 BATCH_S = 1.0
 """Time in which a fake worker does one batch."""
@@ -53,11 +57,10 @@ class FakeSupervisor:
         )
 
     @property
-    def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
         """Return a heartbeat of each worker that computes."""
         return {index: self._beat(index) for index in self._began} or {
-            status.device_index: control_pb2.Heartbeat(device_speed=1.0, device_bfloat16_speed=1.0)
-            for status in self.statuses
+            status.device_index: Heartbeat(device_speed=1.0, device_bfloat16_speed=1.0) for status in self.statuses
         }
 
     async def run(self) -> None:
@@ -73,51 +76,56 @@ class FakeSupervisor:
             for run_key, since, has_journal in list(self._began.values()):
                 if has_journal:
                     batch = int((time.monotonic() - since) / BATCH_S)
-                    entry = control_pb2.JournalEntry(batch=batch, loss=2.0, tokens=1000, seconds=BATCH_S)
-                    progress = control_pb2.Progress(job=run_key.job, generation=run_key.generation, entries=[entry])
-                    self._listener.worker_progressed(progress)
+                    done = BatchDone(batch=batch, loss=2.0, tokens=1000, seconds=BATCH_S)
+                    self._listener.worker_progressed(Progress(run_key.job, run_key.generation, (done,)))
 
     async def stop(self) -> None:
         """Let all workers go."""
         self._began.clear()
 
-    def order(
-        self, device_index: int, kind: OrderKind, run_key: JobGeneration, order: control_pb2.Order, **_: Any
-    ) -> bool:
-        """Obey soon."""
-        status = self.statuses[device_index].ordered(kind, run_key)
-        if kind is OrderKind.START:
-            stage = order.start.stage
-            leads = not stage.groups or stage.groups[0] == 0
-            has_journal = leads and stage.index + 1 == stage.num_stages
-            status = status.starting(tuple(stage.layers), has_journal=has_journal)
-        self._set(status)
-        asyncio.get_running_loop().call_soon(self._obey, device_index, kind, run_key, order)
+    def set_goal(self, device_index: int, goal: Goal) -> bool:
+        """Reach it soon."""
+        self._set(replace(self.statuses[device_index], goal=goal))
+        asyncio.get_running_loop().call_soon(self._act, device_index)
         return True
 
-    def _obey(self, device_index: int, kind: OrderKind, run_key: JobGeneration, order: control_pb2.Order) -> None:
+    def _act(self, device_index: int) -> None:
         status = self.statuses[device_index]
-        match kind:
-            case OrderKind.PREPARE:
-                status = status.did_prepare(run_key)
-            case OrderKind.START:
-                status = status.did_start(run_key)
-                self._began[device_index] = run_key, time.monotonic(), status.has_journal
-            case OrderKind.CHOOSE_STOP:
-                status = status.did_choose(Standstill(run_key, self._beat(device_index).batch + 2))
-            case OrderKind.STOP_AT:
-                status = status.did_stop(Standstill(run_key, order.stop_at.boundary))
-                self._began.pop(device_index, None)
-            case OrderKind.RELEASE:
-                status = status.released()
-                self._began.pop(device_index, None)
-            case _:
-                status = status.answered(kind, run_key)
-        self._set(status)
+        goal, actual = status.goal, status.actual
+        while action := next_action(goal, actual):
+            actual = self._after(device_index, action, goal, actual)
+        self._set(status.told(actual))
         self._listener.worker_changed()
 
-    def tell(self, device_index: int, order: control_pb2.Order) -> None:
-        """Take an order without an answer."""
+    def _after(self, device_index: int, action: Action, goal: Goal, actual: Actual) -> Actual:
+        """Return what a worker says after an action."""
+        match action:
+            case Action.PREPARE if goal.prepare is not None:
+                return msgspec.structs.replace(actual, job=goal.job, prepared=goal.prepare.plan.generation)
+            case Action.START if goal.start is not None:
+                plan, position = goal.start.plan, goal.start.position
+                run_key, has_journal = JobGeneration(goal.job, plan.generation), plan.has_journal(position)
+                self._began[device_index] = run_key, time.monotonic(), has_journal
+                return Actual(
+                    job=goal.job,
+                    prepared=actual.prepared,
+                    generation=plan.generation,
+                    layers=goal.start.layers,
+                    has_journal=has_journal,
+                )
+            case Action.CHOOSE_STOP:
+                chosen = self._beat(device_index).batch + 2
+                return msgspec.structs.replace(actual, chosen=chosen, stop_at=chosen, boundary=chosen)
+            case Action.STOP_AT:
+                self._began.pop(device_index, None)
+                return msgspec.structs.replace(actual, stop_at=goal.stop_at, boundary=goal.stop_at)
+            case Action.RELEASE:
+                self._began.pop(device_index, None)
+                return Actual()
+            case _:
+                return msgspec.structs.replace(
+                    actual, written=goal.write, spacing=goal.spacing, journal_from=goal.journal_from
+                )
 
     def fail(self, device_index: int, run_key: JobGeneration, reason: str, *, is_hopeless: bool = False) -> None:
         """Note that a worker cannot do its part of a generation."""
@@ -141,19 +149,19 @@ class FakeSupervisor:
     def announce(self, shared_port: str) -> None:
         """Take another port, where nothing listens either."""
 
-    async def recent_operations(self, device_index: int) -> control_pb2.RecentOperations:
+    async def recent_operations(self, device_index: int) -> RecentOperations:
         """Return no operations."""
-        return control_pb2.RecentOperations(worker=device_index)
+        return RecentOperations(worker=device_index)
 
     def _set(self, status: WorkerStatus) -> None:
         self.statuses = tuple(status if old.device_index == status.device_index else old for old in self.statuses)
 
-    def _beat(self, device_index: int) -> control_pb2.Heartbeat:
+    def _beat(self, device_index: int) -> Heartbeat:
         """Return what a worker of even pace would tell."""
         run_key, since, _ = self._began.get(device_index, (JobGeneration("", 0), time.monotonic(), False))
         spent_s = time.monotonic() - since
-        times = control_pb2.LayerSeconds(forward_s=0.001, backward_s=0.002, update_s=0.001)
-        return control_pb2.Heartbeat(
+        times = LayerTime(forward_s=0.001, backward_s=0.002, update_s=0.001)
+        return Heartbeat(
             job=run_key.job,
             generation=run_key.generation,
             operations=int(NUM_OPERATIONS * spent_s / BATCH_S),

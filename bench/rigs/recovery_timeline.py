@@ -14,14 +14,14 @@ Claim = Callable[[Event, int], bool]
 """Tells whether an event is such a milestone of the recovery to a generation."""
 
 
-def _order(kind: str) -> Claim:
+def _goal(action: str) -> Claim:
     return lambda event, generation: (
-        event["event"] == "order_sent" and event["order"] == kind and event["generation"] == generation
+        event["event"] == "goal_set" and event["action"] == action and event["generation"] == generation
     )
 
 
-def _reported(kind: str) -> Claim:
-    return lambda event, _: event["event"] == "worker_reported" and event["report"] == kind
+def _is_ready(event: Event, generation: int) -> bool:
+    return event["event"] == "worker_changed" and event["prepared"] == generation > event["generation"]
 
 
 def _record(event: Event, generation: int) -> bool:
@@ -39,21 +39,21 @@ def _decision(event: Event, _: int) -> bool:
 MILESTONES: tuple[tuple[str, Claim, bool], ...] = (
     ("its end is noticed, first", _is_end, True),
     ("next is written, first", _decision, True),
-    ("Prepare is ordered, first", _order("prepare"), True),
-    ("Prepare is ordered", _order("prepare"), False),
-    ("prepared", _reported("prepared"), False),
+    ("workers are to prepare, first", _goal("prepare"), True),
+    ("workers are to prepare", _goal("prepare"), False),
+    ("prepared", _is_ready, False),
     ("records of workers, first", _record, True),
     ("records of workers", _record, False),
     ("plan is written", _decision, False),
-    ("Start is ordered, first", _order("start"), True),
-    ("Start is ordered", _order("start"), False),
+    ("workers are to start, first", _goal("start"), True),
+    ("workers are to start", _goal("start"), False),
 )
 
 
 def milestones(events: Iterable[Event], *, killed_at: float, generation: int, resumed_at: float) -> dict[str, float]:
     """Seconds from a kill to each milestone before the first work of the new generation."""
     between = [event for event in events if killed_at <= float(event[MONOTONIC]) <= resumed_at]
-    starts = [float(event[MONOTONIC]) for event in between if _order("start")(event, generation)]
+    starts = [float(event[MONOTONIC]) for event in between if _goal("start")(event, generation)]
     found = {}
     for name, claim, is_first in MILESTONES:
         # Records are written again when their workers run.

@@ -1,6 +1,6 @@
 """Carries out the steps that steps_due.py finds, at every change of the cluster or of a worker.
 
-Orders go out at once. A step that waits (for etcd, transfers, files) becomes a task; each step has at most one task.
+Goals go out at once. A step that waits (for etcd, transfers, files) becomes a task; each step has at most one task.
 A failed step is due again after a pause. A step that keeps failing fails its worker's generation.
 """
 
@@ -15,7 +15,7 @@ import structlog
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
 from headway.daemon.agent.link_steps import ProvenLinks
-from headway.daemon.agent.local_state import NodeState, Spacing, is_over
+from headway.daemon.agent.local_state import NodeState, is_over
 from headway.daemon.agent.own_records import OwnRecords, Surroundings
 from headway.daemon.agent.steps import (
     AnswerStop,
@@ -28,6 +28,7 @@ from headway.daemon.agent.steps import (
     ProveLink,
     RegisterState,
     RegisterWorker,
+    SetGoal,
     Step,
     StepFailures,
     UnregisterState,
@@ -58,34 +59,14 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.profiling import ProfileReports
 from headway.daemon.telemetry.reports import ProgressReports, ReadingReports
-from headway.daemon.workers.order_messages import OrderStep, order_message
-from headway.daemon.workers.orders import (
-    OrderChooseStop,
-    OrderPrepare,
-    OrderSpaceSnapshots,
-    OrderStart,
-    OrderStopAt,
-    OrderTrimJournal,
-    OrderWrite,
-)
+from headway.daemon.workers.goal import Progress, SnapshotMissed, Wrote
 from headway.daemon.workers.status import JobGeneration
 from headway.daemon.workers.supervisor import Supervisor
-from headway.proto import control_pb2
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
 
-WorkersStep = (
-    OpenData
-    | FetchState
-    | OrderPrepare
-    | OrderStart
-    | OrderChooseStop
-    | OrderStopAt
-    | OrderWrite
-    | OrderSpaceSnapshots
-    | OrderTrimJournal
-)
+WorkersStep = OpenData | FetchState
 """Steps without which a worker cannot do its part of a generation."""
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors that explain themselves; for any other the traceback is logged."""
@@ -117,8 +98,6 @@ class Agent:
         """Ailments of jobs whose records this node does not believe."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
-        self._spacings: dict[JobGeneration, Spacing] = {}
-        self._trimmed: dict[JobGeneration, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
         self._links = ProvenLinks(around.view, around.reach)
         self._records = OwnRecords(around, self._due.set)
@@ -153,11 +132,11 @@ class Agent:
         self.progress.hurry()
         self._due.set()
 
-    def worker_progressed(self, progress: control_pb2.Progress) -> None:
+    def worker_progressed(self, progress: Progress) -> None:
         """Note batches that the last stage's worker finished."""
         self.progress.add(progress)
 
-    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def worker_wrote(self, wrote: Wrote) -> str:
         """Take layer files that a worker wrote into the store. Returns why they cannot be kept, or an empty text."""
         return await self._keeper.wrote(wrote)
 
@@ -166,12 +145,10 @@ class Agent:
         self._keeper.refused_file(Path(path))
         self._due.set()
 
-    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+    def worker_missed_snapshot(self, missed: SnapshotMissed) -> None:
         """Note a periodic snapshot that was not written, or late."""
         self.goodput.book.missed_snapshot(missed)
         run_key = JobGeneration(missed.job, missed.generation)
-        if missed.factor > self._spacings.get(run_key, Spacing()).factor:
-            self._spacings[run_key] = Spacing(missed.factor, missed.boundary)
         if missed.written:
             log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
         else:
@@ -242,29 +219,15 @@ class Agent:
 
     def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
         """Send an order, or start a task. Return whether a worker's status changed. Raises the step's errors."""
-        # An order only enters the worker's queue, so it needs no task: its answer comes back as a change of status.
-        if isinstance(step, OrderStep):
-            log_path, state_of = supervisor.log_path, self._around.library.state_of
-            order = order_message(step, self._spec, self._around.store, log_path, data_state=state_of)
-            if isinstance(step, OrderPrepare) and step.data_paths:
-                for part in self._spec(step.run_key.job).data.parts:
-                    # the next Prepare verifies the data again
-                    self._data_paths.pop(part.sha256, None)
+        # A goal only enters the worker's queue, so it needs no task: what becomes of it is a change of status.
+        if isinstance(step, SetGoal):
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
-            has_changed = supervisor.order(
-                step.device_index,
-                order.kind,
-                order.run_key,
-                order.message,
-                within_s=order.within_s,
-                batch_s=order.batch_s,
-            )
-            # This order has no answer, so it counts as done once it is sent.
-            if isinstance(step, OrderSpaceSnapshots):
-                self._spacings[step.run_key] = Spacing(step.factor, step.boundary)
-            if isinstance(step, OrderTrimJournal):
-                self._trimmed[step.run_key] = step.boundary
-            self._failures.succeeded(name_of(step))
+            before, prepare = supervisor.statuses[step.device_index].goal, step.goal.prepare
+            has_changed = supervisor.set_goal(step.device_index, step.goal)
+            if prepare is not None and prepare != before.prepare and prepare.data_paths:
+                for part in self._spec(step.goal.job).data.parts:
+                    # the next preparation verifies the data again
+                    self._data_paths.pop(part.sha256, None)
             return has_changed
         if isinstance(step, GiveUp):
             supervisor.fail(step.device_index, step.run_key, step.reason)
@@ -328,12 +291,6 @@ class Agent:
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
         self._keeper.forget_what_is_gone()
-        self._spacings = {
-            run_key: how for run_key, how in self._spacings.items() if not is_over(self._around.view, run_key)
-        }
-        self._trimmed = {
-            run_key: boundary for run_key, boundary in self._trimmed.items() if not is_over(self._around.view, run_key)
-        }
         self._links.look_again(supervisor.statuses)
         self._missed = {
             run_key: places for run_key, places in self._missed.items() if not is_over(self._around.view, run_key)
@@ -348,14 +305,21 @@ class Agent:
             troubles=self._keeper.troubles,
             no_access=self._keeper.access.lacking.keys(),
             data_paths=self._data_paths,
+            data_state=self._data_state,
+            state_dir=self._state_dir,
+            log_path=lambda job: str(supervisor.log_path(job)),
             in_force=self._in_force,
-            spacings=self._spacings,
-            trimmed=self._trimmed,
             missed=self._missed,
             remembered=self._around.remembered(),
             proven=self._links.proven,
             now=time.monotonic(),
         )
+
+    def _data_state(self, folder: str) -> str:
+        return self._around.library.state_of(folder)
+
+    def _state_dir(self, job: str, timeline: int) -> str:
+        return str(self._around.store.timeline_directory_of(job, timeline))
 
     def _look_at_jobs(self) -> None:
         """Record all jobs' plans in force, the data that they may open, and which of them this node refuses."""

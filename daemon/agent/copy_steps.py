@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
-from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.copy_places import Looked, Possible, copy_places, num_copies, possible_holders
@@ -12,8 +12,8 @@ from headway.daemon.situation.boundaries import age, living_holders, own_places,
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.orders import OrderSpaceSnapshots
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Spacing
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 
 Places = tuple[tuple[str, ...], ...]
 """For each stage, the nodes that keep copies of it."""
@@ -36,11 +36,7 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
     plan, spec = job.plan, job.spec
     if plan is None or spec is None or node.is_behind(job) or view.why_left_alone(job.name):
         return
-    newer = view.derived.of(
-        f"boundaries without copies of {job.name}",
-        rests_on(job, view),
-        lambda: _not_restorable(job, view),
-    )
+    newer = _without_copies(view, job)
     if not newer:
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
@@ -61,7 +57,6 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         step = _oldest_missing(view, job, coming, stage_index, workers, newer, node, is_named=is_named)
         if step is not None:
             yield step
-    yield from _spacing(job, plan, newer, node)
 
 
 def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Places:
@@ -157,13 +152,14 @@ def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: W
     return CopyFile(part, (first, *same), expected)
 
 
-def _spacing(job: JobView, plan: PlanRecord, newer: list[Place], node: NodeState) -> Iterator[Step]:
-    run_key = JobGeneration(job.name, plan.generation)
-    spacing = node.spacings.get(run_key, Spacing())
-    lagging = [place for place in newer if place[1] > spacing.boundary]
-    if len(lagging) <= MAX_LAG:
-        return
-    for stage in plan.workers:
-        worker = node.worker_of(stage)
-        if worker is not None and worker.is_up and worker.started == run_key and run_key not in worker.failures:
-            yield OrderSpaceSnapshots(worker.device_index, run_key, 2 * spacing.factor, newer[-1][1])
+def spacing_of(view: ClusterView, job: JobView, worker: WorkerStatus) -> Spacing:
+    """Return the interval of snapshots for a worker that runs: it doubles when copies do not keep up."""
+    known = max(worker.goal.spacing, worker.actual.spacing, key=lambda spacing: spacing.factor)
+    lagging = [boundary for _, boundary in _without_copies(view, job) if boundary > known.boundary]
+    return Spacing(2 * known.factor, lagging[-1]) if len(lagging) > MAX_LAG else worker.goal.spacing
+
+
+def _without_copies(view: ClusterView, job: JobView) -> list[Place]:
+    """Return the boundaries newer than the newest restorable one, oldest first."""
+    name = f"boundaries without copies of {job.name}"
+    return view.derived.of(name, rests_on(job, view), lambda: _not_restorable(job, view))

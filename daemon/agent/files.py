@@ -35,7 +35,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import Wrote
 from headway.stages.errors import PeerError
 from headway.stages.state.file_digest import FileDigest
 
@@ -90,7 +90,7 @@ class StateKeeper:
 
     # --- From workers -----------------------------------------------------------------------------------------------
 
-    async def wrote(self, wrote: control_pb2.Wrote) -> str:
+    async def wrote(self, wrote: Wrote) -> str:
         """Take in files that a worker wrote. Return why they cannot be kept, or an empty text.
 
         Files outside the job's own past are deleted, and so is a snapshot that exceeds the quota. A stop's files are
@@ -99,9 +99,9 @@ class StateKeeper:
 
         """
         job = self._view.jobs.get(wrote.job)
-        timeline = wrote.timeline if wrote.is_snapshot or wrote.timeline else _timeline_of(job, wrote.generation)
+        timeline = wrote.timeline
         paths = [Path(file.path) for file in wrote.files]
-        if job is None or timeline is None or not is_welcome(job, timeline, wrote.boundary):
+        if job is None or not is_welcome(job, timeline, wrote.boundary):
             log.warning("state_not_wanted", job=wrote.job, generation=wrote.generation, boundary=wrote.boundary)
             await self._discard(paths)
             return ""
@@ -389,11 +389,6 @@ def _asked_too(others: tuple[str, ...], key: StateKey) -> str:
     if not others:
         return f"no other node is up that could send {key.layer}"
     return f"{', '.join(others)} cannot send {key.layer} either"
-
-
-def _timeline_of(job: JobView | None, generation: int) -> int | None:
-    plans = [plan for plan in (job.plan, job.next) if plan is not None] if job is not None else []
-    return next((plan.timeline for plan in plans if plan.generation == generation), None)
 
 
 def _uid(job: JobView) -> str:

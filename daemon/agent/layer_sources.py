@@ -11,7 +11,7 @@ from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.storage.state_key import BASE_PREFIX, CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.orders import Source, SourceKind
+from headway.daemon.workers.goal import Source, SourceKind
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time of uninterrupted contact with etcd after which every living node has registered again, with its files."""
@@ -83,7 +83,7 @@ def frozen_fetches(assignment: Assignment, node: NodeState) -> list[FetchState]:
     worker = assignment.worker
     if assignment.run_key in worker.failures:
         return []
-    there = worker.layers if worker.job == assignment.job.name else ()
+    there = worker.actual.layers if worker.actual.job == assignment.job.name else ()
     found = (base_source(assignment, layer, node) for layer in assignment.stage.layers if layer not in there)
     return [each for each in found if isinstance(each, FetchState)]
 
@@ -124,10 +124,7 @@ def _is_live(assignment: Assignment, part: str) -> bool:
     """Return whether the worker still has the part in its buffers, at the plan's boundary, from the previous
     generation.
     """
-    worker, stopped = assignment.worker, assignment.worker.stopped
-    plan = assignment.plan
+    actual, plan = assignment.worker.actual, assignment.plan
     is_planned = plan.source == "nodes" and plan.source_timeline == plan.timeline
-    if not is_planned or stopped is None or stopped.run_key != worker.started:
-        return False
-    is_there = stopped.run_key.job == assignment.job.name and stopped.boundary == assignment.plan.boundary
-    return is_there and (worker.has_journal if part == JOURNAL else part in worker.layers)
+    is_there = actual.job == assignment.job.name and actual.boundary == plan.boundary
+    return is_planned and is_there and (actual.has_journal if part == JOURNAL else part in actual.layers)

@@ -9,7 +9,7 @@ from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame
 from headway.daemon.reach.reach_target import Reach, Target, worker_target
 from headway.daemon.records.records import PlanRecord, WorkerState
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.workers.orders import Neighbour, Neighbours
+from headway.daemon.workers.goal import Neighbour, Neighbours
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.errors import UnavailableError
 

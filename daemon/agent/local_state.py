@@ -1,22 +1,13 @@
 """What a daemon knows beyond the cluster's records: its workers, its files, its earlier work. A value."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from headway.daemon.records.records import PlanRecord, WorkerPart, seen_key
+from headway.daemon.records.records import PlanRecord, StopRecord, WorkerPart, seen_key
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Spacing:
-    """The interval of a worker's snapshots: every factor-th, counted from the boundary at which this was decided."""
-
-    factor: int = 1
-    boundary: int = -1
-
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 
 ProvenLink = tuple[JobGeneration, int, int, str]
 """(plan, position of our worker, position of its neighbour, the neighbour's process)"""
@@ -39,12 +30,14 @@ class NodeState:
     """Jobs for whose checkpoint folder this node has no credentials or no package."""
     data_paths: Mapping[str, str] = field(default_factory=dict)
     """Folder of verified token shards, by the SHA-256 of a data source."""
+    data_state: Callable[[str], str] = lambda _: ""
+    """Returns the state of such a folder when it was verified."""
+    state_dir: Callable[[str, int], str] = lambda job, timeline: f"/s/{job}/{timeline}"
+    """Returns the folder for the files of a job's timeline."""
+    log_path: Callable[[str], str] = lambda job: f"/logs/{job}.log"
+    """Returns the file for the output of a job's workers."""
     in_force: Mapping[str, int] = field(default_factory=dict)
     """Highest generation seen in force, by `seen_key` of the job. A lower one comes from a backup of etcd."""
-    spacings: Mapping[JobGeneration, Spacing] = field(default_factory=dict)
-    """Snapshot intervals that OrderSpaceSnapshots has set."""
-    trimmed: Mapping[JobGeneration, int] = field(default_factory=dict)
-    """Boundaries below which OrderTrimJournal has dropped rows."""
     missed: Mapping[JobGeneration, tuple[int, ...]] = field(default_factory=dict)
     """Newest boundaries of which this node's workers could not write snapshots."""
     remembered: Mapping[str, int] | None = None
@@ -154,14 +147,16 @@ class Assignment:
         return (*layers, JOURNAL) if self.plan.has_journal(self.position) else layers
 
     @property
-    def standstill(self) -> Standstill | None:
-        """Return where the worker stands in this generation, once it has stopped."""
-        stopped = self.worker.stopped
-        return stopped if stopped is not None and stopped.run_key == self.run_key else None
+    def stop(self) -> StopRecord | None:
+        """Return the wanted end of this generation."""
+        stop = self.job.stop
+        return stop if stop is not None and stop.generation == self.plan.generation else None
 
 
-def assignments_of(job: JobView, plan: PlanRecord, node: NodeState) -> Iterator[Assignment]:
-    """Yield all places of a plan on this node."""
+def assignments_of(job: JobView, plan: PlanRecord | None, node: NodeState) -> Iterator[Assignment]:
+    """Yield all places on this node in a plan, if the node obeys the plan."""
+    if plan is None or not node.may_obey(job, plan):
+        return
     for position, stage in enumerate(plan.workers):
         worker = node.worker_of(stage)
         if worker is not None:

@@ -148,7 +148,7 @@ def _loaded(job: JobView, node: NodeState) -> Iterator[Place]:
 def _has_begun(job: JobView, plan: PlanRecord, node: NodeState) -> bool:
     run_key = JobGeneration(job.name, plan.generation)
     mine = [worker for stage in plan.workers if (worker := node.worker_of(stage)) is not None]
-    return all(worker.started == run_key for worker in mine)
+    return all(worker.has_started(run_key) for worker in mine)
 
 
 def _last_journal(job: JobView, held: dict[Place, dict[str, StoredFile]]) -> Place | None:

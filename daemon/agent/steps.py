@@ -7,16 +7,7 @@ from headway.daemon.reach.reach_target import Target
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import StateRecord, WorkerRecord
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.orders import (
-    OrderChooseStop,
-    OrderPrepare,
-    OrderRelease,
-    OrderSpaceSnapshots,
-    OrderStart,
-    OrderStopAt,
-    OrderTrimJournal,
-    OrderWrite,
-)
+from headway.daemon.workers.goal import Goal
 from headway.daemon.workers.status import JobGeneration
 from headway.stages.state.file_digest import FileDigest
 
@@ -151,21 +142,22 @@ class GiveUp:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetGoal:
+    """Tell a worker its goal."""
+
+    device_index: int
+    goal: Goal
+
+
 Step = (
-    OpenData
-    | OrderPrepare
+    SetGoal
+    | OpenData
     | ProveLink
-    | OrderStart
-    | OrderChooseStop
     | AnswerStop
-    | OrderStopAt
-    | OrderWrite
-    | OrderSpaceSnapshots
-    | OrderTrimJournal
     | CopyToCheckpoint
     | FetchState
     | FetchCopies
-    | OrderRelease
     | RegisterWorker
     | RegisterState
     | UnregisterState
@@ -234,12 +226,8 @@ def name_of(step: Step) -> object:
             return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
         case RegisterState():
             return RegisterState, step.job, step.timeline, step.boundary
-        case OrderRelease():
-            return OrderRelease, step.device_index, step.job
-        case OrderPrepare() | OrderStart() | OrderChooseStop() | OrderStopAt() | OrderWrite():
-            return type(step), step.device_index, step.run_key
-        case OrderSpaceSnapshots() | OrderTrimJournal():
-            return type(step), step.device_index, step.run_key
+        case SetGoal():
+            return SetGoal, step.device_index
         case _:
             return step
 

@@ -19,7 +19,7 @@ import structlog
 
 from headway.daemon.records.measurements import DeviceSpeed, is_speed
 from headway.daemon.records.records import Device
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import Heartbeat
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class DeviceSpeeds:
     async def follow(
         self,
         devices: Sequence[Device],
-        heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]],
+        heartbeats: Callable[[], Mapping[int, Heartbeat]],
         tell: Callable[[tuple[Device, ...]], None],
     ) -> None:
         """Learn the workers' measurements and report the devices' speeds, until all are known."""

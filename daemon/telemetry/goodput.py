@@ -19,8 +19,8 @@ from headway.daemon.records.records import PlanRecord
 from headway.daemon.telemetry.reports import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from headway.daemon.workers.goal import Heartbeat, SnapshotMissed
 from headway.daemon.workers.status import JobGeneration
-from headway.proto import control_pb2
 
 log = structlog.get_logger()
 
@@ -46,14 +46,14 @@ class DeviceBook:
 
     job: str
     generation: int
-    newest: control_pb2.Heartbeat
+    newest: Heartbeat
     trouble: str = ""
     moved_at: float = 0.0
     """Time at which an operation was last seen to be done."""
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     """(time, seconds by class), oldest first; `recent` counts from the first."""
 
-    def add(self, beat: control_pb2.Heartbeat, now: float) -> None:
+    def add(self, beat: Heartbeat, now: float) -> None:
         """Add a heartbeat; forget those that are too old to count from."""
         if not self.samples or beat.operations != self.newest.operations:
             self.moved_at = now
@@ -76,7 +76,7 @@ class DeviceBook:
     @property
     def awaited_worker(self) -> int:
         """Return that neighbour's position in the plan; -1: the worker is working, or waits for another reason."""
-        return self.newest.awaited_worker - 1 if self.stands_still else -1
+        return self.newest.awaited_worker if self.stands_still else -1
 
     @property
     def recent(self) -> dict[str, float]:
@@ -102,7 +102,7 @@ class GoodputBook:
         """Return the records by device index."""
         return self._books
 
-    def add(self, device_index: int, beat: control_pb2.Heartbeat, *, now: float) -> None:
+    def add(self, device_index: int, beat: Heartbeat, *, now: float) -> None:
         """Add a heartbeat. One without a job, or without seconds, adds nothing."""
         if not beat.job or not beat.seconds:
             return
@@ -125,7 +125,7 @@ class GoodputBook:
         self._told |= dict.fromkeys(due, now)
         return due
 
-    def missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+    def missed_snapshot(self, missed: SnapshotMissed) -> None:
         """Note a periodic snapshot that was not written, or so late that the next ones are further apart."""
         apart = f"; every {missed.factor}. is written now" if missed.factor > 1 else ""
         for book in self._books.values():
@@ -194,7 +194,7 @@ class GoodputReports:
         self._due_at: dict[str, float] = {}
         """Key to the time from which its seconds alone are a reason to write it."""
 
-    async def run(self, heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]]) -> None:
+    async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index.
 
         A record that etcd does not take now is part of the next one, because seconds only add up.

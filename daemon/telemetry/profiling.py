@@ -19,7 +19,7 @@ from headway.daemon.records.records import NodeRecord
 from headway.daemon.situation.outlook import LEAST_SAMPLES
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import Heartbeat
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ NEGLIGIBLE: Final = 0.01
 """A smaller change, as a share of one layer of each kind together, changes no plan."""
 
 
-def profile_of(beat: control_pb2.Heartbeat) -> ProfileRecord:
+def profile_of(beat: Heartbeat) -> ProfileRecord:
     """Return a heartbeat's measurements, to three digits."""
     return ProfileRecord(
         generation=beat.generation,
@@ -107,7 +107,7 @@ class ProfileReports:
         self._lease_id = lease_id
         self._rests_until: dict[str, float] = {}
 
-    async def run(self, heartbeats: Callable[[], Mapping[int, control_pb2.Heartbeat]]) -> None:
+    async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index."""
         while True:
             await asyncio.sleep(PERIOD_S)

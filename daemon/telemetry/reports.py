@@ -23,7 +23,7 @@ from headway.daemon.records.records import Phase
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import BatchDone, Progress
 
 log = structlog.get_logger()
 
@@ -37,13 +37,13 @@ class ProgressReports:
     def __init__(self, view: ClusterView, etcd: EtcdClient) -> None:
         self._view = view
         self._etcd = etcd
-        self._entries: dict[tuple[str, int], deque[control_pb2.JournalEntry]] = {}
+        self._entries: dict[tuple[str, int], deque[BatchDone]] = {}
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
-    def add(self, progress: control_pb2.Progress) -> None:
+    def add(self, progress: Progress) -> None:
         """Add a worker's report; the oldest of very many batches are not shown."""
         entries = self._entries.setdefault((progress.job, progress.generation), deque(maxlen=MAX_RECENT))
-        entries.extend(progress.entries)
+        entries.extend(progress.batches)
         self._arrived.set()
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class ProgressReports:
         except TimeoutError:
             return
 
-    async def _write(self, job: str, generation: int, entries: list[control_pb2.JournalEntry]) -> bool:
+    async def _write(self, job: str, generation: int, entries: list[BatchDone]) -> bool:
         """Write the entries; return whether nothing is left to do about them."""
         view = self._view.jobs.get(job)
         if view is None or not _is_news(view, generation, entries[-1].batch):
@@ -104,11 +104,9 @@ class ProgressReports:
         return True
 
 
-def _evaluations(
-    entries: Sequence[control_pb2.JournalEntry], before: ProgressRecord | None
-) -> tuple[tuple[int, float], ...]:
+def _evaluations(entries: Sequence[BatchDone], before: ProgressRecord | None) -> tuple[tuple[int, float], ...]:
     """Return the evaluations among the entries, or the last one before them. A rollback takes back those after it."""
-    found = tuple((entry.batch, entry.eval_loss) for entry in entries if entry.HasField("eval_loss"))
+    found = tuple((entry.batch, entry.eval_loss) for entry in entries if entry.eval_loss is not None)
     earlier = [] if before is None else [each for each in before.evaluations if each[0] < entries[0].batch]
     return found or tuple(earlier[-1:])
 

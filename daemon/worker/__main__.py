@@ -1,7 +1,7 @@
 """`python -m headway.daemon.worker`: the process that computes one stage on one device. Started by the supervisor.
 
-The main thread obeys orders, one at a time; a loop thread talks to the daemon and to neighbouring stages. The process
-ends by an error, by order, or with its daemon: the kernel kills it when its parent dies, and it ends itself when its
+The main thread goes from goal to goal; a loop thread talks to the daemon and to neighbouring stages. The process
+ends by an error, by its goal, or with its daemon: the kernel kills it when its parent dies, and it ends itself when its
 stream to the daemon ends.
 """
 
@@ -52,14 +52,13 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.runtime.logging import configure_logs
     from headway.daemon.worker.control import WorkerControl
     from headway.daemon.worker.device import WorkerDevice
-    from headway.daemon.worker.inbox import WorkerInbox
+    from headway.daemon.worker.neighbours import WorkerInbox
     from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.worker.warm_up import warm_up
-    from headway.daemon.workers.status import SPARE_INDEX
-    from headway.proto.control_pb2 import WorkerHello
+    from headway.daemon.workers.goal import SPARE_INDEX, Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
@@ -147,7 +146,7 @@ def work(options: argparse.Namespace) -> None:
         loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, recent=records.recent, on_end=end
     )
     control.attach(
-        WorkerHello(
+        Hello(
             protocol=PROTOCOL_VERSION,
             incarnation=incarnation,
             pid=os.getpid(),
@@ -165,7 +164,7 @@ def work(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run the process."""
     die_with_parent()
-    # A terminal's Ctrl-C and a batch system's SIGTERM reach all processes, but only the daemon gives orders. Compilers,
+    # A terminal's Ctrl-C and a batch system's SIGTERM reach all processes, and only the daemon decides. Compilers,
     # which the worker may start, would inherit that a signal is ignored, and could not be ended by SIGTERM any more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)

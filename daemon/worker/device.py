@@ -8,8 +8,8 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker.benchmark import measure_speed
+from headway.daemon.worker.held_layers import RefusedError
 from headway.daemon.worker.out_of_memory import refusals_of_libraries
-from headway.daemon.worker.session import OrderRefusedError
 from headway.daemon.worker.warm_up import warm_up_layers
 from headway.stages.device.device import DeviceLateError, StageDevice
 from headway.stages.device.opening import open_device
@@ -40,7 +40,7 @@ class WorkerDevice:
         return self._device
 
     def claim(self, index: int) -> torch.device:
-        """Use this index from now on. Raises OrderRefusedError when the process computes on another CUDA device."""
+        """Use this index from now on. Raises RefusedError when the process computes on another CUDA device."""
         if self._index is None:
             self._index = index
             structlog.contextvars.bind_contextvars(worker=f"{self._kind}:{index}")
@@ -53,7 +53,7 @@ class WorkerDevice:
                     torch.cuda.set_per_process_memory_fraction(1 / self._num_sharers, self._device)
             log.info("device_claimed", device=str(self._device), device_index=index)
         elif index != self._index and self._kind == "cuda":
-            raise OrderRefusedError(f"this worker computes on device {self._index}, not on {index}")
+            raise RefusedError(f"this worker computes on device {self._index}, not on {index}")
         return self._device
 
     def open(self, *, on_failure: Callable[[BaseException], None]) -> StageDevice:

@@ -1,6 +1,11 @@
-"""Loads a stage's layers from their sources at its start, and writes them to files for a Write."""
+"""What a worker holds of a job. Loads a stage's layers from their sources at its start, and writes them to files.
 
-from collections.abc import Callable
+Layers outlive a generation: they stay live at the boundary where the last run stopped, until a start names those to
+keep, or the job is let go.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -9,10 +14,8 @@ from torch import Tensor
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.storage.folders import make_folder
 from headway.daemon.storage.state_key import BASE_PREFIX
-from headway.daemon.worker.session import OrderRefusedError, WorkerSession
-from headway.daemon.worker.start_order import leads
+from headway.daemon.workers.goal import Source, SourceKind, Start, WrittenFile, Wrote
 from headway.optim.layer_optimizer import optimizer_factory
-from headway.proto.control_pb2 import LayerSource, Start, Write, Wrote
 from headway.stages.data.tokens import TokenShards
 from headway.stages.device.device import StageDevice
 from headway.stages.early_stop import EvaluationTally
@@ -24,35 +27,74 @@ from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, wr
 from headway.stages.state.layer_state import LayerState, frozen_weights, given_adapters
 from headway.stages.state.state_file import check_header, read_state
 
-HeldSession = WorkerSession[LayerState, Journal, TokenShards]
-"""A session that holds tensors."""
+
+@dataclass
+class RefusedError(Exception):
+    """The goal does not fit what the worker holds; the worker does not change."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
-def has_journal(start: Start) -> bool:
-    """Return whether the worker writes the journal: it leads the last stage."""
-    return start.stage.index + 1 == start.stage.num_stages and leads(start)
+@dataclass(slots=True)
+class Held:
+    """One job's part on this worker. Only its main thread may use it."""
+
+    spec: JobSpec | None = None
+    tokens: TokenShards | None = None
+    """The open data, on a worker that was prepared as the first stage. It stays open for every generation."""
+    layers: dict[str, LayerState] = field(default_factory=dict)
+    journal: Journal | None = None
+    """The journal, on the lead of the last stage."""
+    timeline: int = 0
+    """Timeline of the last start and of the layers; 0: nothing was started."""
+    boundary: int | None = None
+    """Boundary of the layers and of the journal; None while they are between boundaries."""
+
+    def keep(self, parts: Sequence[str]) -> None:
+        """Drop all layers and the journal, except these."""
+        self.layers = {name: layer for name, layer in self.layers.items() if name in parts}
+        self.journal = self.journal if JOURNAL in parts else None
+
+    def layer(self, name: str, boundary: int) -> LayerState:
+        """Return a layer at this boundary. Raises RefusedError if it is not held so."""
+        if name not in self.layers:
+            raise RefusedError(f"layer {name} is not held here")
+        self._check(boundary)
+        return self.layers[name]
+
+    def journal_at(self, boundary: int) -> Journal:
+        """Return the journal at this boundary. Raises RefusedError if it is not held so."""
+        if self.journal is None:
+            raise RefusedError("the journal is not held here")
+        self._check(boundary)
+        return self.journal
+
+    def _check(self, boundary: int) -> None:
+        if self.boundary != boundary:
+            where = "between boundaries" if self.boundary is None else f"at boundary {self.boundary}"
+            raise RefusedError(f"the live layers are {where}, not at {boundary}")
 
 
-def live_sources(start: Start, *, session: HeldSession) -> list[LayerName]:
+def live_parts(start: Start, held: Held) -> list[LayerName]:
     """Return the parts that the start takes from this process. It reads and drops nothing yet.
 
-    Raises OrderRefusedError when a layer has no source, an impossible source, or is not held as the start requires.
-
+    Raises RefusedError when one is not held at the start's boundary and timeline, or a part cannot begin there.
     """
-    sources = {source.layer: source.WhichOneof("source") for source in start.sources}
-    needed = [*start.stage.layers]
-    if has_journal(start) and (start.boundary or JOURNAL in sources):
-        needed.append(JOURNAL)
-    missing = [layer for layer in needed if sources.get(layer) is None]
-    if missing:
-        raise OrderRefusedError(f"no source is named for {', '.join(missing)}")
-    if start.boundary and (early := [layer for layer in needed if sources[layer] == "initial"]):
-        raise OrderRefusedError(f"{', '.join(early)} cannot begin at boundary {start.boundary}")
-    coming = [layer for layer in start.stage.layers if sources[layer] != "live"] if needs_base(session.spec) else []
-    if bare := [layer for layer in coming if BASE_PREFIX + layer not in sources]:
-        raise OrderRefusedError(f"no source is named for the frozen weights of {', '.join(bare)}")
-    live = [LayerName(layer) for layer in needed if sources[layer] == "live"]
-    session.admit_live(live, timeline=start.timeline, boundary=start.boundary)
+    plan = start.plan
+    early = [source.layer for source in start.sources if source.kind is SourceKind.INITIAL]
+    if plan.boundary and early:
+        raise RefusedError(f"{', '.join(early)} cannot begin at boundary {plan.boundary}")
+    live = [LayerName(source.layer) for source in start.sources if source.kind is SourceKind.LIVE]
+    for part in live:
+        if part == JOURNAL:
+            held.journal_at(plan.boundary)
+        else:
+            held.layer(part, plan.boundary)
+        if plan.timeline != held.timeline:
+            raise RefusedError(f"layer {part} is held on timeline {held.timeline}, not on {plan.timeline}")
     return live
 
 
@@ -60,84 +102,89 @@ def load_stage(
     start: Start,
     spec: JobSpec,
     *,
-    session: HeldSession,
+    held: Held,
     device: StageDevice,
-    on_layer: Callable[[LayerSource], None] = lambda _: None,
+    on_layer: Callable[[Source], None] = lambda _: None,
 ) -> tuple[dict[str, LayerState], Journal | None]:
     """Return the stage's layers at the start's boundary, each from its source, and the journal if it is written here.
 
-    on_layer: is called with each source, before it is used. Raises DamagedFileError and OSError for a wrong file;
-    `live_sources` has admitted the start.
+    on_layer: is called with each source, before it is used. Raises RefusedError when a part has no source, and
+    DamagedFileError and OSError for a wrong file; `live_parts` has admitted the start.
     """
     sources = {source.layer: source for source in start.sources}
+    has_journal = start.plan.has_journal(start.position)
+    wanted = [*start.layers, *([JOURNAL] if has_journal and start.plan.boundary else [])]
+    if missing := [part for part in wanted if part not in sources]:
+        raise RefusedError(f"no source is named for {', '.join(missing)}")
     layers, loading = {}, DeviceLoading(device)
-    for layer in start.stage.layers:
+    for layer in start.layers:
         on_layer(sources[layer])
         layers[layer] = _load_layer(
             sources[layer],
             start,
             spec,
-            session=session,
+            held=held,
             device=device.torch_device,
             loading=loading,
             base=sources.get(BASE_PREFIX + layer),
         )
-    if not has_journal(start):
+    if not has_journal:
         return layers, None
     if JOURNAL in sources:
         on_layer(sources[JOURNAL])
-    journal = _load_journal(sources.get(JOURNAL), start, session)
+    journal = _load_journal(sources.get(JOURNAL), start, spec, held)
     if start.source_job:
         # The evaluations of the job that wrote the rows do not end this one.
-        journal.tally = EvaluationTally(below=start.boundary if spec.train.stops_early else 0)
+        journal.tally = EvaluationTally(below=start.plan.boundary if spec.train.stops_early else 0)
     return layers, journal
 
 
-def write_layers(order: Write, session: HeldSession) -> Wrote:
-    """Write the order's parts, at its boundary, into its folder. Raises OrderRefusedError and OSError."""
-    session.admit_write(order.job_name, order.generation, order.boundary, layers=order.layers)
-    assert session.spec is not None
-    job, boundary, timeline = order.job_name, Boundary(order.boundary), Timeline(order.timeline)
-    train = session.spec.train
-    directory = Path(order.directory)
+def write_parts(start: Start, spec: JobSpec, held: Held, boundary: int, parts: Sequence[str]) -> Wrote:
+    """Write parts at a boundary into the start's folder. Raises RefusedError and OSError."""
+    job, at, timeline, train = spec.job.name, Boundary(boundary), Timeline(start.plan.timeline), spec.train
+    directory = Path(start.state_dir) / str(boundary)
     make_folder(directory)
-    wrote = Wrote(job=job, generation=order.generation, boundary=boundary, timeline=timeline)
-    for name in order.layers:
+    files = []
+    for name in parts:
         path = directory / f"{name}{SUFFIX}"
         if name == JOURNAL:
-            journal = session.live_journal(boundary)
-            written = write_journal(path, journal, job=job, boundary=boundary, train=train, timeline=timeline)
+            journal = held.journal_at(boundary)
+            written = write_journal(path, journal, job=job, boundary=at, train=train, timeline=timeline)
         else:
-            layer = session.live_layer(name, boundary)
-            written = write_layer(path, layer, job=job, train=train, timeline=timeline)
-        wrote.files.add(layer=name, path=str(path), size_bytes=written.size_bytes, checksum=written.checksum)
-    return wrote
+            written = write_layer(path, held.layer(name, boundary), job=job, train=train, timeline=timeline)
+        files.append(WrittenFile(layer=name, path=str(path), size_bytes=written.size_bytes, checksum=written.checksum))
+    return Wrote(job=job, generation=start.plan.generation, timeline=timeline, boundary=boundary, files=tuple(files))
 
 
 def _source_timeline(start: Start) -> Timeline | None:
-    """Return the timeline of the files among the sources; None when the start does not name it."""
-    return Timeline(start.source_timeline) if start.source_timeline else None
+    """Return the timeline of the files among the sources.
+
+    None: they are parts of a model's folder, which belong to no timeline.
+    """
+    timeline = start.plan.source_timeline if start.plan.source != "initial" else 0
+    return Timeline(timeline) if timeline else None
 
 
 def _load_layer(
-    source: LayerSource,
+    source: Source,
     start: Start,
     spec: JobSpec,
     *,
-    session: HeldSession,
+    held: Held,
     device: torch.device,
     loading: DeviceLoading,
-    base: LayerSource | None,
+    base: Source | None,
 ) -> LayerState:
     name = LayerName(source.layer)
-    kind = source.WhichOneof("source")
-    if kind == "live":
-        return session.live_layer(name, start.boundary)
+    if source.kind is SourceKind.LIVE:
+        return held.layer(name, start.plan.boundary)
     make_optimizer = optimizer_factory(spec.optim, num_batches=spec.train.batches, delay=spec.train.delay)
+    if base is None and spec.model.has_adapter and spec.origin.url:
+        raise RefusedError(f"no source is named for the frozen weights of {name}")
     frozen, adapters = _load_frozen(base, name, spec, device=device, loading=loading)
-    if kind == "initial":
+    if source.kind is SourceKind.INITIAL:
         if spec.origin.url and not spec.model.has_adapter:
-            raise OrderRefusedError(f"{name} begins with the weights of {spec.origin.url}, not with random ones")
+            raise RefusedError(f"{name} begins with the weights of {spec.origin.url}, not with random ones")
         return LayerState.initial(
             name,
             spec.model,
@@ -151,8 +198,8 @@ def _load_layer(
     return read_layer(
         Path(source.path),
         name,
-        job=start.source_job or start.job_name,
-        boundary=Boundary(start.boundary),
+        job=start.source_job or spec.job.name,
+        boundary=Boundary(start.plan.boundary),
         model=spec.model,
         train=spec.train,
         device=device,
@@ -163,13 +210,8 @@ def _load_layer(
     )
 
 
-def needs_base(spec: JobSpec | None) -> bool:
-    """Return whether a layer that comes to a worker needs its part of the model's folder, at any boundary."""
-    return spec is not None and spec.model.has_adapter and bool(spec.origin.url)
-
-
 def _load_frozen(
-    base: LayerSource | None, name: LayerName, spec: JobSpec, *, device: torch.device, loading: DeviceLoading
+    base: Source | None, name: LayerName, spec: JobSpec, *, device: torch.device, loading: DeviceLoading
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """Return the weights beside a layer's adapters: from its part of the model's folder, else from the seed. And the
     adapters with which it begins; None: the seed says them.
@@ -185,13 +227,13 @@ def _load_frozen(
         raise DamagedFileError(base.path if base is not None else name, str(error)) from error
 
 
-def _load_journal(source: LayerSource | None, start: Start, session: HeldSession) -> Journal:
-    kind = None if source is None else source.WhichOneof("source")
-    if source is not None and kind == "path":
+def _load_journal(source: Source | None, start: Start, spec: JobSpec, held: Held) -> Journal:
+    if source is not None and source.kind is SourceKind.FILE:
         return read_journal(
             Path(source.path),
-            job=start.source_job or start.job_name,
-            boundary=Boundary(start.boundary),
+            job=start.source_job or spec.job.name,
+            boundary=Boundary(start.plan.boundary),
             timeline=_source_timeline(start),
         )
-    return session.live_journal(start.boundary) if kind == "live" else Journal()
+    is_live = source is not None and source.kind is SourceKind.LIVE
+    return held.journal_at(start.plan.boundary) if is_live else Journal()

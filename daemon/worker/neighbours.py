@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from queue import SimpleQueue
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.inbox import WorkerInbox
-from headway.daemon.worker.start_order import by_group, groups_of, name_of
-from headway.proto.control_pb2 import Peer, Start
+from headway.daemon.worker.start import by_group, groups_of, name_of
+from headway.daemon.workers.goal import Goal, Neighbour, Start, loading_s
 from headway.stages.device.device import StageDevice
+from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import StageIndex
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
@@ -20,6 +21,14 @@ from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.receive_buffers import bytes_for
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.stage_links import StageLinks
+from headway.stages.state.snapshot_writer import SnapshotEnded
+
+WorkerItem = Goal | Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException
+"""An item from the daemon, the links, the device or the snapshot writer; an exception is another thread's failure."""
+
+WorkerInbox = SimpleQueue[WorkerItem]
+"""The one queue of everything that reaches a worker's main thread. `StageWorker` takes each item, in or between runs.
+"""
 
 FIRST_ANSWER = timedelta(seconds=20)
 """Maximum silence of a dialled neighbour before the link first opens. A neighbour that loads its layers answers that it
@@ -42,25 +51,20 @@ class Neighbours:
     def open(self, start: Start, spec: JobSpec, context: StageContext, device: StageDevice) -> StageLinks:
         """Open the links of this generation. The previous generation's links are closed first.
 
-        There is one link to each neighbour for all groups. Raises OrderRefusedError when a group has no neighbour.
-
+        There is one link to each neighbour for all groups.
         """
         self.close()
-        num_groups = spec.train.reduction_groups
-        own_groups = groups_of(start.stage.groups, num_groups)
-        upstream: Mapping[int, Peer] = {}
-        downstream: Mapping[int, Peer] = {}
-        if start.stage.index:
-            upstream = by_group(start.upstream, own_groups, num_groups, where="upstream")
-        if start.stage.index + 1 < start.stage.num_stages:
-            downstream = by_group(start.downstream, own_groups, num_groups, where="downstream")
+        own_groups = groups_of(start.plan, start.position, spec)
+        upstream = by_group(start.neighbours.upstream, start, spec)
+        downstream = by_group(start.neighbours.downstream, start, spec)
         # Replicas are known by the index of their groups, which is equal on every replica.
-        siblings = {context.replica_groups.index(tuple(peer.groups)): peer for peer in start.siblings}
+        replicas = start.plan.replicas[context.stage_index]
+        siblings = {replicas.index(peer.position): peer for peer in start.neighbours.siblings}
         below = {k: peer for k, peer in siblings.items() if k < context.replica_index}
         above = {k: peer for k, peer in siblings.items() if k > context.replica_index}
 
         contracts = {
-            peer.worker: FrameContract.between_replicas(
+            peer.position: FrameContract.between_replicas(
                 spec.model,
                 spec.train,
                 layers=context.layers,
@@ -73,17 +77,19 @@ class Neighbours:
         }
         # The ends of a tied embedding may be neighbours; then their link carries that too.
         has_tied_neighbour = context.has_tied_end and context.num_stages == 2
-        tied: Mapping[int, Peer] = {}
+        tied: Mapping[int, Neighbour] = {}
         if context.has_tied_end:
             tied = upstream or downstream
             if not has_tied_neighbour:
-                tied = by_group(start.tied, own_groups, num_groups, where="other end's")
-                contracts |= {peer.worker: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()}
+                tied = by_group(start.neighbours.tied, start, spec)
+                contracts |= {
+                    peer.position: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()
+                }
         codecs = {}
         for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
             for peer in neighbours.values():
-                codecs[peer.worker] = codec
-                contracts[peer.worker] = FrameContract.of(
+                codecs[peer.position] = codec
+                contracts[peer.position] = FrameContract.of(
                     spec.model,
                     spec.train,
                     has_norms=context.is_lead and neighbours[own_groups[0]] is peer,
@@ -102,28 +108,26 @@ class Neighbours:
             # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
             same_kind = [peer for peer in accepted if self._endpoint_of(peer) is endpoint]
             for number, peer in enumerate(same_kind, 1):
-                terms = self._terms(
-                    start, spec, peer, contracts[peer.worker], context, _until_dialled(start, spec), device
-                )
-                links[peer.worker] = endpoint.accept(terms, is_last=number == len(same_kind))
+                terms = self._terms(start, spec, peer, contracts[peer.position], context, _until_dialled(spec), device)
+                links[peer.position] = endpoint.accept(terms, is_last=number == len(same_kind))
         for peer in dialled:
-            terms = self._terms(start, spec, peer, contracts[peer.worker], context, FIRST_ANSWER, device)
-            links[peer.worker] = self._endpoint_of(peer).dial(terms)
+            terms = self._terms(start, spec, peer, contracts[peer.position], context, FIRST_ANSWER, device)
+            links[peer.position] = self._endpoint_of(peer).dial(terms)
         self._positions = {link.peer: worker for worker, link in links.items()}
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
         for peer in (*accepted, *dialled):
-            link = links[peer.worker]
-            links[peer.worker] = over_device(link, device) if peer.collective else over_host(link, device)
+            link = links[peer.position]
+            links[peer.position] = over_device(link, device) if peer.is_collective else over_host(link, device)
         for worker, codec in codecs.items():
             # Last, because positions and `broken` need the bare links; only the executor sees coded tensors.
             if codec:
                 links[worker] = CodedLink(links[worker], codec, spec.train)
         return StageLinks(
-            upstream={group: links[peer.worker] for group, peer in upstream.items()},
-            downstream={group: links[peer.worker] for group, peer in downstream.items()},
-            siblings={k: links[peer.worker] for k, peer in siblings.items()},
-            tied={group: links[peer.worker] for group, peer in tied.items()},
+            upstream={group: links[peer.position] for group, peer in upstream.items()},
+            downstream={group: links[peer.position] for group, peer in downstream.items()},
+            siblings={k: links[peer.position] for k, peer in siblings.items()},
+            tied={group: links[peer.position] for group, peer in tied.items()},
         )
 
     def position_of(self, peer: str) -> int:
@@ -150,29 +154,29 @@ class Neighbours:
             if not isinstance(item, Frame | LinkLost):
                 self._inbox.put(item)
 
-    def _endpoint_of(self, peer: Peer) -> LinkEndpoint | CollectiveEndpoint:
-        return self._collective if peer.collective else self._endpoint
+    def _endpoint_of(self, peer: Neighbour) -> LinkEndpoint | CollectiveEndpoint:
+        return self._collective if peer.is_collective else self._endpoint
 
     def _terms(
         self,
         start: Start,
         spec: JobSpec,
-        peer: Peer,
+        peer: Neighbour,
         contract: FrameContract,
         context: StageContext,
         first_contact: timedelta,
         device: StageDevice,
     ) -> LinkTerms:
         return LinkTerms(
-            job=start.job_name,
+            job=spec.job.name,
             generation=context.generation,
             stage=context.stage_index,
-            worker=start.stage.worker,
-            peer_stage=StageIndex(peer.stage),
-            peer_worker=peer.worker,
+            worker=start.position,
+            peer_stage=StageIndex(start.plan.stage_index(peer.position)),
+            peer_worker=peer.position,
             peer_incarnation=peer.incarnation,
-            peer_node=peer.node,
-            peer_name=name_of(peer),
+            peer_node=start.plan.workers[peer.position].node,
+            peer_name=name_of(start.plan, peer.position),
             peer_address=peer.address,
             inbox=self._inbox,
             contract=contract,
@@ -183,11 +187,11 @@ class Neighbours:
         )
 
 
-def _until_dialled(start: Start, spec: JobSpec) -> timedelta:
+def _until_dialled(spec: JobSpec) -> timedelta:
     """Return how long a neighbour may take to dial, because it loads its layers first."""
-    return timedelta(seconds=start.neighbours_load_s + spec.fault.link_timeout_s) + FIRST_ANSWER
+    return timedelta(seconds=loading_s(spec, spec.layers) + spec.fault.link_timeout_s) + FIRST_ANSWER
 
 
-def _distinct(peers: Iterable[Peer]) -> list[Peer]:
+def _distinct(peers: Iterable[Neighbour]) -> list[Neighbour]:
     """Return each worker once."""
-    return list({peer.worker: peer for peer in peers}.values())
+    return list({peer.position: peer for peer in peers}.values())

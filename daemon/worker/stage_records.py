@@ -12,7 +12,8 @@ import structlog
 from torch import Tensor, nn
 
 from headway.daemon.fault_points import LAYER_PLACE, PACE, fault_point, is_armed, register_action
-from headway.proto.control_pb2 import LayerSource, RecentOperations, Start
+from headway.daemon.workers.goal import Source, SourceKind, Start
+from headway.proto.control_pb2 import RecentOperations
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.schedule.operations import BatchOp, Op, Update
@@ -101,32 +102,29 @@ class StageRecords:
         self._source_timeline = 0
         self._boundary = 0
 
-    def begin(self, start: Start) -> None:
-        """Begin the records of a Start. Raises OSError when the history cannot be written."""
-        if start.job_name != self._job:
+    def begin(self, job: str, start: Start) -> None:
+        """Begin the records of a start. Raises OSError when the history cannot be written."""
+        plan, worker = start.plan, start.position
+        stage = plan.stage_index(worker)
+        if job != self._job:
             self.release()
         if self.history is None and self._history_dir is not None:
-            name = f"{start.job_name}-{self._incarnation[:12]}"
+            name = f"{job}-{self._incarnation[:12]}"
             self.history = HistoryFile(self._history_dir, name, node=self._node, incarnation=self._incarnation)
         if self.history is not None:
-            self.history.begin(
-                job=start.job_name,
-                timeline=start.timeline,
-                generation=start.generation,
-                stage=start.stage.index,
-                worker=start.stage.worker,
-            )
-        self._recent = _Recent(start.job_name, start.generation, start.stage.worker, RecentOps())
-        self._job = start.job_name
-        self._boundary, self._source_timeline = start.boundary, start.source_timeline
+            self.history.begin(job=job, timeline=plan.timeline, generation=plan.generation, stage=stage, worker=worker)
+        self._recent = _Recent(job, plan.generation, worker, RecentOps())
+        self._job = job
+        self._boundary = plan.boundary
+        self._source_timeline = 0 if plan.source == "initial" else plan.source_timeline
         self._facts = MappingProxyType(
             {
-                "stage": start.stage.index,
-                "worker": start.stage.worker,
-                "generation": start.generation,
-                "timeline": start.timeline,
+                "stage": stage,
+                "worker": worker,
+                "generation": plan.generation,
+                "timeline": plan.timeline,
                 "node": self._node,
-                "job": start.job_name,
+                "job": job,
             }
         )
 
@@ -149,12 +147,11 @@ class StageRecords:
             goodput, self._recent.ops, history=self.history, on_operation=on_operation, on_batch=on_batch
         )
 
-    def recent(self, request: int) -> RecentOperations:
-        """Return the answer to a TellOperations. Any thread may call it."""
+    def recent(self) -> RecentOperations:
+        """Return the last operations. Any thread may call it."""
         recent = self._recent
         done = recent.ops.newest
         return RecentOperations(
-            request=request,
             job=recent.job,
             generation=recent.generation,
             worker=recent.worker,
@@ -171,17 +168,13 @@ class StageRecords:
         if self.history is not None:
             self.history.event(name, **fields)
 
-    def loading(self, source: LayerSource) -> None:
+    def loading(self, source: Source) -> None:
         """Record that a layer is about to be loaded from its source."""
-        kind = source.WhichOneof("source") or ""
+        kind = str(source.kind)
         fault_point("load", layer=source.layer, source=kind, path=source.path, boundary=self._boundary, **self._facts)
-        self.event(
-            "loaded",
-            layer=source.layer,
-            boundary=self._boundary,
-            source=kind,
-            source_timeline=self._source_timeline if kind == "path" else self._facts["timeline"],
-        )
+        is_file = source.kind is SourceKind.FILE
+        timeline = self._source_timeline if is_file else self._facts["timeline"]
+        self.event("loaded", layer=source.layer, boundary=self._boundary, source=kind, source_timeline=timeline)
 
     def layer_paced(self, op: str, layer: str) -> None:
         """Reach the fault point after a layer's forward or before its backward."""

@@ -1,6 +1,6 @@
-"""Executes the daemon's orders in the worker's main thread: prepares, runs and writes one stage at a time.
+"""Brings a worker from where it is to its goal, in the main thread: prepares, runs and writes one stage at a time.
 
-worker/session.py knows which layers are held and which orders are allowed; this module does the work.
+workers/goal.py says what is next; this module does it, and tells the daemon how far it is.
 """
 
 import gc
@@ -10,29 +10,36 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import msgspec
 import structlog
 import torch
 
 from headway.daemon.fault_points import LAYER_PLACE, is_armed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.format import decode
-from headway.daemon.records.journal_entry import journal_entry
+from headway.daemon.records.measurements import LayerTime
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.held_layers import HeldSession, live_sources, load_stage, write_layers
-from headway.daemon.worker.inbox import WorkerInbox, WorkerItem
-from headway.daemon.worker.neighbours import Neighbours
+from headway.daemon.worker.held_layers import Held, RefusedError, live_parts, load_stage, write_parts
+from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem
 from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
 from headway.daemon.worker.output import WorkerOutput
-from headway.daemon.worker.reports import add_layer_times, generation_failed
-from headway.daemon.worker.session import OrderRefusedError, WorkerSession
 from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords
-from headway.daemon.worker.start_order import for_stage, start_context
+from headway.daemon.worker.start import for_part, start_context
+from headway.daemon.workers.goal import (
+    ENDS_A_RUN,
+    Action,
+    Actual,
+    BatchDone,
+    Failure,
+    FromWorker,
+    Goal,
+    Heartbeat,
+    next_action,
+)
 from headway.optim.step_count import STEPS
-from headway.proto import control_pb2
-from headway.proto.control_pb2 import Heartbeat, Order, Report
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.early_stop import StopRule
@@ -44,6 +51,7 @@ from headway.stages.errors import (
     MissingPackageError,
     NonFiniteLossError,
     PeerError,
+    UnreachedError,
 )
 from headway.stages.ids import Batch, Boundary, LayerName
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
@@ -62,16 +70,18 @@ from headway.stages.telemetry.goodput import IDLE, REPLAN, Goodput
 
 log = structlog.get_logger()
 
+MAX_DAMAGED = 8
+"""Files that a worker may refuse before its generation is given up."""
 IDLE_S = 0.5
-"""Idle time after which a worker measures its device; orders come first."""
+"""Idle time after which a worker measures its device; goals come first."""
 
-_BAD_ORDERS = (OrderRefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, OSError)
-"""Errors that make an order impossible and leave the worker usable."""
+_IMPOSSIBLE = (RefusedError, DataError, DamagedFileError, CompilationError, MissingPackageError, OSError)
+"""Errors that make an action impossible and leave the worker usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The run in progress, with the parts that orders and heartbeats ask."""
+    """The run in progress, with the parts that actions and heartbeats ask."""
 
     executor: Executor
     loop: StageLoop[WorkerItem]
@@ -79,8 +89,8 @@ class _Run:
 
 
 class StageWorker:
-    """Executes one order after the other. `serve` runs in the main thread until Quit; any thread may call
-    `heartbeat`.
+    """Reaches one goal after the other. `serve` runs in the main thread until a goal ends the process; any thread may
+    call `heartbeat`.
     """
 
     def __init__(
@@ -99,36 +109,38 @@ class StageWorker:
         self._device = device
         self._output = output
         self._records = records
-        self._session: HeldSession = WorkerSession()
+        self._goal = Goal()
+        self._actual = Actual()
+        """What the daemon is told. It changes as a whole: other threads read it."""
+        self._held = Held()
         self._control: WorkerControl | None = None
         self._run: _Run | None = None
+        """The run in progress. Between runs, what is held stands at `_held.boundary`."""
         self._batch = -1
         """Batch at which the last run ended."""
         self._goodput = Goodput()
-        self._snapshots = SnapshotReports(inbox, records, self._report)
-        self._deferred: Order | None = None
-        """Order that interrupted the run; it is executed next."""
-        self._is_quitting = False
+        self._snapshots = SnapshotReports(inbox, records, self._send)
 
     def serve(self, control: WorkerControl) -> None:
-        """Execute orders until Quit. Any error that is neither a bad order's nor a neighbour's is reported
-        and raised.
+        """Act until a goal ends the process. An error that is neither an action's nor a neighbour's is told and
+        raised.
         """
         self._control = control
         try:
-            while not self._is_quitting:
-                deferred, self._deferred = self._deferred, None
-                # An order that ended the run was taken from the inbox inside the run, so it comes before the rest.
-                self._take(deferred if deferred is not None else self._next())
+            while (action := next_action(self._goal, self._actual)) is not Action.END:
+                if action is not None:
+                    self._act(action)
+                else:
+                    self._take(self._next())
         except Exception as error:
-            self._report(self._failed(error, fault=fault_line(error)))
+            self._tell(dies_of=self._failure(error, f"{type(error).__name__}: {error}", fault=fault_line(error)))
             control.flush()
             raise
         self._snapshots.let_go()
 
     def _next(self) -> WorkerItem:
         """Wait for the next item. A worker that stays idle measures its device first, if the daemon asked for it."""
-        if self._device.is_to_be_measured and not self._session.job:
+        if self._device.is_to_be_measured and not self._actual.job:
             try:
                 return self._inbox.get(timeout=IDLE_S)
             except queue.Empty:
@@ -138,30 +150,47 @@ class StageWorker:
     def heartbeat(self) -> Heartbeat:
         """Return what this worker is doing now."""
         self._output.rotate()
-        session, run, goodput = self._session, self._run, self._goodput
-        beat = Heartbeat(
-            job=session.job,
-            generation=session.generation,
+        actual, run, goodput = self._actual, self._run, self._goodput
+        figures: dict[str, Any] = {}
+        if actual.job:
+            figures |= {
+                "typical_s": self._records.typical_s,
+                "num_replayed": goodput.num_replayed,
+                "replan_s": goodput.replan_s,
+                "num_resumed": self._endpoint.num_resumed,
+                "seconds": goodput.seconds(perf_counter()),
+                "broken_links": tuple(self._neighbours.broken),
+            }
+        if run is not None:
+            measured = run.executor.layer_times.measured
+            awaited = run.loop.waiting_for
+            figures |= {
+                "operations": run.observer.recent.num_recorded,
+                "runnable": run.loop.is_runnable,
+                "steps": STEPS.num_done,
+                "expected_s": run.observer.expected_s,
+                "batch": run.executor.batch,
+                "waiting_for": awaited,
+                "awaited_worker": self._neighbours.position_of(awaited),
+                "peak_bytes": measured.peak_bytes,
+                "num_samples": measured.num_samples,
+                "layers": {
+                    kind: LayerTime(
+                        forward_s=times.forward_s,
+                        backward_s=times.backward_s,
+                        update_s=times.update_s,
+                        spread=times.spread,
+                    )
+                    for kind, times in measured.layers.items()
+                },
+            }
+        return Heartbeat(
+            job=actual.job,
+            generation=actual.generation,
             device_speed=self._device.speed.float32,
             device_bfloat16_speed=self._device.speed.bfloat16,
+            **figures,
         )
-        if session.job:
-            beat.typical_s, beat.num_replayed = self._records.typical_s, goodput.num_replayed
-            beat.replan_s = goodput.replan_s
-            beat.num_resumed = self._endpoint.num_resumed
-            beat.seconds.update(goodput.seconds(perf_counter()))
-            beat.broken_links.extend(self._neighbours.broken)
-        if run is not None:
-            beat.operations = run.observer.recent.num_recorded
-            beat.runnable = run.loop.is_runnable
-            beat.steps, beat.expected_s = STEPS.num_done, run.observer.expected_s
-            beat.batch = run.executor.batch
-            beat.waiting_for = awaited = run.loop.waiting_for
-            beat.awaited_worker = self._neighbours.position_of(awaited) + 1
-            measured = run.executor.layer_times.measured
-            beat.peak_bytes, beat.num_samples = measured.peak_bytes, measured.num_samples
-            add_layer_times(beat, measured.layers)
-        return beat
 
     def _take(self, item: WorkerItem) -> None:
         """Handle one item of the inbox: between two operations of a run, or while no run is active."""
@@ -179,183 +208,171 @@ class StageWorker:
             case SnapshotEnded():
                 if run is not None:
                     run.executor.snapshot_ended(item)
-                if item.job == self._session.job:
+                if item.job == self._actual.job:
                     self._snapshots.ended(item)
-            case Order():
-                self._obey(item)
+                    if self._snapshots.spacing != self._actual.spacing:
+                        self._tell(spacing=self._snapshots.spacing)
+            case Goal():
+                self._goal = item
+                # What is to be written once more was written before, and has been lost.
+                written = tuple(part for part in self._actual.written if part in item.write)
+                if written != self._actual.written:
+                    self._tell(written=written)
+                if run is not None:
+                    self._act_in_run()
             case BaseException():
                 raise item
 
-    # --- Orders -----------------------------------------------------------------------------------------------------
+    # --- Actions ----------------------------------------------------------------------------------------------------
 
-    def _obey(self, order: Order) -> None:
-        kind = order.WhichOneof("order")
-        if kind is None or kind == "quit":
-            self._end_run_first(order)
-            self._is_quitting = True
-            return
-        about = getattr(order, kind)
-        generation = 0 if kind == "release" else about.generation
+    def _act_in_run(self) -> None:
+        """Do what can be done between two operations. Anything else ends the run, and `serve` does it then."""
+        while (action := next_action(self._goal, self._actual)) is not None:
+            if action in ENDS_A_RUN:
+                raise AbortedError(f"the daemon wants it to {action}")
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        """Do an action. If that is impossible, the generation has failed here."""
+        part = self._goal.prepare if action is Action.PREPARE else self._goal.start
+        generation = part.plan.generation if part is not None else 0
         try:
             with refusals_of_libraries():
-                self._execute(kind, order)
+                self._do(action)
         except torch.OutOfMemoryError as error:
             # Nothing has changed yet: what was being built goes with the error, and the next plan asks for less.
-            self._ran_out_of_memory(about.job_name, generation, error, batch=-1)
-        except _BAD_ORDERS as error:
-            reason = " ".join(str(error).split())
-            log.warning("order_refused", order=kind, job=about.job_name, generation=generation, reason=reason)
-            refused = control_pb2.Refused(
-                job=about.job_name,
-                generation=generation,
-                reason=f"{kind}: {reason}",
-                hopeless=isinstance(error, MissingPackageError),
-                damaged_path=damaged_path(error),
-            )
-            self._report(Report(refused=refused))
+            self._ran_out_of_memory(generation, error, batch=-1)
+        except _IMPOSSIBLE as error:
+            reason = f"{action.name.lower()}: {' '.join(str(error).split())}"
+            log.warning("goal_refused", action=action.name, job=self._goal.job, generation=generation, reason=reason)
+            path = damaged_path(error)
+            if path and action is Action.START and self._actual.num_damaged < MAX_DAMAGED:
+                self._tell(num_damaged=self._actual.num_damaged + 1, damaged_path=path)
+            else:
+                is_hopeless = isinstance(error, MissingPackageError)
+                self._fail(generation, Failure(reason, self._batch_of(generation), is_hopeless=is_hopeless))
 
-    def _execute(self, kind: str, order: Order) -> None:
-        match kind:
-            case "prepare":
-                self._prepare(order.prepare)
-            case "start":
-                self._start(order)
-            case "choose_stop":
-                self._choose_stop(order.choose_stop)
-            case "stop_at":
-                self._stop_at(order.stop_at)
-            case "write":
-                self._write(order.write)
-            case "release":
-                self._release(order)
-            case "space_snapshots":
-                self._space_snapshots(order.space_snapshots)
-            case "trim_journal":
-                self._trim_journal(order.trim_journal)
+    def _do(self, action: Action) -> None:
+        goal = self._goal
+        match action:
+            case Action.PREPARE:
+                self._prepare()
+            case Action.START:
+                self._start()
+            case Action.CHOOSE_STOP:
+                self._choose_stop()
+            case Action.STOP_AT:
+                self._stop_at()
+            case Action.WRITE:
+                self._write()
+            case Action.RELEASE:
+                self._release()
+            case Action.SPACE_SNAPSHOTS:
+                self._snapshots.space(goal.spacing)
+                log.info("snapshots_spaced", job=goal.job, factor=goal.spacing.factor)
+                self._tell(spacing=goal.spacing)
+            case Action.TRIM_JOURNAL:
+                if self._held.journal is not None and self._held.spec is not None:
+                    self._held.journal.drop_below(Batch(goal.journal_from), StopRule.of(self._held.spec.train))
+                self._tell(journal_from=goal.journal_from)
 
-    def _end_run_first(self, order: Order) -> None:
-        """Abort the run, if one is active, and execute the order after it: both cannot happen at once."""
-        if self._run is not None:
-            self._deferred = order
-            raise AbortedError(f"order {order.WhichOneof('order')}")
-
-    def _prepare(self, order: control_pb2.Prepare) -> None:
-        session = self._session
-        session.admit_prepare(order.job_name, order.generation)
-        try:
-            spec = decode(order.job, JobSpec)
-        except ValueError as error:
-            raise OrderRefusedError(f"the job's spec cannot be read: {error}") from error
-        device = self._device.claim(order.device_index)
+    def _prepare(self) -> None:
+        goal, held = self._goal, self._held
+        prepare, spec = goal.prepare, goal.spec
+        assert prepare is not None, "asked by next_action"
+        assert spec is not None, "a goal with a job has its spec"
+        layers = prepare.plan.workers[prepare.position].layers
+        device = self._device.claim(goal.device_index)
         configure(spec.train, device)
-        for layer in order.stage.layers:
+        for layer in layers:
             _check_layer(layer, spec)
         if spec.train.compile:
-            compile_ahead(order.stage.layers, spec.model, spec.train, device)
-        if self._run is None and not session.layers:  # otherwise the card is warm, and perhaps full
-            self._device.warm_up(order.stage.layers, for_stage(spec, order.stage), on_failure=self._inbox.put)
-        tokens = session.tokens
-        is_other_data = session.spec is not None and session.spec.data != spec.data
+            compile_ahead(layers, spec.model, spec.train, device)
+        if self._run is None and not held.layers:  # otherwise the card is warm, and perhaps full
+            chosen = for_part(spec, prepare.plan, prepare.position)
+            self._device.warm_up(layers, chosen, on_failure=self._inbox.put)
+        is_other_data = held.spec is not None and held.spec.data != spec.data
         # Opening data reads its index, so open data is kept for every generation of the job.
-        if order.data_paths and (tokens is None or is_other_data):
-            names, states = [part.sha256 for part in spec.data.parts], order.data_states
-            tokens = open_tokens(order.data_paths, names, spec.data.weights, verified=states)
-        if order.log_path and order.job_name != session.job:
-            self._output.redirect(Path(order.log_path))
-        if not session.job:
+        if prepare.data_paths and (held.tokens is None or is_other_data):
+            names = [part.sha256 for part in spec.data.parts]
+            held.tokens = open_tokens(prepare.data_paths, names, spec.data.weights, verified=prepare.data_states)
+        if not self._actual.job:
+            if goal.log_path:
+                self._output.redirect(Path(goal.log_path))
             self._goodput = Goodput()
-        session.did_prepare(order.job_name, order.generation, spec=spec, tokens=tokens)
-        log.info("stage_prepared", job=order.job_name, generation=order.generation, stage=order.stage.index)
-        self._report(Report(prepared=control_pb2.Prepared(job=order.job_name, generation=order.generation)))
+        held.spec = spec
+        generation = prepare.plan.generation
+        log.info("stage_prepared", job=goal.job, generation=generation, position=prepare.position)
+        self._tell(job=goal.job, prepared=generation, num_damaged=0, damaged_path="")
 
-    def _choose_stop(self, order: control_pb2.ChooseStop) -> None:
-        session = self._session
-        session.admit(order.job_name, order.generation)
-        boundary = self._run.executor.choose_stop() if self._run is not None else session.boundary
+    def _choose_stop(self) -> None:
+        boundary = self._run.executor.choose_stop() if self._run is not None else self._held.boundary
         if boundary is None:
-            raise OrderRefusedError("the run was cut off between two boundaries")
-        log.info("stop_chosen", job=order.job_name, generation=order.generation, boundary=boundary)
-        self._report(
-            Report(
-                stop_chosen=control_pb2.StopChosen(job=order.job_name, generation=order.generation, boundary=boundary)
-            )
-        )
+            raise RefusedError("the run was cut off between two boundaries")
+        log.info("stop_chosen", job=self._actual.job, generation=self._actual.generation, boundary=boundary)
+        self._tell(chosen=int(boundary), stop_at=int(boundary))
 
-    def _stop_at(self, order: control_pb2.StopAt) -> None:
-        session = self._session
-        session.admit(order.job_name, order.generation)
+    def _stop_at(self) -> None:
+        boundary = self._goal.stop_at
+        assert boundary is not None, "asked by next_action"
         if self._run is None:
-            session.admit_boundary(order.boundary)
-            self._report_at_boundary(order.boundary)
-            return
+            raise RefusedError("the run was cut off between two boundaries")
         try:
-            self._run.executor.stop_at(Boundary(order.boundary))
+            self._run.executor.stop_at(Boundary(boundary))
         except ValueError as error:
-            raise OrderRefusedError(str(error)) from error
+            raise RefusedError(str(error)) from error
+        self._tell(stop_at=boundary)
 
-    def _write(self, order: control_pb2.Write) -> None:
+    def _write(self) -> None:
+        goal, boundary = self._goal, self._actual.boundary
+        assert goal.start is not None, "asked by next_action"
+        assert boundary is not None, "asked by next_action"
+        assert self._held.spec is not None, "it was prepared"
         if not self._snapshots.let_go():
             # It may write the same boundary, and its end would delete the files that are written now.
-            raise OrderRefusedError("the writer has not let go of an earlier snapshot")
-        wrote = write_layers(order, self._session)
-        log.info("layers_written", job=order.job_name, boundary=order.boundary, layers=list(order.layers))
-        self._report(Report(wrote=wrote))
+            raise RefusedError("the writer has not let go of an earlier snapshot")
+        parts = [part for part in goal.write if part not in self._actual.written]
+        wrote = write_parts(goal.start, self._held.spec, self._held, boundary, parts)
+        log.info("layers_written", job=goal.job, boundary=boundary, layers=parts)
+        self._send(wrote)
+        self._tell(written=tuple(sorted({*self._actual.written, *parts})))
 
-    def _release(self, order: Order) -> None:
-        job = order.release.job_name
-        if self._session.job not in ("", job):
-            raise OrderRefusedError(f"job {job}: this worker serves job {self._session.job}")
-        self._end_run_first(order)
+    def _release(self) -> None:
+        job = self._actual.job
         self._drop_all_but(())
-        self._session.release()
+        self._held = Held()
         self._records.release()
         log.info("job_released", job=job)
         self._output.restore()
-        self._report(Report(released=control_pb2.Released(job=job)))
-
-    def _space_snapshots(self, order: control_pb2.SpaceSnapshots) -> None:
-        self._session.admit(order.job_name, order.generation)
-        if self._snapshots.space(order.factor):
-            log.info("snapshots_spaced", job=order.job_name, generation=order.generation, factor=order.factor)
-
-    def _trim_journal(self, order: control_pb2.TrimJournal) -> None:
-        """Drop rows between two operations. An order about another generation comes too late to matter."""
-        session = self._session
-        if (session.job, session.generation) == (order.job_name, order.generation) and session.journal is not None:
-            assert session.spec is not None
-            session.journal.drop_below(Batch(order.boundary), StopRule.of(session.spec.train))
+        self._actual = Actual()
+        self._tell()
 
     # --- Running ----------------------------------------------------------------------------------------------------
 
-    def _start(self, order: Order) -> None:
-        start, session = order.start, self._session
-        spec = session.admit_start(start.job_name, start.generation)
-        self._end_run_first(order)
-        tokens = session.tokens if start.stage.index == 0 else None
-        if start.stage.index == 0 and tokens is None:
-            raise OrderRefusedError("the first stage was prepared without data")
+    def _start(self) -> None:
+        goal, held = self._goal, self._held
+        start, spec = goal.start, held.spec
+        assert start is not None, "asked by next_action"
+        assert spec is not None, "it was prepared"
+        plan = start.plan
         context = start_context(start, spec, self._device.device)
+        tokens = held.tokens if context.is_first else None
+        if context.is_first and tokens is None:
+            raise RefusedError("the first stage was prepared without data")
         # Refusals come first: below, the layers of the last run are dropped.
-        live = live_sources(start, session=session)
+        live = live_parts(start, held)
         # Only for accounting: batches that were begun before count as recovery, a planned change as replanning.
-        if start.boundary < start.furthest or session.timeline not in (0, start.timeline):
+        if plan.boundary < plan.furthest or held.timeline not in (0, plan.timeline):
             self._goodput.recovers(perf_counter())
         else:
             self._goodput.waits(REPLAN, perf_counter())
-        self._records.begin(start)
+        self._records.begin(goal.job, start)
         # Old layers go before new ones are loaded: a device may lack room for both.
         self._drop_all_but(live)
         device = self._device.open(on_failure=self._inbox.put)
-        layers, journal = load_stage(start, spec, session=session, device=device, on_layer=self._records.loading)
-        session.did_start(
-            start.generation,
-            start.boundary,
-            timeline=start.timeline,
-            stage=start.stage.index,
-            layers=layers,
-            journal=journal,
-        )
-        self._goodput.begin_generation(furthest=start.furthest)
+        layers, journal = load_stage(start, spec, held=held, device=device, on_layer=self._records.loading)
+        held.layers, held.journal, held.timeline, held.boundary = layers, journal, plan.timeline, plan.boundary
+        self._goodput.begin_generation(furthest=plan.furthest)
         snapshots = self._snapshots.open(start, spec, context, live, device)
         content = StageContent(layers=list(layers.values()), tokens=tokens, journal=journal, snapshots=snapshots)
         # Links open after the layers are loaded; until then a neighbour that dials is told to come again.
@@ -373,20 +390,35 @@ class StageWorker:
         run = _Run(executor, StageLoop(executor, self._inbox, self._take), observer)
         log.info(
             "stage_started",
-            job=start.job_name,
-            generation=start.generation,
-            stage=start.stage.index,
-            boundary=start.boundary,
-            layers=list(start.stage.layers),
+            job=goal.job,
+            generation=plan.generation,
+            stage=context.stage_index,
+            boundary=plan.boundary,
+            layers=list(start.layers),
         )
-        self._records.event("started", boundary=start.boundary, furthest=start.furthest, layers=[*start.stage.layers])
-        self._report(Report(started=control_pb2.Started(job=start.job_name, generation=start.generation)))
+        self._records.event("started", boundary=plan.boundary, furthest=plan.furthest, layers=[*start.layers])
+        self._started()
         self._compute(run)
 
+    def _started(self) -> None:
+        """Tell that the generation of the start runs. All that was said of the one before is over."""
+        start = self._goal.start
+        assert start is not None, "it has been started"
+        generation = start.plan.generation
+        self._actual = Actual(
+            job=self._actual.job,
+            prepared=self._actual.prepared,
+            generation=generation,
+            layers=start.layers,
+            has_journal=self._held.journal is not None,
+            failures={number: why for number, why in self._actual.failures.items() if number > generation},
+        )
+        self._tell()
+
     def _compute(self, run: _Run) -> None:
-        """Run to the next boundary, unless an order or the loss of a neighbour interrupts."""
-        session = self._session
-        session.did_run()
+        """Run to the next boundary, unless a goal or the loss of a neighbour interrupts."""
+        held, actual = self._held, self._actual
+        held.boundary = None  # the executor is about to change the layers
         self._run = run
         boundary: Boundary | None = None
         reason = ""
@@ -395,87 +427,103 @@ class StageWorker:
                 boundary = run.loop.run()
         except AbortedError as error:
             reason = error.reason
-            log.warning("run_aborted", job=session.job, generation=session.generation, reason=reason)
+            log.warning("run_aborted", job=actual.job, generation=actual.generation, reason=reason)
         except PeerError as error:
             reason = str(error)
             log.warning(
-                "neighbour_lost", job=session.job, generation=session.generation, peer=error.peer, reason=error.reason
+                "neighbour_lost", job=actual.job, generation=actual.generation, peer=error.peer, reason=error.reason
             )
             # The daemon must know which neighbour it was: the neighbour's own error is the cause, if it has one.
             lost_peer = self._neighbours.position_of(error.peer)
-            self._report(self._failed(error, lost_peer=lost_peer))
+            self._fail(actual.generation, self._failure(error, reason, lost_peer=lost_peer))
         except torch.OutOfMemoryError as error:
             reason = str(error).partition("\n")[0]
-            self._ran_out_of_memory(session.job, session.generation, error, batch=run.executor.batch)
+            self._ran_out_of_memory(actual.generation, error, batch=run.executor.batch)
         except NonFiniteLossError as error:
             reason = str(error)
-            log.error("loss_not_finite", job=session.job, batch=error.batch, microbatch=error.microbatch)
-            self._report(self._failed(error, fault=fault_line(error)))
+            log.error("loss_not_finite", job=actual.job, batch=error.batch, microbatch=error.microbatch)
+            failure = Failure(reason, error.batch, fault_line(error), is_hopeless=True)
+            self._fail(actual.generation, failure)
         finally:
-            # From here on heartbeats describe an idle worker; reports still name the batch.
+            # From here on heartbeats describe an idle worker; failures still name the batch.
             self._run, self._batch = None, run.executor.batch
-            session.did_stop(boundary, best_batch=run.executor.best_batch if boundary is not None else None)
+            held.boundary = boundary
         if boundary is None:
             self._goodput.recovers(perf_counter())
             self._records.event("aborted", batch=self._batch, reason=reason)
             return
-        assert session.spec is not None
-        is_over = boundary == session.spec.train.batches or session.best_batch is not None
+        assert held.spec is not None, "it was prepared"
+        best_batch = run.executor.best_batch
+        is_over = boundary == held.spec.train.batches or best_batch is not None
         self._goodput.waits(IDLE if is_over else REPLAN, perf_counter())
         self._records.event("stopped", boundary=boundary)
-        log.info("boundary_reached", job=session.job, generation=session.generation, boundary=boundary)
-        self._report_at_boundary(boundary)
+        log.info("boundary_reached", job=actual.job, generation=actual.generation, boundary=boundary)
+        self._tell(boundary=int(boundary), best_batch=best_batch)
 
-    def _ran_out_of_memory(self, job: str, generation: int, error: torch.OutOfMemoryError, *, batch: int) -> None:
-        """Report it with its sizes. The process lives on: freed memory goes back before it loads anything again."""
+    def _ran_out_of_memory(self, generation: int, error: torch.OutOfMemoryError, *, batch: int) -> None:
+        """Tell it with its sizes. The process lives on: freed memory goes back before it loads anything again."""
         shortage = shortage_of(error)
         log.error(
             "device_out_of_memory",
-            job=job,
+            job=self._goal.job,
             generation=generation,
             wanted_bytes=shortage.wanted_bytes,
             allocated_bytes=shortage.allocated_bytes,
             allowed_bytes=shortage.allowed_bytes,
         )
-        self._report(generation_failed(job, generation, error, batch=batch, shortage=shortage))
+        self._fail(generation, Failure(str(error), batch, shortage=shortage))
 
     def _drop_all_but(self, live: Sequence[LayerName]) -> None:
         """Free the last run's tensors before anything else is loaded: a device may lack room for both."""
         if not self._snapshots.close():
-            log.warning("snapshot_writer_stuck", job=self._session.job)
+            log.warning("snapshot_writer_stuck", job=self._actual.job)
         self._neighbours.close()
-        self._session.keep(live)
+        self._held.keep(live)
         gc.collect()
         self._device.release_memory()
 
     def _graph_maker(self) -> Callable[..., StageGraph]:
         return partial(PacedGraph, on_layer=self._records.layer_paced) if is_armed(LAYER_PLACE) else StageGraph
 
-    # --- Reports ----------------------------------------------------------------------------------------------------
+    # --- What the daemon is told ------------------------------------------------------------------------------------
 
-    def _report(self, report: Report) -> None:
+    def _send(self, message: FromWorker) -> None:
         assert self._control is not None
-        self._control.report(report)
+        self._control.tell(message)
 
-    def _report_at_boundary(self, boundary: int) -> None:
-        session = self._session
-        at_boundary = control_pb2.AtBoundary(
-            job=session.job, generation=session.generation, boundary=boundary, best_batch=session.best_batch
+    def _tell(self, **changes: Any) -> None:
+        """Tell where the worker is now, with these changes."""
+        self._actual = msgspec.structs.replace(self._actual, **changes)
+        self._send(self._actual)
+
+    def _fail(self, generation: int, failure: Failure) -> None:
+        self._tell(failures={**self._actual.failures, generation: failure})
+
+    def _failure(self, error: Exception, text: str, *, fault: str = "", lost_peer: int = -1) -> Failure:
+        return Failure(
+            text,
+            self._batch_of(self._actual.generation),
+            fault,
+            lost_peer=lost_peer,
+            was_unreached=isinstance(error, UnreachedError),
         )
-        self._report(Report(at_boundary=at_boundary))
+
+    def _batch_of(self, generation: int) -> int:
+        """Return the batch of a generation at which the worker is or was; -1: it has not started it."""
+        if generation != self._actual.generation:
+            return -1
+        return self._run.executor.batch if self._run is not None else self._batch
 
     def _on_batch(self, row: JournalRow) -> None:
         assert self._control is not None
-        self._control.progress(self._session.job, self._session.generation, journal_entry(row))
-
-    def _failed(self, error: Exception, *, fault: str = "", lost_peer: int = -1) -> Report:
-        session = self._session
-        batch = self._run.executor.batch if self._run is not None else self._batch
-        return generation_failed(session.job, session.generation, error, batch=batch, fault=fault, lost_peer=lost_peer)
+        batch = BatchDone(
+            batch=row.batch, loss=row.loss, tokens=row.tokens, seconds=row.seconds, eval_loss=row.eval_loss
+        )
+        self._control.progress(self._actual.job, self._actual.generation, batch)
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:
     try:
         build_layer(layer, spec.model, attention_backend=spec.train.attention_backend)
     except ValueError as error:
-        raise OrderRefusedError(str(error)) from error
+        raise RefusedError(str(error)) from error

@@ -17,14 +17,14 @@ import structlog
 
 from headway.daemon.addresses import bracketed, join_address
 from headway.daemon.records.records import Device
-from headway.daemon.workers.launched_work import LaunchedWork
+from headway.daemon.workers.goal import SPARE_INDEX, Failure, Hello
 from headway.daemon.workers.liveness import Liveness
 from headway.daemon.workers.process import WorkerProcess
-from headway.daemon.workers.service import WorkerStream
-from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, WorkerStatus
-from headway.proto import control_pb2
+from headway.daemon.workers.socket import WorkerStream
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
+from headway.stages.stage.launched_ops import MOST_AHEAD
 
 log = structlog.get_logger()
 
@@ -68,7 +68,7 @@ class WorkerSettings:
         """Return the socket where workers attach."""
         return self.runtime_dir / "workers.sock"
 
-    def address_of(self, hello: control_pb2.WorkerHello) -> str:
+    def address_of(self, hello: Hello) -> str:
         """Return where other nodes dial a worker."""
         if hello.link_port or not self.shared_port:
             return join_address(self.host, hello.link_port)
@@ -101,12 +101,6 @@ class WorkerHandle:
         self.process: WorkerProcess | None = None
         self.stream: WorkerStream | None = None
         self.liveness = Liveness(0.0)
-        self.launched: LaunchedWork | None = None
-        """What the stage of its last Start may launch ahead of its device; None: the device computes at once."""
-        self.heartbeat = control_pb2.Heartbeat()
-        """The newest heartbeat of this process."""
-        self.last_words = control_pb2.Refused()
-        """The error with which its process said it would end."""
         self.num_quick_deaths = 0
         self.verdict = ""
         self.was_moved = False
@@ -124,10 +118,11 @@ class WorkerHandle:
         """Return the name for folders."""
         return self.name.replace(" ", "-").replace(":", "-")
 
-    def last_batch(self, run_key: JobGeneration | None) -> int:
+    def last_batch(self, run_key: JobGeneration) -> int:
         """Return the batch of its newest heartbeat in a generation; -1: none tells of it."""
         beat = self.liveness.beat
-        return beat.batch if beat is not None and beat.run_key == run_key else -1
+        is_told = beat is not None and run_key == JobGeneration(beat.job, beat.generation)
+        return beat.batch if beat is not None and is_told else -1
 
 
 class Roster:
@@ -200,7 +195,7 @@ class Roster:
         """Return the owner of a stream; None when its process was given up."""
         return next((handle for handle in self.everybody if handle.stream is stream), None)
 
-    def claimed_by(self, hello: control_pb2.WorkerHello) -> WorkerHandle | None:
+    def claimed_by(self, hello: Hello) -> WorkerHandle | None:
         """Return the worker whose process says hello; None when it is not ours, or names another device than it was
         told.
         """
@@ -246,7 +241,7 @@ class Roster:
         assert spare.process is not None, "only a spare with a process is promoted"
         handle.process, spare.process = spare.process, None
         handle.stream, spare.stream = spare.stream, None
-        handle.liveness, handle.heartbeat = spare.liveness, control_pb2.Heartbeat()
+        handle.liveness = spare.liveness
         handle.process.name = handle.process_name
         if spare.status.is_up:
             took = spare.status
@@ -296,7 +291,8 @@ class Roster:
             return
         if is_spare:
             handle.process.is_lowered = lower_priority(handle.process.pid)
-        handle.liveness = Liveness(loop.time())
+        num_ahead = MOST_AHEAD if handle.device.kind == "cuda" else 0
+        handle.liveness = Liveness(loop.time(), num_ahead=num_ahead)
         log.info("worker_started", worker=handle.name, pid=handle.process.pid)
 
     def _not_started(self, handle: WorkerHandle, reason: str) -> None:

@@ -1,31 +1,162 @@
-"""Keeps one worker process per device up, sends it orders, and reports its state."""
+"""Keeps one worker process per device up, tells it its goal, takes what it says of itself, and ends it."""
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device, WorkerPort
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.workers.endings import QUIT_TIMEOUT_S, Endings
-from headway.daemon.workers.launched_work import LaunchedWork
+from headway.daemon.workers.goal import (
+    Actual,
+    Answer,
+    Failure,
+    FromWorker,
+    Goal,
+    Heartbeat,
+    Progress,
+    Question,
+    SnapshotMissed,
+    Wrote,
+    next_action,
+)
 from headway.daemon.workers.liveness import TICK_S, StallWatch
-from headway.daemon.workers.recent_operations import RecentOperationsDesk
-from headway.daemon.workers.reports import Listener, Reports
-from headway.daemon.workers.roster import Roster, WorkerSettings
-from headway.daemon.workers.service import WorkerStream
-from headway.daemon.workers.status import Failure, JobGeneration, OrderKind, WorkerStatus
-from headway.daemon.workers.workers_socket import WorkersSocket
-from headway.proto import control_pb2
+from headway.daemon.workers.process import WorkerProcess, last_lines
+from headway.daemon.workers.roster import Roster, WorkerHandle, WorkerSettings
+from headway.daemon.workers.socket import WorkersSocket, WorkerStream
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.proto.control_pb2 import RecentOperations
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.shared_port import shared_address
-from headway.stages.stage.launched_ops import MOST_AHEAD
 
 log = structlog.get_logger()
+
+ANSWER_TIMEOUT_S: Final = 5.0
+"""Time for the answer to a question."""
+DYING_S: Final = 5.0
+"""Time for a worker to exit after it told a fatal error."""
+QUIT_TIMEOUT_S = 5.0
+MAX_ERROR_CHARACTERS = 200_000
+"""Maximum number of characters of a failure's text; etcd refuses values beyond 1.5 MB."""
+ENDING_S = 5.0
+"""Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
+
+
+class Listener(Protocol):
+    """The listener of the supervisor: the agent."""
+
+    def worker_changed(self) -> None:
+        """Note that a worker's status has changed."""
+        ...
+
+    async def worker_wrote(self, wrote: Wrote) -> str:
+        """Note layer files that a worker wrote. Returns why they cannot be kept, or an empty text."""
+        ...
+
+    def worker_progressed(self, progress: Progress) -> None:
+        """Note batches that the last stage's worker finished."""
+        ...
+
+    def worker_refused_file(self, path: str) -> None:
+        """Note a damaged file that a worker was to load; it starts once there is another."""
+        ...
+
+    def worker_missed_snapshot(self, missed: SnapshotMissed) -> None:
+        """Note a periodic snapshot that was not written, or late."""
+        ...
+
+
+class Endings:
+    """The ends of a node's workers. Lives in the event loop of the main thread."""
+
+    def __init__(self, settings: WorkerSettings, on_change: Callable[[], None]) -> None:
+        """on_change: called after a process has ended, or was given up."""
+        self._settings = settings
+        self._on_change = on_change
+        self._is_stopping = False
+
+    async def end_all(self, everybody: Sequence[WorkerHandle]) -> None:
+        """Order every worker to quit, and kill those that do not. No other end is noted from now on."""
+        self._is_stopping = True
+        processes = [handle.process for handle in everybody if handle.process is not None]
+        for handle in everybody:
+            if handle.stream is not None:
+                handle.stream.send(Goal(ends=True))
+            elif handle.process is not None:
+                handle.process.kill()
+        stopping = (process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes)
+        for process, error in zip(processes, await asyncio.gather(*stopping, return_exceptions=True), strict=True):
+            if error is not None:
+                log.error("worker_left_behind", pid=process.pid, reason=in_one_line(error))
+
+    def condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
+        """Kill a worker's process."""
+        if handle.process is not None and not handle.verdict:
+            log.error("worker_killed", worker=handle.name, reason=reason)
+            handle.verdict = f"{handle.name} {reason}; it was killed\n"
+            handle.was_moved = was_moved
+            handle.process.kill()
+            asyncio.get_running_loop().call_later(ENDING_S, self._give_up, handle, handle.process)
+
+    def condemn_later(self, delay_s: float, handle: WorkerHandle, reason: str) -> None:
+        """Kill a worker's present process after some time, if it has not ended by then."""
+        process = handle.process
+
+        def condemn() -> None:
+            if handle.process is process and not self._is_stopping:
+                self.condemn(handle, reason)
+
+        asyncio.get_running_loop().call_later(delay_s, condemn)
+
+    def exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
+        """Note that a worker's process has ended."""
+        log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
+        if process.is_given_up:
+            handle.start_failure = ""
+        elif not handle.status.is_up:
+            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
+        _died(handle, self._obituary(handle, process), fault=process.fault)
+        handle.verdict = ""
+        asyncio.get_running_loop().call_soon(self._on_change)  # by then a spare may have taken over
+
+    def _give_up(self, handle: WorkerHandle, process: WorkerProcess) -> None:
+        """Count a killed process that does not end as dead, so that its job waits for nothing.
+
+        No other process takes its device meanwhile: this one may still have it.
+        """
+        if handle.process is not process or self._is_stopping:
+            return
+        what = f"process {process.pid} was killed and does not end: a card or a file system does not answer it"
+        log.error("worker_does_not_end", worker=handle.name, pid=process.pid)
+        if handle.stream is not None:
+            handle.stream.close()
+            handle.stream = None
+        # Nothing is read from its log, which may be on that file system.
+        _died(handle, f"node {self._settings.node}: {handle.verdict}{what}", fault="")
+        handle.start_failure, process.is_given_up = what, True
+        self._on_change()
+
+    def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
+        """Return how the process ended, and the last lines that it wrote to its job's log."""
+        parts = [f"node {self._settings.node}: {handle.verdict}{process.exit_reason}"]
+        if handle.status.job:
+            parts += last_lines(self._settings.log_path(handle.status.job))
+        return "\n".join(parts)[-MAX_ERROR_CHARACTERS:]
+
+
+def _died(handle: WorkerHandle, text: str, *, fault: str) -> None:
+    """Note that a process has ended, in the words that it said itself if it did."""
+    actual = handle.status.actual
+    words = actual.dies_of or Failure("")
+    batch = words.batch if actual.dies_of else handle.last_batch(JobGeneration(actual.job, actual.generation))
+    was_moved, handle.was_moved = handle.was_moved, False
+    handle.status = handle.status.died(Failure(text, batch, words.fault or fault, was_moved=was_moved))
 
 
 class Supervisor:
@@ -50,8 +181,11 @@ class Supervisor:
         self._activities = activities or Activities()
         self._endings = Endings(settings, self._changed)
         self._roster = Roster(devices, settings, on_exit=self._endings.exited, on_not_started=self._changed)
-        self._recent = RecentOperationsDesk()
-        self._reports = Reports(self._roster, listener, self._recent, self._endings, node=settings.node)
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        """Questions under way."""
+        self._num_asked = 0
+        self._taking: set[asyncio.Task[None]] = set()
+        """Files of workers that are being taken in."""
         self._socket = WorkersSocket(settings.socket_path, self, on_loss=self._cut_off)
         self._watching: tuple[asyncio.Task[None], ...] = ()
 
@@ -85,9 +219,9 @@ class Supervisor:
         return self._roster.trouble
 
     @property
-    def heartbeats(self) -> Mapping[int, control_pb2.Heartbeat]:
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
         """Return the newest heartbeat of each running worker, by device index."""
-        return {handle.index: handle.heartbeat for handle in self._roster.workers if handle.status.is_up}
+        return {handle.index: handle.status.actual.heartbeat for handle in self._roster.workers if handle.status.is_up}
 
     async def run(self) -> None:
         """Serve workers until cancelled. `stop` ends them."""
@@ -116,7 +250,7 @@ class Supervisor:
         )
 
     async def stop(self) -> None:
-        """Order every worker to quit, kill those that do not, and stop serving."""
+        """Let every worker end, kill those that do not, and stop serving."""
         self._roster.close()
         for watching in self._watching:
             watching.cancel()
@@ -140,52 +274,36 @@ class Supervisor:
                 handle.status = replace(handle.status, address=address)
         self._changed()
 
-    def order(
-        self,
-        device_index: int,
-        kind: OrderKind,
-        run_key: JobGeneration,
-        order: control_pb2.Order,
-        *,
-        within_s: float | None = None,
-        batch_s: float = 0.0,
-    ) -> bool:
-        """Send an order to a worker and expect its answer. Returns False when the worker is about to exit.
-
-        within_s, batch_s: as in `Liveness.ordered`.
-        """
+    def set_goal(self, device_index: int, goal: Goal) -> bool:
+        """Tell a worker its goal. Returns False when the worker is about to exit."""
         handle = self._roster.workers[device_index]
         if handle.stream is None:
-            log.warning(
-                "order_not_sent", worker=handle.name, order=kind, job=run_key.job, generation=run_key.generation
-            )
             return False
-        handle.status = handle.status.ordered(kind, run_key)
-        if kind is OrderKind.START:
-            stage = order.start.stage
-            leads = not stage.groups or stage.groups[0] == 0
-            has_journal = leads and stage.index + 1 == stage.num_stages
-            computes_later = handle.device.kind == "cuda"
-            handle.launched = LaunchedWork.of(stage, num_ahead=MOST_AHEAD) if computes_later else None
-            handle.status = handle.status.starting(tuple(stage.layers), has_journal=has_journal)
-        launches = handle.launched is not None
-        handle.liveness.ordered(kind, run_key, _now(), within_s=within_s, batch_s=batch_s, launches=launches)
-        handle.stream.send(order)
-        log.info("order_sent", worker=handle.name, order=kind, job=run_key.job, generation=run_key.generation)
+        handle.status = replace(handle.status, goal=goal)
+        handle.stream.send(goal)
+        action = next_action(goal, handle.status.actual)
+        wanted = [part.plan.generation for part in (goal.start, goal.prepare) if part is not None]
+        generation = max(wanted, default=0)
+        kind = action.name.lower() if action is not None else ""
+        log.info("goal_set", worker=handle.name, job=goal.job, generation=generation, action=kind)
         return True
 
-    def tell(self, device_index: int, order: control_pb2.Order) -> None:
-        """Send an order that has no answer, if the worker is there."""
-        handle = self._roster.workers[device_index]
-        if handle.stream is not None:
-            handle.stream.send(order)
-
-    async def recent_operations(self, device_index: int) -> control_pb2.RecentOperations:
+    async def recent_operations(self, device_index: int) -> RecentOperations:
         """Return the last operations of a device's worker. Raises UnavailableError, naming it."""
         handle = self._roster.workers[device_index]
         if handle.stream is None:
             raise UnavailableError(handle.name, "is not up")
-        return await self._recent.ask(handle.name, handle.stream.send)
+        self._num_asked += 1
+        number, answer = self._num_asked, asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            handle.stream.send(Question(number))
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return RecentOperations.FromString(await answer)
+        except TimeoutError as error:
+            raise UnavailableError(handle.name, f"did not answer within {ANSWER_TIMEOUT_S:g} s") from error
+        finally:
+            del self._asked[number]
 
     def fail(self, device_index: int, run_key: JobGeneration, reason: str, *, damaged: str = "") -> None:
         """Note that a worker cannot do its part of a generation, for an outside reason. damaged: as in WorkerRecord."""
@@ -223,23 +341,104 @@ class Supervisor:
         self._changed()
         return ""
 
-    def report(self, stream: WorkerStream, report: control_pb2.Report) -> None:
-        """Turn a report into the worker's next status, and tell the listener."""
+    def report(self, stream: WorkerStream, message: FromWorker) -> None:
+        """Take what a worker says, and tell the listener."""
         handle = self._roster.of_stream(stream)
-        if handle is not None:  # else the process has been given up
-            self._reports.take(handle, report, _now())
+        if handle is None:
+            return  # the process has been given up
+        handle.liveness.heard(_now())
+        try:
+            self._take(handle, message)
+        except Exception as error:  # an error costs the worker's generation, not its stream
+            self._not_taken(handle, message, error)
 
     def detach(self, stream: WorkerStream) -> None:
-        """Note the end of a stream. A worker without stream gets no orders, so its process is ended."""
+        """Note the end of a stream. A worker without stream gets no goals, so its process is ended."""
         handle = self._roster.of_stream(stream)
         if handle is not None:
             handle.stream = None
             self._endings.condemn_later(QUIT_TIMEOUT_S, handle, "left the daemon's socket, and did not end")
 
+    # --- What workers say ---------------------------------------------------------------------------------------------
+
+    def _take(self, handle: WorkerHandle, message: FromWorker) -> None:
+        match message:
+            case Actual():
+                self._take_actual(handle, message)
+            case Progress():
+                self._listener.worker_progressed(message)
+            case SnapshotMissed():
+                self._listener.worker_missed_snapshot(message)
+            case Wrote():
+                # a task, because the disk may hang
+                taking = asyncio.get_running_loop().create_task(self._wrote(handle, message), name="files of a worker")
+                self._taking.add(taking)
+                taking.add_done_callback(self._taking.discard)
+            case Answer():
+                answer = self._asked.get(message.number)  # one that nobody waits for is dropped
+                if answer is not None and not answer.done():
+                    answer.set_result(message.operations)
+
+    def _take_actual(self, handle: WorkerHandle, actual: Actual) -> None:
+        before = handle.status.actual
+        named = {
+            number: replace(failure, text=f"{handle.name}: {failure.text}")
+            for number, failure in actual.failures.items()
+        }
+        actual = msgspec.structs.replace(actual, failures=named)
+        handle.status = handle.status.told(actual)
+        handle.liveness.on_heartbeat(actual.heartbeat, _now())
+        if msgspec.structs.replace(before, heartbeat=actual.heartbeat) == actual:
+            return
+        if actual.num_damaged > before.num_damaged:
+            self._listener.worker_refused_file(actual.damaged_path)
+        if actual.dies_of is not None and before.dies_of is None:
+            # Its process is exiting with this error: the exit is the failure.
+            self._endings.condemn_later(DYING_S, handle, f"did not end within {DYING_S:g} s of its own error")
+        if actual.generation > before.generation:
+            self._roster.want_spares()
+        log.info(
+            "worker_changed",
+            worker=handle.name,
+            job=actual.job,
+            prepared=actual.prepared,
+            generation=actual.generation,
+            boundary=actual.boundary,
+            failed=sorted(actual.failures),
+        )
+        self._listener.worker_changed()
+
+    async def _wrote(self, handle: WorkerHandle, wrote: Wrote) -> None:
+        """Take in files."""
+        incarnation, run_key = handle.status.incarnation, JobGeneration(wrote.job, wrote.generation)
+        try:
+            refused = await self._listener.worker_wrote(wrote)
+        except Exception as error:
+            self._not_taken(handle, wrote, error)
+            return
+        if handle.status.incarnation != incarnation:
+            return  # the process has ended meanwhile
+        if refused and wrote.is_snapshot:
+            missed = SnapshotMissed(job=wrote.job, generation=wrote.generation, boundary=wrote.boundary, reason=refused)
+            self._listener.worker_missed_snapshot(missed)
+        elif refused:
+            handle.status = handle.status.failed(Failure(refused), run_key=run_key)
+        self._listener.worker_changed()
+
+    def _not_taken(self, handle: WorkerHandle, message: FromWorker, error: Exception) -> None:
+        kind, actual = type(message).__name__, handle.status.actual
+        log.error("message_not_taken", worker=handle.name, kind=kind, job=actual.job, exc_info=error)
+        generation = actual.generation or actual.prepared
+        if generation:
+            reason = f"node {self._settings.node}: the daemon could not take {kind!r}: {in_one_line(error)}"
+            run_key = JobGeneration(actual.job, generation)
+            handle.status = handle.status.failed(Failure(reason), run_key=run_key)
+            self._listener.worker_changed()
+
     # --- Watching over them -----------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Kill workers that are dead although their process exists. Reports count only for the time when it
+        """Kill workers that are dead although their process exists. Messages count only for the time when it
         was awake.
         """
         stalls = StallWatch(_now())

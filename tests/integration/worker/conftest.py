@@ -1,4 +1,4 @@
-"""Real worker processes, and a daemon that is played by the test: it gives orders and collects reports."""
+"""Real worker processes, and a daemon that is played by the test: it sets goals and collects what workers say."""
 
 import os
 import queue
@@ -6,23 +6,39 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
-from headway.daemon.records.format import encode
+from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.workers.service import WorkerStream, serve_workers
+from headway.daemon.workers.goal import (
+    Actual,
+    BatchDone,
+    Failure,
+    FromWorker,
+    Goal,
+    Neighbour,
+    Neighbours,
+    Preparation,
+    Progress,
+    SnapshotMissed,
+    Source,
+    SourceKind,
+    Start,
+    WrittenFile,
+    Wrote,
+)
+from headway.daemon.workers.socket import WorkersSocket, WorkerStream
 from headway.optim.spec import OptimSpec
-from headway.proto import control_pb2
-from headway.proto.control_pb2 import Order, Report
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.links.loop_thread import LoopThread
@@ -47,50 +63,74 @@ class Worker:
 
     process: "subprocess.Popen[bytes]"
     stream: WorkerStream
-    reports: "queue.SimpleQueue[Report]"
+    messages: "queue.SimpleQueue[FromWorker]"
     loop: LoopThread
     error_file: Path
-    entries: list[control_pb2.JournalEntry] = field(default_factory=list)
-    heartbeats: list[control_pb2.Heartbeat] = field(default_factory=list)
-    snapshots: list[control_pb2.Wrote] = field(default_factory=list)
-    """Periodic ones that were passed over while something else was expected."""
+    goal: Goal = field(default_factory=Goal)
+    actual: Actual = field(default_factory=Actual)
+    done: list[tuple[int, BatchDone]] = field(default_factory=list)
+    """(generation, batch) of what it has told."""
+    written: list[WrittenFile] = field(default_factory=list)
+    """Files of goals."""
+    snapshots: list[Wrote] = field(default_factory=list)
+    missed: list[SnapshotMissed] = field(default_factory=list)
 
     @property
     def address(self) -> str:
         """Where neighbouring stages dial."""
         return f"127.0.0.1:{self.stream.hello.link_port}"
 
-    def order(self, **order: Any) -> None:
-        """Send one order, such as `release=Release(…)`."""
-        self.loop.call_soon(self.stream.send, Order(**order))
+    def want(self, **changes: Any) -> None:
+        """Set its goal: the last one with these changes."""
+        self.goal = msgspec.structs.replace(self.goal, **changes)
+        self.loop.call_soon(self.stream.send, self.goal)
 
-    def expect(self, kind: str, *, timeout_s: float = DEADLINE_S) -> Any:
-        """The next report that is neither a heartbeat, progress nor a snapshot must be of this kind.
-
-        `snapshot` is the next periodic snapshot that was written.
-        """
+    def until(self, claim: Callable[[], Any], what: str, *, timeout_s: float = DEADLINE_S) -> Any:
+        """Take what it says until a claim holds. Return the claim's value."""
         until = time.monotonic() + timeout_s
-        while True:
+        while not (found := claim()):
             try:
-                report = self.reports.get(timeout=min(0.5, max(0.001, until - time.monotonic())))
+                message = self.messages.get(timeout=min(0.5, max(0.001, until - time.monotonic())))
             except queue.Empty:
                 assert self.process.poll() is None, f"the worker exited with {self.process.returncode}"
-                assert time.monotonic() < until, f"no {kind} within {timeout_s} s"
+                assert time.monotonic() < until, f"not within {timeout_s} s: {what}; {self.actual}"
                 continue
-            found = report.WhichOneof("report")
-            if found == "heartbeat":
-                self.heartbeats.append(report.heartbeat)
-            elif found == "progress":
-                self.entries += report.progress.entries
-                if kind == "progress":
-                    return report.progress
-            elif found == "wrote" and report.wrote.is_snapshot:
-                if kind == "snapshot":
-                    return report.wrote
-                self.snapshots.append(report.wrote)
-            else:
-                assert found == kind, f"{found} instead of {kind}: {report}"
-                return getattr(report, kind)
+            match message:
+                case Actual():
+                    self.actual = message
+                case Progress():
+                    self.done += [(message.generation, batch) for batch in message.batches]
+                case Wrote():
+                    if message.is_snapshot:
+                        self.snapshots.append(message)
+                    else:
+                        self.written += message.files
+                case SnapshotMissed():
+                    self.missed.append(message)
+        return found
+
+    def standing(self, generation: int, boundary: int | None = None) -> int:
+        """Return the boundary at which it stands in a generation, once it does."""
+        stands = lambda: self.actual.generation == generation and self.actual.boundary is not None  # noqa: E731
+        self.until(stands, f"the end of a run: {self.actual.failures}")
+        assert self.actual.boundary is not None
+        assert boundary in (None, self.actual.boundary)
+        return self.actual.boundary
+
+    def failure(self, generation: int) -> Failure:
+        """Return why it could not do its part, once it says so."""
+        found: Failure = self.until(lambda: self.actual.failures.get(generation), "a failure")
+        return found
+
+    def progress(self) -> None:
+        """Wait until it has finished another batch."""
+        before = len(self.done)
+        self.until(lambda: len(self.done) > before, "a batch")
+
+    def snapshot(self) -> Wrote:
+        """Return its next periodic snapshot."""
+        self.until(lambda: self.snapshots, "a snapshot")
+        return self.snapshots.pop(0)
 
 
 def replicas_of(cuts: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -109,23 +149,22 @@ class FakeDaemon:
         self.loop = LoopThread("fake-daemon")
         self.loop.start()
         self._attached: queue.SimpleQueue[WorkerStream] = queue.SimpleQueue()
-        self._reports: dict[str, queue.SimpleQueue[Report]] = {}
-        self._server = self.loop.run(
-            serve_workers(self.socket_path, self), timeout=timedelta(seconds=10), what="serving workers"
-        )
+        self._messages: dict[str, queue.SimpleQueue[FromWorker]] = {}
+        self._socket = WorkersSocket(self.socket_path, self)
+        self.loop.run(self._socket.serve(), timeout=timedelta(seconds=10), what="serving workers")
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    # What service.py asks of its Attachments.
+    # What the socket asks of its Attachments.
 
     def attach(self, stream: WorkerStream) -> str:
         """Everybody is welcome."""
-        self._reports[stream.hello.incarnation] = queue.SimpleQueue()
+        self._messages[stream.hello.incarnation] = queue.SimpleQueue()
         self._attached.put(stream)
         return ""
 
-    def report(self, stream: WorkerStream, report: Report) -> None:
-        """Keep it for `expect`."""
-        self._reports[stream.hello.incarnation].put(report)
+    def report(self, stream: WorkerStream, message: FromWorker) -> None:
+        """Keep it for `until`."""
+        self._messages[stream.hello.incarnation].put(message)
 
     def detach(self, stream: WorkerStream) -> None:
         """Nothing follows from it here."""
@@ -157,8 +196,8 @@ class FakeDaemon:
         for _ in range(count):
             stream = self.next_attached()
             process, error_file = started[stream.hello.pid]
-            reports = self._reports[stream.hello.incarnation]
-            workers.append(Worker(process, stream, reports, self.loop, error_file))
+            messages = self._messages[stream.hello.incarnation]
+            workers.append(Worker(process, stream, messages, self.loop, error_file))
         return sorted(workers, key=lambda worker: worker.stream.hello.device_index)
 
     def next_attached(self) -> WorkerStream:
@@ -167,7 +206,7 @@ class FakeDaemon:
 
     def stop_serving(self) -> None:
         """Cut every stream, at once."""
-        self.loop.run(self._server.stop(None), timeout=timedelta(seconds=10), what="stopping the server")
+        self.loop.run(self._socket.stop(), timeout=timedelta(seconds=10), what="stopping the server")
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -180,7 +219,7 @@ class FakeDaemon:
 
 @dataclass(frozen=True)
 class Case:
-    """A job, its data, and the orders about it."""
+    """A job, its data, and the goals about it."""
 
     spec: JobSpec
     data: Path
@@ -191,20 +230,26 @@ class Case:
         """Of the job."""
         return self.spec.job.name
 
-    def assignment(self, index: int, cuts: Sequence[Sequence[str]]) -> control_pb2.StageAssignment:
-        """Worker `index` of a plan that assigns these layers to its workers; equal ones side by side are replicas."""
-        stages = replicas_of(cuts)
-        stage = next(s for s, workers in enumerate(stages) if index in workers)
-        train, p = self.spec.train, len(stages)
-        needed = [schedule_depth(train.schedule, train.microbatches, p, s) for s in range(p)]
-        return control_pb2.StageAssignment(
-            index=stage,
-            num_stages=len(stages),
-            layers=cuts[index],
-            depth=depths_with_slack(train.schedule, needed, train.microbatches)[stage],
-            groups=self.groups(index, cuts),
-            worker=index,
+    def plan(self, generation: int, cuts: Sequence[Sequence[str]], **fields: Any) -> PlanRecord:
+        """A plan that assigns these layers to its workers; equal ones side by side are replicas."""
+        train, stages = self.spec.train, replicas_of(cuts)
+        needed = [schedule_depth(train.schedule, train.microbatches, len(stages), s) for s in range(len(stages))]
+        depths = depths_with_slack(train.schedule, needed, train.microbatches)
+        parts = tuple(
+            WorkerPart(
+                node="node",
+                node_incarnation="1",
+                device_index=index,
+                layers=tuple(layers),
+                depth=depths[next(s for s, workers in enumerate(stages) if index in workers)],
+                groups=tuple(self.groups(index, cuts)),
+            )
+            for index, layers in enumerate(cuts)
         )
+        known: dict[str, Any] = {"timeline": 1, "source": "initial", "source_timeline": 1}
+        if fields.get("boundary"):
+            known["source"] = "nodes"
+        return PlanRecord(generation=generation, workers=parts, **(known | fields))
 
     def groups(self, index: int, cuts: Sequence[Sequence[str]]) -> Sequence[int]:
         """The reduction groups of a worker that shares its stage; none: all."""
@@ -214,19 +259,26 @@ class Case:
         num_groups, place, count = self.spec.train.reduction_groups, workers.index(index), len(workers)
         return range(num_groups * place // count, num_groups * (place + 1) // count)
 
+    def prepared(
+        self, worker: Worker, generation: int, index: int, cuts: Sequence[Sequence[str]], **changes: Any
+    ) -> None:
+        """Have a worker get ready, and wait for it."""
+        self.prepare(worker, generation, index, cuts, **changes)
+        worker.until(lambda: worker.actual.prepared == generation, f"ready: {worker.actual.failures}")
+
     def prepare(
-        self, generation: int, index: int, cuts: Sequence[Sequence[str]], **changes: Any
-    ) -> control_pb2.Prepare:
-        """The order that comes before Start."""
-        fields: dict[str, Any] = {
-            "job": encode(self.spec),
-            "job_name": self.name,
-            "generation": generation,
-            "stage": self.assignment(index, cuts),
-            "data_paths": [str(self.data)] if cuts[index] == cuts[0] else [],
-            "log_path": str(self.directory / f"{self.name}.log"),
-        }
-        return control_pb2.Prepare(**{**fields, **changes})
+        self, worker: Worker, generation: int, index: int, cuts: Sequence[Sequence[str]], **changes: Any
+    ) -> None:
+        """Have a worker get ready. changes: of the goal."""
+        preparation = Preparation(
+            plan=self.plan(generation, cuts),
+            position=index,
+            data_paths=(str(self.data),) if cuts[index] == cuts[0] else (),
+            data_states=("",) if cuts[index] == cuts[0] else (),
+        )
+        log_path = str(self.directory / f"{self.name}.log")
+        fields = {"job": self.name, "spec": self.spec, "log_path": log_path, "prepare": preparation}
+        worker.want(**(fields | changes))
 
     def start(
         self,
@@ -235,77 +287,76 @@ class Case:
         cuts: Sequence[Sequence[str]],
         workers: Sequence[Worker],
         *,
-        boundary: int = 0,
         paths: Mapping[str, str] | None = None,
-        **changes: Any,
-    ) -> control_pb2.Start:
+        state_dir: str = "",
+        takes_snapshots: bool = False,
+        num_damaged: int = 0,
+        **plan: Any,
+    ) -> Start:
         """Layers come from the paths given, else from live buffers, at boundary 0 from the seed."""
-        fields: dict[str, Any] = {
-            "job_name": self.name,
-            "generation": generation,
-            "timeline": 1,
-            "boundary": boundary,
-            "stage": self.assignment(index, cuts),
-        }
-        start = control_pb2.Start(**{**fields, **changes})
-        stages = replicas_of(cuts)
-        own = next(s for s, of_stage in enumerate(stages) if index in of_stage)
-        for layer in [*cuts[index], *(["journal"] if index == stages[-1][0] else [])]:
-            if paths is not None and layer in paths:
-                start.sources.add(layer=layer, path=paths[layer])
-            elif boundary == 0:
-                start.sources.add(layer=layer, initial=True)
-            else:
-                start.sources.add(layer=layer, live=True)
+        found = self.plan(generation, cuts, **plan)
+        stages, own = found.replicas, found.stage_index(index)
+        at_first = SourceKind.LIVE if found.boundary else SourceKind.INITIAL
+        parts = [*cuts[index], *(["journal"] if found.has_journal(index) else [])]
+        sources = tuple(
+            Source(part, SourceKind.FILE, paths[part])
+            if paths is not None and part in paths
+            else Source(part, at_first)
+            for part in parts
+        )
         held = set(self.groups(index, cuts))
-        for stage, peers in ((own - 1, start.upstream), (own, start.siblings), (own + 1, start.downstream)):
-            for position in stages[stage] if 0 <= stage < len(stages) else []:
-                groups = self.groups(position, cuts)
-                is_neighbour = stage == own or not held or not groups or bool(held & set(groups))
-                if position != index and is_neighbour:
-                    incarnation = workers[position].stream.hello.incarnation
-                    peers.add(
-                        stage=stage,
-                        address=workers[position].address,
-                        incarnation=incarnation,
-                        worker=position,
-                        groups=groups,
-                        node="node",
-                    )
-        return start
+
+        def peers(stage: int) -> tuple[Neighbour, ...]:
+            positions = stages[stage] if 0 <= stage < len(stages) else ()
+            return tuple(
+                Neighbour(position, workers[position].address, workers[position].stream.hello.incarnation)
+                for position in positions
+                if position != index
+                and (
+                    stage == own
+                    or not held
+                    or not self.groups(position, cuts)
+                    or held & set(self.groups(position, cuts))
+                )
+            )
+
+        return Start(
+            plan=found,
+            position=index,
+            sources=sources,
+            neighbours=Neighbours(peers(own - 1), peers(own + 1), peers(own)),
+            state_dir=state_dir or str(self.directory / f"{self.name}-{generation}"),
+            takes_snapshots=takes_snapshots,
+            num_damaged=num_damaged,
+        )
 
     def begin(self, generation: int, cuts: Sequence[Sequence[str]], workers: Sequence[Worker], **start: Any) -> None:
         """Prepare and start every stage, and wait until all have started."""
         for index in range(len(cuts)):
-            workers[index].order(prepare=self.prepare(generation, index, cuts))
+            self.prepare(workers[index], generation, index, cuts)
         for index in range(len(cuts)):
-            workers[index].expect("prepared")
+            worker = workers[index]
+            worker.until(lambda worker=worker: worker.actual.prepared == generation, "ready")  # type: ignore[misc]
         for index in range(len(cuts)):
-            workers[index].order(start=self.start(generation, index, cuts, workers, **start))
+            nothing: dict[str, Any] = {"chooses_stop": False, "stop_at": None, "write": ()}
+            workers[index].want(start=self.start(generation, index, cuts, workers, **start), **nothing)
         for index in range(len(cuts)):
-            workers[index].expect("started")
+            workers[index].until(lambda k=index: workers[k].actual.generation == generation, "started")  # type: ignore[misc]
 
-    def write(self, worker: Worker, generation: int, boundary: int, layers: Sequence[str]) -> control_pb2.Wrote:
-        """Have layers written, and wait for it."""
-        worker.order(
-            write=control_pb2.Write(
-                job_name=self.name,
-                generation=generation,
-                timeline=1,
-                boundary=boundary,
-                layers=layers,
-                directory=str(self.directory / f"{self.name}-{generation}-{boundary}"),
-            )
-        )
-        wrote: control_pb2.Wrote = worker.expect("wrote")
-        return wrote
+    def write(self, worker: Worker, boundary: int, parts: Sequence[str]) -> list[WrittenFile]:
+        """Have parts written where the worker stands, and wait for it."""
+        worker.written.clear()
+        worker.want(stop_at=boundary, write=tuple(parts))
+        worker.until(lambda: {*worker.actual.written} == {*parts}, f"written: {worker.actual.failures}")
+        return list(worker.written)
 
     def release(self, *workers: Worker) -> None:
         """Have the job forgotten."""
         for worker in workers:
-            worker.order(release=control_pb2.Release(job_name=self.name))
+            worker.goal = Goal()
+            worker.want()
         for worker in workers:
-            assert worker.expect("released").job == self.name
+            worker.until(lambda worker=worker: not worker.actual.job, "released")  # type: ignore[misc]
 
 
 @pytest.fixture(scope="package")
@@ -386,9 +437,8 @@ def five_workers(workers: list[Worker], more_workers: list[Worker]) -> list[Work
 def _renewed(workers: list[Worker]) -> list[Worker]:
     for worker in workers:
         assert worker.process.poll() is None, "a test before this one has ended a shared worker"
-        worker.entries.clear()
-        worker.heartbeats.clear()
-        worker.snapshots.clear()
+        for told in (worker.done, worker.written, worker.snapshots, worker.missed):
+            told.clear()
     return workers
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import WrittenFile
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
-from tests.integration.worker.test_worker import ONE_STAGE, assert_equals_reference, refusal
+from tests.integration.worker.test_worker import ONE_STAGE, assert_equals_reference
 
 ALL, UPPER, MIDDLE, LOWER = ONE_STAGE[0], ("embed", "block.0"), ("block.1",), ("block.2", "head")
 LAYOUTS = {
@@ -34,16 +34,16 @@ def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(
     case = make_case(f"shared-{layout}-{schedule}", schedule=schedule, microbatches=8, reduction_groups=3)
     case.begin(1, cuts, workers)
     for worker in workers:
-        assert worker.expect("at_boundary").boundary == case.spec.train.batches
-    files: dict[str, control_pb2.WrittenFile] = {}
+        worker.standing(1, case.spec.train.batches)
+    files: dict[str, WrittenFile] = {}
     lead_of_last = cuts.index(cuts[-1])
     for position, worker in enumerate(workers):
         layers = [*cuts[position], *(["journal"] if position == lead_of_last else [])]
-        for file in case.write(worker, 1, case.spec.train.batches, layers).files:
+        for file in case.write(worker, case.spec.train.batches, layers):
             other = files.setdefault(file.layer, file)
             assert other.checksum == content_checksum(Path(file.path)) == file.checksum
     assert_equals_reference(case, workers[lead_of_last], list(files.values()))
-    assert all(not worker.entries for worker in workers if worker is not workers[lead_of_last])
+    assert all(not worker.done for worker in workers if worker is not workers[lead_of_last])
     case.release(*workers)
 
 
@@ -53,41 +53,27 @@ def test_the_lead_of_the_first_stage_chooses_where_all_stop(five_workers: list[W
     first = LAYOUTS["2-1-2"]
     case.begin(1, first, five_workers)
     lead, *others = five_workers
-    five_workers[3].expect("progress")
-    lead.order(choose_stop=control_pb2.ChooseStop(job_name=case.name, generation=1))
-    boundary = lead.expect("stop_chosen").boundary
+    five_workers[3].progress()
+    lead.want(chooses_stop=True)
+    boundary = lead.until(lambda: lead.actual.chosen, "a choice")
     assert 0 < boundary < case.spec.train.batches
     for worker in others:
-        worker.order(stop_at=control_pb2.StopAt(job_name=case.name, generation=1, boundary=boundary))
+        worker.want(stop_at=boundary)
     for worker in five_workers:
-        assert worker.expect("at_boundary").boundary == boundary
+        worker.standing(1, boundary)
     paths: dict[str, str] = {}
     for position in (0, 2, 3):
         layers = [*first[position], *(["journal"] if position == 3 else [])]
-        paths |= {file.layer: file.path for file in case.write(five_workers[position], 1, boundary, layers).files}
+        paths |= {file.layer: file.path for file in case.write(five_workers[position], boundary, layers)}
     second = ((*UPPER, *MIDDLE), LOWER, LOWER)
     workers = [five_workers[1], five_workers[3], five_workers[4]]
     case.begin(2, second, workers, boundary=boundary, paths=paths)
+    end = case.spec.train.batches
     for worker in workers:
-        assert worker.expect("at_boundary").boundary == case.spec.train.batches
-    files = list(case.write(workers[0], 2, case.spec.train.batches, second[0]).files)
-    files += case.write(workers[1], 2, case.spec.train.batches, [*LOWER, "journal"]).files
+        worker.standing(2, end)
+    files = case.write(workers[0], end, second[0]) + case.write(workers[1], end, [*LOWER, "journal"])
     assert_equals_reference(case, five_workers[3], files)
     case.release(*five_workers)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_start_that_leaves_a_group_to_nobody_is_refused(
-    workers: list[Worker], make_case: CaseMaker, place: int
-) -> None:
-    """Two replicas of three groups, of which the order names two; the worker stays usable."""
-    case = make_case(f"shared-badly-{place}", microbatches=3, reduction_groups=3)
-    workers[place].order(prepare=case.prepare(1, place, (ALL, ALL)))
-    workers[place].expect("prepared")
-    start = case.start(1, place, (ALL, ALL), workers)
-    del start.siblings[0].groups[0]
-    assert "hold reduction groups" in refusal(workers[place], start=start)
-    case.release(workers[place])
 
 
 def test_a_replica_that_dies_is_named_by_its_sibling(
@@ -100,12 +86,11 @@ def test_a_replica_that_dies_is_named_by_its_sibling(
     pair = mortal_daemon.spawn(2, variables={ENVIRONMENT: str(faults)})
     case = make_case("shared-death", batches=9, reduction_groups=2, fault=FaultSpec(link_timeout_s=1.0))
     case.begin(1, (ALL, ALL), pair)
-    refused = pair[0].expect("refused")
-    assert refused.reason.startswith(f"stage 0 worker 1 at {pair[1].address}: ")
-    assert not refused.fault
-    pair[0].entries.clear()
+    failure = pair[0].failure(1)
+    assert failure.text.startswith(f"stage 0 worker 1 at {pair[1].address}: ")
+    assert (failure.fault, failure.lost_peer) == ("", 1)
+    pair[0].done.clear()
     case.begin(2, ONE_STAGE, pair[:1], timeline=2)
-    assert pair[0].expect("at_boundary").boundary == 9
-    wrote = case.write(pair[0], 2, 9, [*case.spec.layers, "journal"])
-    assert_equals_reference(case, pair[0], list(wrote.files))
+    end = pair[0].standing(2, 9)
+    assert_equals_reference(case, pair[0], case.write(pair[0], end, [*case.spec.layers, "journal"]))
     case.release(pair[0])

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,17 @@ import pytest
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.workers.status import SPARE_INDEX
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import SPARE_INDEX, Progress, Spacing, Wrote
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import Case, CaseMaker, FakeDaemon, Worker
-from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES, refusal
+from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES
 
 LONG = 100_000
 """Batches of a job that does not end by itself."""
 EVERY_10 = FaultSpec(snapshot_every=10, checkpoint_every=0)
 
 
-def files_of(wrote: control_pb2.Wrote) -> dict[str, str]:
+def files_of(wrote: Wrote) -> dict[str, str]:
     return {file.layer: file.path for file in wrote.files}
 
 
@@ -37,52 +35,48 @@ def test_a_worker_goes_back_in_its_own_process(
 ) -> None:
     """A run is sent back to boundary 10 while it computes: a damaged file is named, and the bits repeat."""
     case, worker = make_case("back", batches=LONG, fault=EVERY_10), workers[0]
-    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "timeline-1"))
-    wrote = worker.expect("snapshot")
+    case.begin(1, ONE_STAGE, workers, state_dir=str(tmp_path / "timeline-1"), takes_snapshots=True)
+    wrote = worker.snapshot()
     assert (wrote.generation, wrote.timeline, wrote.boundary) == (1, 1, 10)
     assert {file.layer: file.checksum for file in wrote.files} == {
         layer: content_checksum(Path(path)) for layer, path in files_of(wrote).items()
     }
-    assert worker.expect("snapshot").boundary == 20
+    assert worker.snapshot().boundary == 20
     paths = files_of(wrote)
     damaged = Path(shutil.copy(paths["block.1"], tmp_path / "damaged"))
     with damaged.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"x")
 
-    worker.order(prepare=case.prepare(2, 0, ONE_STAGE))
-    worker.expect("prepared")
+    case.prepared(worker, 2, 0, ONE_STAGE)
     back: dict[str, Any] = {"boundary": 10, "timeline": 2, "furthest": 21}
-    back["snapshot_dir"] = str(tmp_path / "timeline-2")
+    back |= {"state_dir": str(tmp_path / "timeline-2"), "takes_snapshots": True}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"paths": paths | {"block.1": str(damaged)}, "source_timeline": 1}, str(damaged)),
         ({"paths": paths, "source_timeline": 7}, paths["embed"]),
         ({"paths": paths | {"head": "/nowhere"}, "source_timeline": 1}, "/nowhere"),
     ]
-    for changes, path in wrong:
-        worker.order(start=case.start(2, 0, ONE_STAGE, workers, **back, **changes))
-        refused = worker.expect("refused")
-        assert (refused.generation, refused.damaged_path, refused.fault) == (2, path, "")
-    live = case.start(2, 0, ONE_STAGE, workers, **back)
-    assert "layer embed is not held here" in refusal(worker, start=live)
+    for number, (changes, path) in enumerate(wrong):
+        worker.want(start=case.start(2, 0, ONE_STAGE, workers, **back, **changes, num_damaged=number))
+        worker.until(lambda k=number: worker.actual.num_damaged == k + 1, "a refused file")  # type: ignore[misc]
+        assert (worker.actual.damaged_path, worker.actual.failures) == (path, {})
 
-    worker.order(start=case.start(2, 0, ONE_STAGE, workers, **back, paths=paths, source_timeline=1))
-    worker.expect("started")
-    again = worker.expect("snapshot")
+    right = case.start(2, 0, ONE_STAGE, workers, **back, paths=paths, source_timeline=1, num_damaged=3)
+    worker.want(start=right)
+    worker.until(lambda: worker.actual.generation == 2, "started")
+    worker.snapshots.clear()
+    again = worker.snapshot()
     assert (again.generation, again.timeline, again.boundary) == (2, 2, 20)
-    until = time.monotonic() + 20
-    while not worker.heartbeats or worker.heartbeats[-1].num_replayed < 11:
-        worker.expect("progress")
-        assert time.monotonic() < until
-    beat = worker.heartbeats[-1]
+    worker.until(lambda: worker.actual.heartbeat.num_replayed >= 11, "replay", timeout_s=20)
+    beat = worker.actual.heartbeat
     assert beat.num_replayed == 11
     assert beat.seconds.keys() >= {"useful", "replay", "recovery"}
     assert 0 < beat.typical_s < 1
-    first, second = ({e.batch: e for e in worker.entries if e.generation == g} for g in (1, 2))
+    first, second = ({d.batch: d for g, d in worker.done if g == number} for number in (1, 2))
     assert min(second) == 10
     both = first.keys() & second.keys()
     assert both >= set(range(10, 21))
-    assert all(first[b].microbatch_losses == second[b].microbatch_losses for b in both)
+    assert all(first[b].loss == second[b].loss for b in both)
     case.release(worker)
 
     lines = history_of(daemon, "back")
@@ -98,26 +92,23 @@ def test_a_worker_goes_back_in_its_own_process(
 def test_snapshots_are_spaced_and_their_failure_is_no_fault(
     workers: list[Worker], make_case: CaseMaker, tmp_path: Path
 ) -> None:
-    """Every second one by order; into an impossible folder: told each time, and the run reaches its end."""
+    """Every second one by its goal; into an impossible folder: told each time, and the run reaches its end."""
     case, worker = make_case("spaced", batches=LONG, fault=EVERY_10), workers[0]
-    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "snapshots"))
-    worker.expect("snapshot")
-    spaced: dict[str, Any] = {"job_name": case.name, "generation": 1}
-    assert "power of two" in refusal(worker, space_snapshots=control_pb2.SpaceSnapshots(**spaced, factor=3))
-    worker.order(space_snapshots=control_pb2.SpaceSnapshots(**spaced, factor=2))
-    boundaries = [worker.expect("snapshot").boundary for _ in range(6)]
+    case.begin(1, ONE_STAGE, workers, state_dir=str(tmp_path / "snapshots"), takes_snapshots=True)
+    worker.snapshot()
+    worker.want(spacing=Spacing(2, 10))
+    boundaries = [worker.snapshot().boundary for _ in range(6)]
+    assert worker.actual.spacing == Spacing(2, 10)
     assert boundaries[-1] - boundaries[-2] == boundaries[-2] - boundaries[-3] == 20
     assert boundaries[-1] % 20 == 0
     case.release(worker)
 
     case = make_case("nowhere", batches=25, fault=EVERY_10)
     (tmp_path / "file").write_text("")
-    case.begin(1, ONE_STAGE, workers, snapshot_dir=str(tmp_path / "file"))
-    for boundary in (10, 20):
-        missed = worker.expect("snapshot_missed")
-        assert (missed.boundary, missed.factor) == (boundary, 1)
-        assert "Not a directory" in missed.reason
-    assert worker.expect("at_boundary").boundary == 25
+    case.begin(1, ONE_STAGE, workers, state_dir=str(tmp_path / "file"), takes_snapshots=True)
+    worker.standing(1, 25)
+    assert [(missed.boundary, missed.factor) for missed in worker.missed] == [(10, 1), (20, 1)]
+    assert all("Not a directory" in missed.reason for missed in worker.missed)
     case.release(worker)
 
 
@@ -125,16 +116,14 @@ def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: C
     """Stopped and started anew on live layers: these are written; another timeline is refused."""
     case, upper, lower = make_case("stayed", batches=LONG, fault=EVERY_10), workers[0], workers[1]
     case.begin(1, TWO_STAGES, workers)
-    lower.expect("progress")
+    lower.progress()
     boundary = stopped(case, 1, workers)
-    upper.order(prepare=case.prepare(2, 0, TWO_STAGES))
-    upper.expect("prepared")
-    elsewhere = case.start(2, 0, TWO_STAGES, workers, boundary=boundary, timeline=2)
-    assert "embed is held on timeline 1, not on 2" in refusal(upper, start=elsewhere)
-    live: dict[str, Any] = {"boundary": boundary, "snapshot_dir": str(tmp_path / "snapshots"), "snapshot_live": True}
-    case.begin(3, TWO_STAGES, workers, **live)
+    case.prepared(upper, 2, 0, TWO_STAGES)
+    upper.want(start=case.start(2, 0, TWO_STAGES, workers, boundary=boundary, timeline=2))
+    assert "embed is held on timeline 1, not on 2" in upper.failure(2).text
+    case.begin(3, TWO_STAGES, workers, boundary=boundary, state_dir=str(tmp_path / "live"), takes_snapshots=True)
     for worker, layers in zip(workers, ({*TWO_STAGES[0]}, {*TWO_STAGES[1], "journal"}), strict=True):
-        wrote = worker.expect("snapshot")
+        wrote = worker.snapshot()
         assert (wrote.boundary, {file.layer for file in wrote.files}) == (boundary, layers)
     stopped(case, 3, workers)
     case.release(*workers)
@@ -143,11 +132,11 @@ def test_a_planned_change_writes_what_stayed(workers: list[Worker], make_case: C
 def stopped(case: Case, generation: int, workers: list[Worker]) -> int:
     """The boundary at which two stages have stopped."""
     upper, lower = workers
-    upper.order(choose_stop=control_pb2.ChooseStop(job_name=case.name, generation=generation))
-    boundary: int = upper.expect("stop_chosen").boundary
-    lower.order(stop_at=control_pb2.StopAt(job_name=case.name, generation=generation, boundary=boundary))
+    upper.want(chooses_stop=True)
+    boundary: int = upper.until(lambda: upper.actual.generation == generation and upper.actual.chosen, "a choice")
+    lower.want(stop_at=boundary)
     for worker in workers:
-        assert worker.expect("at_boundary").boundary == boundary
+        worker.standing(generation, boundary)
     return boundary
 
 
@@ -171,8 +160,8 @@ def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
     (spare,) = mortal_daemon.spawn(1, is_spare=True)
     assert spare.stream.hello.device_index == SPARE_INDEX
     case = make_case("handed-on", batches=LONG, fault=EVERY_10)
-    case.begin(1, ONE_STAGE, [victim], snapshot_dir=str(tmp_path / "1"))
-    wrote = victim.expect("snapshot")
+    case.begin(1, ONE_STAGE, [victim], state_dir=str(tmp_path / "1"), takes_snapshots=True)
+    wrote = victim.snapshot()
     assert victim.process.wait(30) == -signal.SIGKILL
     lines = [line for line in history_of(mortal_daemon, case.name) if "op" in line]
     assert all(line["node"] == "node-1" and line["pid"] == victim.process.pid for line in lines)
@@ -180,18 +169,17 @@ def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
         last = {key: lines[-1][key] for key in ("stage", "batch", "op", "microbatch")}
         assert last == when
     imported = cpu_seconds(spare)
-    spare.order(prepare=case.prepare(2, 0, ONE_STAGE, device_index=0))
-    spare.expect("prepared")
+    case.prepared(spare, 2, 0, ONE_STAGE)
     assert cpu_seconds(spare) - imported < 0.4, "a spare has imported everything before it attaches"
     back: dict[str, Any] = {"boundary": 10, "timeline": 2, "source_timeline": 1, "furthest": 14}
-    spare.order(start=case.start(2, 0, ONE_STAGE, [spare], **back, paths=files_of(wrote)))
-    spare.expect("started")
-    while not spare.entries or spare.entries[-1].batch < 15:
-        spare.expect("progress")
-    while not victim.reports.empty():
-        victim.entries += victim.reports.get().progress.entries
-    told = {entry.batch: entry.loss for entry in victim.entries}
-    assert all(told.get(entry.batch, entry.loss) == entry.loss for entry in spare.entries)
-    assert any(entry.batch in told for entry in spare.entries)
-    spare.order(quit=control_pb2.Quit())
+    spare.want(start=case.start(2, 0, ONE_STAGE, [spare], **back, paths=files_of(wrote)))
+    spare.until(lambda: spare.done and spare.done[-1][1].batch >= 15, "batch 15")
+    while not victim.messages.empty():
+        message = victim.messages.get()
+        if isinstance(message, Progress):
+            victim.done += [(message.generation, batch) for batch in message.batches]
+    told = {done.batch: done.loss for _, done in victim.done}
+    assert all(told.get(done.batch, done.loss) == done.loss for _, done in spare.done)
+    assert any(done.batch in told for _, done in spare.done)
+    spare.want(ends=True)
     assert spare.process.wait(30) == 0

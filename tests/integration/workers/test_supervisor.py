@@ -13,20 +13,32 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.format import encode
-from headway.daemon.records.records import Device
+from headway.daemon.records.records import Device, PlanRecord, WorkerPart
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.workers import endings, workers_socket
+from headway.daemon.workers import liveness, supervisor
+from headway.daemon.workers import socket as workers_socket
+from headway.daemon.workers.goal import (
+    SPARE_INDEX,
+    Failure,
+    Goal,
+    Preparation,
+    Progress,
+    SnapshotMissed,
+    Source,
+    SourceKind,
+    Start,
+    Wrote,
+)
 from headway.daemon.workers.process import WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.status import SPARE_INDEX, Failure, JobGeneration, OrderKind, WorkerStatus
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
-from headway.proto import control_pb2
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.schedule.depth import schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -53,23 +65,23 @@ class Ears:
         """Counted."""
         self.num_changes += 1
 
-    async def worker_wrote(self, wrote: control_pb2.Wrote) -> str:  # noqa: ARG002
+    async def worker_wrote(self, wrote: Wrote) -> str:  # noqa: ARG002
         """Everything can be kept."""
         return ""
 
-    def worker_progressed(self, progress: control_pb2.Progress) -> None:
+    def worker_progressed(self, progress: Progress) -> None:
         """Nobody asks."""
 
     def worker_refused_file(self, path: str) -> None:
         """Remembered."""
         self.damaged.append(path)
 
-    def worker_missed_snapshot(self, missed: control_pb2.SnapshotMissed) -> None:
+    def worker_missed_snapshot(self, missed: SnapshotMissed) -> None:
         """Nobody asks."""
 
 
 class SupervisorHarness:
-    """A supervisor with one device, and the orders that a job needs."""
+    """A supervisor with one device, and the goals that a job needs."""
 
     def __init__(self, folder: Path, *, num_spares: int, ports: str = "") -> None:
         self.folder = folder
@@ -112,18 +124,18 @@ class SupervisorHarness:
         await self.until(lambda: self.status.is_up, "a worker")
         of, train = JobGeneration("tiny", generation), SPEC.train
         depth = schedule_depth(train.schedule, train.microbatches, 1, 0)
-        stage = control_pb2.StageAssignment(index=0, num_stages=1, layers=LAYERS, depth=depth)
-        about: dict[str, Any] = {"job_name": "tiny", "generation": generation, "stage": stage}
+        part = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=depth)
+        plan = PlanRecord(generation=generation, timeline=generation, workers=(part,))
+        data = (str(self.folder / "data"),)
+        prepare = Preparation(plan=plan, position=0, data_paths=data, data_states=("",))
         log_path = str(self.supervisor.log_path("tiny"))
-        prepare = control_pb2.Prepare(
-            job=encode(SPEC), data_paths=[str(self.folder / "data")], log_path=log_path, device_index=0, **about
-        )
-        self.supervisor.order(0, OrderKind.PREPARE, of, control_pb2.Order(prepare=prepare))
-        await self.until(lambda: self.status.prepared == of or of in self.status.failures, "prepared")
-        sources = [control_pb2.LayerSource(layer=layer, initial=True) for layer in (*LAYERS, "journal")]
-        start = control_pb2.Start(timeline=generation, source_timeline=generation, sources=sources, **about)
-        self.supervisor.order(0, OrderKind.START, of, control_pb2.Order(start=start))
-        await self.until(lambda: self.status.started == of or of in self.status.failures, "started")
+        goal = Goal(job="tiny", spec=SPEC, log_path=log_path, prepare=prepare)
+        self.supervisor.set_goal(0, goal)
+        await self.until(lambda: self.status.is_prepared(of) or of in self.status.failures, "prepared")
+        sources = tuple(Source(layer, SourceKind.INITIAL) for layer in (*LAYERS, "journal"))
+        start = Start(plan=plan, position=0, sources=sources, takes_snapshots=False)
+        self.supervisor.set_goal(0, msgspec.structs.replace(goal, start=start))
+        await self.until(lambda: self.status.has_started(of) or of in self.status.failures, "started")
         assert of not in self.status.failures, self.status.failures
         await self.until(lambda: self.supervisor.heartbeats[0].operations > 0, "operations")
         return of
@@ -244,19 +256,23 @@ async def test_a_killed_worker_that_does_not_end_counts_as_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel call never returns: its job is told, its device is down, and no other process takes that meanwhile."""
-    monkeypatch.setattr(endings, "ENDING_S", 0.2)
+    monkeypatch.setattr(supervisor, "ENDING_S", 0.2)
     async with supervisor_harness(tmp_path, num_spares=0) as harness:
         await harness.until(lambda: harness.status.is_up, "a worker")
         before, generation = harness.status.pid, JobGeneration("tiny", 1)
         os.kill(before, signal.SIGSTOP)
         monkeypatch.setattr(WorkerProcess, "kill", lambda _: None)
-        assert harness.supervisor.order(0, OrderKind.PREPARE, generation, control_pb2.Order(), within_s=0.1)
+        monkeypatch.setattr(liveness, "time_for", lambda *_: 0.1)
+        part = WorkerPart(node="a", node_incarnation="a-1", device_index=0, layers=LAYERS, depth=1)
+        plan = PlanRecord(generation=1, timeline=1, workers=(part,))
+        goal = Goal(job="tiny", spec=SPEC, prepare=Preparation(plan=plan, position=0))
+        assert harness.supervisor.set_goal(0, goal)
         failure = await harness.failure(generation)
         told = f"process {before} was killed and does not end"
-        assert f"did not answer the order prepare within 0.1 s; it was killed\n{told}" in failure.text
+        assert f"did not prepare within 0.1 s; it was killed\n{told}" in failure.text
         assert (harness.supervisor.down_devices, harness.status.is_up) == ((0,), False)
         assert harness.supervisor.trouble.startswith(f"worker cpu:0 does not start: {told}")
-        assert not harness.supervisor.order(0, OrderKind.PREPARE, generation, control_pb2.Order())
+        assert not harness.supervisor.set_goal(0, goal)
         monkeypatch.undo()
         os.kill(before, signal.SIGKILL)
         await harness.until(lambda: not harness.supervisor.trouble, "the end of the process")

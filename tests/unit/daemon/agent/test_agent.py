@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Step
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, StateFile, StateRecord
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.status import Failure, JobGeneration
-from headway.proto import control_pb2
-from tests.unit.daemon.agent.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, state_key
+from headway.daemon.workers.goal import Failure, SnapshotMissed, WrittenFile, Wrote
+from headway.daemon.workers.status import JobGeneration
+from tests.fakes.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, state_key
+from tests.fakes.agent_views import now
 
 
 async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:
@@ -112,7 +113,7 @@ async def test_files_are_unregistered_before_they_are_deleted(scene: Scene) -> N
 async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Boundary 40 is late and 60 fails: both space snapshots out, and only 60 is fetched from a sibling."""
+    """Boundary 40 is late and 60 fails: only 60 is fetched from a sibling."""
     seen: list[NodeState] = []
 
     def look(_: object, node: NodeState, **__: object) -> list[Step]:
@@ -122,12 +123,10 @@ async def test_only_a_snapshot_that_was_not_written_counts_as_missed(
     monkeypatch.setattr("headway.daemon.agent.agent.next_steps", look)
     about: dict[str, Any] = {"job": "j", "generation": 1, "reason": "late"}
     async with scene.at_work():
-        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=40, factor=2, written=True))
-        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(2, 40) for node in seen))
-        assert not seen[-1].missed
-        scene.agent.worker_missed_snapshot(control_pb2.SnapshotMissed(**about, boundary=60, factor=4))
-        await scene.until(lambda: any(node.spacings.get(G1) == Spacing(4, 60) for node in seen))
-    assert seen[-1].missed == {G1: (60,)}
+        scene.agent.worker_missed_snapshot(SnapshotMissed(**about, boundary=40, factor=2, written=True))
+        assert not any(node.missed for node in seen)
+        scene.agent.worker_missed_snapshot(SnapshotMissed(**about, boundary=60, factor=4))
+        await scene.until(lambda: bool(seen) and seen[-1].missed == {G1: (60,)})
 
 
 async def test_a_damaged_file_leaves_store_disk_and_record(scene: Scene, tmp_path: Path) -> None:
@@ -158,10 +157,10 @@ async def test_a_snapshot_beyond_the_quota_is_dropped_whole(scene: Scene, tmp_pa
 
 async def test_files_of_a_stop_are_kept_beyond_the_quota(scene: Scene) -> None:
     """Without them, the job would compute everything since the last boundary again."""
-    wrote = control_pb2.Wrote(job="j", generation=1, boundary=5, timeline=1)
     path = scene.store.directory_of("j", 1, 5) / "head.safetensors"
     path.write_bytes(b"s" * 2000)
-    wrote.files.add(layer="head", path=str(path), size_bytes=2000, checksum="x")
+    file = WrittenFile(layer="head", path=str(path), size_bytes=2000, checksum="x")
+    wrote = Wrote(job="j", generation=1, boundary=5, timeline=1, files=(file,))
     assert await scene.agent.worker_wrote(wrote) == ""
     assert [file.path for file in scene.store.contents.values()] == [path]
 
@@ -184,7 +183,7 @@ async def test_a_holder_that_is_gone_is_given_up_at_once(scene: Scene, monkeypat
     back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
     scene.job.plan = replace(PLAN, **back, source_timeline=1)  # type: ignore[arg-type]
     supervisor = QuietSupervisor()
-    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    supervisor.statuses = (now(supervisor.statuses[0], prepared=2),)
     working = asyncio.create_task(scene.agent.run(supervisor))  # type: ignore[arg-type]
     try:
         await scene.until(lambda: [holders["b"], holders["c"]] in asked)
@@ -219,13 +218,13 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
     scene.job.plan = replace(PLAN, generation=2, **back)  # type: ignore[arg-type]
     supervisor = QuietSupervisor()
     supervisor.fail = fail  # type: ignore[attr-defined]
-    supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+    supervisor.statuses = (now(supervisor.statuses[0], prepared=2),)
     async with scene.at_work(supervisor):
         await scene.until(lambda: bool(supervisor.statuses[0].failures))
         assert asked == []
         held["head"] = StateFile(size_bytes=5, checksum="sha-head")
         scene.job.plan = replace(scene.job.plan, generation=3)
-        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 3), failures={}),)
+        supervisor.statuses = (replace(now(supervisor.statuses[0], prepared=3), failures={}),)
         scene.agent.cluster_changed()
         await scene.until(lambda: {"embed", "block.0", "head"} <= set(asked))
 
@@ -264,7 +263,7 @@ async def test_a_background_copy_yields_to_a_worker_that_needs_the_file(
         await scene.until(lambda: asked == [("embed", True)])
         back = {"generation": 2, "timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes"}
         scene.job.plan = replace(own, workers=PLAN.workers, **back, source_timeline=1)  # type: ignore[arg-type]
-        supervisor.statuses = (replace(supervisor.statuses[0], prepared=JobGeneration("j", 2)),)
+        supervisor.statuses = (now(supervisor.statuses[0], prepared=2),)
         scene.agent.cluster_changed()
         await scene.until(lambda: ("embed", False) in asked)
         assert ended == ["embed"]

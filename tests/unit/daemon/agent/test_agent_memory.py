@@ -13,7 +13,7 @@ from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.records.records import seen_key
-from tests.unit.daemon.agent.agent_scene import QuietSupervisor, make_scene
+from tests.fakes.agent_scene import QuietSupervisor, make_scene
 
 NUM_JOBS = 500
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.agent.copy_steps import _possible_holders, copy_steps
-from headway.daemon.agent.local_state import NodeState, Spacing
+from headway.daemon.agent.copy_steps import _possible_holders, copy_steps, spacing_of
+from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
@@ -22,15 +22,14 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.orders import OrderSpaceSnapshots
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Goal, Spacing
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
+from tests.fakes.agent_views import now, worker
 from tests.fakes.simulated_cluster import small_spec
 from tests.unit.daemon.costs.test_blocked_ways import node as registered
 
 FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
-G3 = JobGeneration("j", 3)
 PLAN = PlanRecord(
     generation=3,
     timeline=3,
@@ -67,7 +66,7 @@ def node(*held: tuple[int, str], **fields: object) -> NodeState:
         StateKey("j", 3, boundary, part): StoredFile(path=Path("/s"), size_bytes=10, checksum=f"sha-{part}")
         for boundary, part in held
     }
-    running = WorkerStatus(device_index=0, incarnation="w", job="j", prepared=G3, started=G3)
+    running = worker(prepared=3, started=3)
     return NodeState(name="a", incarnation="a-1", workers=(running,), held=files, **fields)  # type: ignore[arg-type]
 
 
@@ -122,14 +121,19 @@ def test_snapshots_are_spaced_out_when_copies_lag() -> None:
     def lagging(*boundaries: int) -> dict[tuple[int, int], dict[str, StateRecord]]:
         return {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in boundaries}
 
-    def spaced(boundaries: tuple[int, ...], **fields: object) -> list[Step]:
-        return [step for step in steps(lagging(*boundaries), node(**fields)) if isinstance(step, OrderSpaceSnapshots)]
+    usual = Spacing()
 
-    assert spaced((20, 40, 60)) == []
-    assert spaced((20, 40, 60, 80)) == [OrderSpaceSnapshots(0, G3, 2, 80)]
-    told_once = {G3: Spacing(2, 80)}
-    assert spaced((20, 40, 60, 80, 120), spacings=told_once) == []
-    assert spaced((20, 40, 60, 80, 120, 160, 200, 240), spacings=told_once) == [OrderSpaceSnapshots(0, G3, 4, 240)]
+    def spacing(*boundaries: int, wanted: Spacing = usual, told: Spacing = usual) -> Spacing:
+        running = replace(now(worker(prepared=3, started=3), spacing=told), goal=Goal(job="j", spacing=wanted))
+        seen = view(lagging(*boundaries))
+        return spacing_of(seen, seen.jobs["j"], running)
+
+    assert spacing(20, 40, 60) == Spacing()
+    first = spacing(20, 40, 60, 80)
+    assert first == Spacing(2, 80)
+    assert spacing(20, 40, 60, 80, 120, wanted=first) == first
+    assert spacing(20, 40, 60, 80, 120, 160, 200, 240, wanted=first) == Spacing(4, 240)
+    assert spacing(20, 40, 60, 80, 120, told=Spacing(4, 80)) == Spacing(), "the worker has spaced them by itself"
 
 
 def test_files_of_a_lost_owner_are_copied_again() -> None:

@@ -8,12 +8,12 @@ from headway.daemon.jobs.job import OriginPart, OriginSpec
 from headway.daemon.records.records import WorkerState
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.orders import OrderPrepare, OrderStart, SourceKind
-from headway.daemon.workers.status import Failure, JobGeneration
+from headway.daemon.workers.goal import Action, Failure, SourceKind
+from headway.daemon.workers.status import JobGeneration
 from headway.stages.spec import AdapterSpec
-from tests.unit.daemon.agent.order_views import G1, LAYERS, held, job, node, of_kind, plan, record, view_of, worker
+from tests.fakes.agent_views import LAYERS, due, held, job, node, of_kind, plan, record, start_by, view_of, worker
 
-PREPARED = worker().did_prepare(G1)
+PREPARED = worker(prepared=1)
 PARTS = (*LAYERS, CARRIED_PART)
 FOLDER = OriginSpec(
     url="/models/m",
@@ -46,13 +46,12 @@ def test_each_layer_is_fetched_with_its_digest() -> None:
     assert [step.key.layer for step in fetched] == list(PARTS)
     assert all(step.key.is_of_origin and step.checkpoint_url == "/models/m" for step in fetched)
     assert fetched[0].expected == FOLDER.digest_of("embed")
-    assert not of_kind(steps, OrderStart)
+    assert Action.START not in due(view_of(from_folder()), node(PREPARED))
 
 
 def test_a_worker_starts_from_the_parts() -> None:
     """With all parts in the store, every layer comes from its file; the carried part is no layer's source."""
-    (start,) = of_kind(next_steps(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS))), OrderStart)
-    assert isinstance(start, OrderStart)
+    start = start_by(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS)))
     kinds = {source.layer: source.kind for source in start.sources}
     assert {layer: kinds[layer] for layer in LAYERS} == dict.fromkeys(LAYERS, SourceKind.FILE)
     assert CARRIED_PART not in kinds
@@ -62,7 +61,7 @@ def test_parts_stay_until_they_are_loaded() -> None:
     """After the start the layers' parts go; the carried files stay for exports. None is registered."""
     waiting = next_steps(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS)))
     assert not of_kind(waiting, DeleteState)
-    started = worker().did_prepare(G1).did_start(G1)
+    started = worker(prepared=1, started=1)
     steps = next_steps(view_of(from_folder()), node(started, held=of_folder(*PARTS)))
     assert of_kind(steps, DeleteState) == [DeleteState("j", *ORIGIN_PLACE, tuple(sorted(LAYERS)))]
     assert not of_kind(waiting + steps, RegisterState)
@@ -78,18 +77,18 @@ def with_adapter(job: JobView) -> JobView:
 def test_frozen_layers_come_before_a_worker_is_prepared_for_a_change() -> None:
     """A node is to take over a layer of a job that trains: it is prepared once the frozen weights are there."""
     change = with_adapter(from_folder(plan=plan(1, ("b", LAYERS)), next=plan(2, ("b", LAYERS[:1]), ("a", LAYERS[1:]))))
-    steps = next_steps(view_of(change), node(worker()))
-    fetched = [step for step in of_kind(steps, FetchState) if isinstance(step, FetchState)]
+    steps = due(view_of(change), node(worker()))
+    fetched = [step for step in steps if isinstance(step, FetchState)]
     assert [step.key.layer for step in fetched] == list(LAYERS[1:])
-    assert not of_kind(steps, OrderPrepare)
-    assert of_kind(next_steps(view_of(change), node(worker(), held=of_folder(*LAYERS[1:]))), OrderPrepare)
+    assert Action.PREPARE not in steps
+    assert Action.PREPARE in due(view_of(change), node(worker(), held=of_folder(*LAYERS[1:])))
 
 
 def test_a_worker_fetches_no_frozen_layer_that_it_has() -> None:
     """It keeps one layer and takes another from its neighbour: it fetches that one alone."""
     stages = plan(1, ("a", LAYERS[:1]), ("b", LAYERS[1:]))
     change = with_adapter(from_folder(plan=stages, next=plan(2, ("a", LAYERS[:2]), ("b", LAYERS[2:]))))
-    running = replace(worker(), job="j", prepared=G1, started=G1, layers=LAYERS[:1])
+    running = worker(prepared=1, started=1, layers=LAYERS[:1])
     steps = next_steps(view_of(change), node(running))
     assert [step.key.layer for step in of_kind(steps, FetchState) if isinstance(step, FetchState)] == [LAYERS[1]]
 
@@ -97,8 +96,8 @@ def test_a_worker_fetches_no_frozen_layer_that_it_has() -> None:
 def test_frozen_layers_of_a_job_that_does_not_train_come_beside_the_preparation() -> None:
     """The first plan of a job: a worker imports its model while the layers are read. One that gave up fetches none."""
     first = with_adapter(from_folder(plan=None, next=plan(1, ("a", LAYERS))))
-    steps = next_steps(view_of(first), node(worker()))
-    assert len(of_kind(steps, FetchState)) == len(LAYERS)
-    assert of_kind(steps, OrderPrepare)
+    steps = due(view_of(first), node(worker()))
+    assert len([step for step in steps if isinstance(step, FetchState)]) == len(LAYERS)
+    assert Action.PREPARE in steps
     failed = replace(worker(), failures={JobGeneration("j", 1): Failure("it broke")})
     assert not of_kind(next_steps(view_of(first), node(failed)), FetchState)

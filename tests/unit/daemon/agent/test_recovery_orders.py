@@ -8,21 +8,24 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.orders import OrderPrepare, OrderStart, SourceKind
-from headway.daemon.workers.status import JobGeneration
-from tests.unit.daemon.agent.order_views import (
+from headway.daemon.workers.goal import Action, SourceKind
+from tests.fakes.agent_views import (
     G2,
     LAYERS,
     RUNNING,
     RUNNING_RECORD,
     STOPPED,
     WHOLE,
+    due,
+    goal_by,
     held,
     job,
     node,
+    now,
     of_kind,
     plan,
     record,
+    start_by,
     state_record,
     view_of,
     worker,
@@ -39,10 +42,13 @@ def recovering(**fields: object) -> JobView:
 
 
 def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
-    """A worker computes generation 1 when a recovery plans generation 2: it is prepared, and gets no order about 1."""
+    """A worker computes generation 1 when a recovery plans generation 2: it is prepared, and told nothing about 1."""
     state = {(1, 5): {"a": state_record(*PARTS)}}
     view = view_of(recovering(state=state, stop=StopRecord(generation=1, save=Save.MOVES)))
-    assert next_steps(view, node(RUNNING, held=held(*PARTS))) == [OrderPrepare(0, G2, 0, BACK_TO_5, ("/data",))]
+    assert due(view, node(RUNNING, held=held(*PARTS))) == [Action.PREPARE]
+    goal = goal_by(view, node(RUNNING, held=held(*PARTS)))
+    assert goal.prepare is not None
+    assert (goal.prepare.plan, goal.chooses_stop, goal.stop_at) == (BACK_TO_5, False, None)
 
 
 def test_a_recovery_fetches_files_while_workers_prepare() -> None:
@@ -56,8 +62,7 @@ def test_after_a_rollback_no_live_state_is_reused() -> None:
     """The worker stands at the boundary with live state, but loads its files, because the timeline is new."""
     workers = {(2, 0): record(WorkerState.READY)}
     view = view_of(job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"a": state_record(*PARTS)}}))
-    (start,) = of_kind(next_steps(view, node(STOPPED.did_prepare(G2), held=held(*PARTS))), OrderStart)
-    assert isinstance(start, OrderStart)
+    start = start_by(view, node(now(STOPPED, prepared=2), held=held(*PARTS)))
     assert {source.kind for source in start.sources} == {SourceKind.FILE}
 
 
@@ -66,8 +71,8 @@ def test_files_are_not_fetched_from_a_record_of_another_incarnation() -> None:
     workers = {(2, 0): record(WorkerState.READY)}
     old = replace(state_record(*PARTS, name="b"), incarnation="b-0")
     gone = job(plan=BACK_TO_5, workers=workers, state={(1, 5): {"b": old}})
-    status = worker().did_prepare(G2)
-    assert next_steps(view_of(gone), node(status)) == []
+    status = worker(prepared=2)
+    assert due(view_of(gone), node(status)) == []
     both = replace(gone, state={(1, 5): {"b": old, "c": state_record(*PARTS, name="c")}})
     steps = of_kind(next_steps(view_of(both), node(status)), FetchState)
     assert {step.holders for step in steps if isinstance(step, FetchState)} == {("c",)}
@@ -78,7 +83,7 @@ def test_a_file_that_no_node_holds_fails_the_generation() -> None:
     files = {key: file for key, file in held(*PARTS).items() if key.layer != "head"}
     ready = {(2, 0): record(WorkerState.READY)}
     view = view_of(job(plan=BACK_TO_5, workers=ready, state={(1, 5): {"a": state_record(*PARTS)}}))
-    steps = next_steps(view, node(worker().did_prepare(G2), held=files))
+    steps = next_steps(view, node(worker(prepared=2), held=files))
     assert of_kind(steps, GiveUp) == [GiveUp(0, G2, "no node holds head at boundary 5 of j, timeline 1")]
     assert of_kind(steps, RegisterState) == [
         RegisterState("j", 1, 5, state_record(*(part for part in PARTS if part != "head")))
@@ -88,11 +93,11 @@ def test_a_file_that_no_node_holds_fails_the_generation() -> None:
 def test_records_lost_in_an_etcd_outage_are_waited_for() -> None:
     """The outage outlasts a lease while a worker is to start: b may register again until HEARD_AFTER_S has passed."""
     of = job(plan=BACK_TO_5, workers={(2, 0): record(WorkerState.READY)})
-    view, ready = view_of(of), node(worker().did_prepare(G2), now=100.0)
+    view, ready = view_of(of), node(worker(prepared=2), now=100.0)
     for since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
-        assert [type(step) for step in next_steps(replace(view, steady_since=since), ready)] == expected
+        assert [type(step) for step in due(replace(view, steady_since=since), ready)] == expected
     of.state[1, 5] = {"b": state_record(*PARTS, name="b")}
-    assert [type(step) for step in next_steps(view, ready)] == [FetchState] * len(PARTS)
+    assert [type(step) for step in due(view, ready)] == [FetchState] * len(PARTS)
 
 
 def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
@@ -101,5 +106,7 @@ def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:
     old = job(plan=WHOLE, workers=RUNNING_RECORD)
     assert next_steps(view_of(old), node(worker(job="j"), held=files, in_force={"j/": 4})) == []
     newer = replace(BACK_TO_5, generation=5)
-    steps = next_steps(view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j/": 4}))
-    assert steps == [OrderPrepare(0, JobGeneration("j", 5), 0, newer, ("/data",))]
+    view, behind = view_of(replace(old, next=newer)), node(RUNNING, held=files, in_force={"j/": 4})
+    assert due(view, behind) == [Action.PREPARE]
+    goal = goal_by(view, behind)
+    assert (goal.prepare is not None and goal.prepare.plan, goal.start) == (newer, None)

@@ -12,8 +12,8 @@ from headway.daemon.records.signature import Signature
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.view.job_view import JobView
 from headway.stages.state.file_digest import FileDigest
-from tests.unit.daemon.agent.agent_scene import QuietSupervisor, make_scene
-from tests.unit.daemon.agent.order_views import (
+from tests.fakes.agent_scene import QuietSupervisor, make_scene
+from tests.fakes.agent_views import (
     LAYERS,
     RUNNING,
     RUNNING_RECORD,

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from headway.daemon.agent.copy_steps import copy_steps
 from headway.daemon.agent.local_state import NodeState
@@ -16,10 +15,12 @@ from headway.daemon.agent.steps import (
     OpenData,
     ProveLink,
     RegisterWorker,
+    SetGoal,
     Step,
 )
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import (
     NodeRecord,
     PlanRecord,
@@ -35,17 +36,14 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.situation.boundaries import copier, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.worker.session import OrderRefusedError
-from headway.daemon.worker.start_order import for_stage, start_context
-from headway.daemon.workers.launched_work import LaunchedWork
-from headway.daemon.workers.order_messages import order_message
-from headway.daemon.workers.orders import OrderChooseStop, OrderStart, OrderStopAt, OrderWrite, SourceKind
-from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
-from headway.proto.control_pb2 import StageAssignment, Start
+from headway.daemon.worker.start import for_part
+from headway.daemon.workers.goal import Action, SourceKind, Start
+from headway.daemon.workers.liveness import launched_s
+from headway.daemon.workers.status import JobGeneration
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.fakes.agent_views import due, goal_by, now, start_by, worker
 
 FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
 LAYERS = (*FRONT, *MIDDLE, *BACK)
@@ -95,12 +93,11 @@ def view_of(plan: PlanRecord, *, states: dict[str, WorkerState] | None = None, *
 
 def node(name: str, *held: tuple[int, str], devices: int = 1, **status: Any) -> NodeState:
     """A node with the data at hand, its files of timeline 1, and workers that have prepared generation 1."""
-    g1 = JobGeneration("j", 1)
-    known: dict[str, Any] = {"incarnation": f"w-{name}", "job": "j", "prepared": g1, **status}
+    known: dict[str, Any] = {"incarnation": f"w-{name}", "job": "j", "prepared": 1, **status}
     return NodeState(
         name=name,
         incarnation=f"{name}-1",
-        workers=tuple(WorkerStatus(device_index=index, **known) for index in range(devices)),
+        workers=tuple(worker(device_index=index, **known) for index in range(devices)),
         held={
             StateKey("j", 1, boundary, layer): StoredFile(path=Path("/s"), size_bytes=10, checksum=f"sha-{layer}")
             for boundary, layer in held
@@ -111,23 +108,19 @@ def node(name: str, *held: tuple[int, str], devices: int = 1, **status: Any) -> 
 
 def started(name: str, *held: tuple[int, str], at: int | None = None, **status: Any) -> NodeState:
     """Its worker runs generation 1, or stands at a boundary of it."""
-    g1 = JobGeneration("j", 1)
     layers = TWO_ONE_TWO.workers[POSITIONS[name]].layers
-    stopped = Standstill(g1, at) if at is not None else None
-    return node(name, *held, started=g1, stopped=stopped, layers=layers, has_journal=name == "d", **status)
+    return node(name, *held, started=1, at=at, layers=layers, has_journal=name == "d", **status)
 
 
 def of_kind(steps: list[Step], *kinds: type[Step]) -> list[Step]:
     return [step for step in steps if isinstance(step, kinds)]
 
 
-def start_of(name: str, plan: PlanRecord = TWO_ONE_TWO, **fields: Any) -> OrderStart:
-    (start,) = of_kind(next_steps(view_of(plan, **fields), node(name)), OrderStart)
-    assert isinstance(start, OrderStart)
-    return start
+def start_of(name: str, plan: PlanRecord = TWO_ONE_TWO) -> Start:
+    return start_by(view_of(plan), node(name))
 
 
-def linked(start: OrderStart) -> tuple[list[int], list[int], list[int]]:
+def linked(start: Start) -> tuple[list[int], list[int], list[int]]:
     found = (start.neighbours.upstream, start.neighbours.downstream, start.neighbours.siblings)
     upstream, downstream, siblings = ([neighbour.position for neighbour in neighbours] for neighbours in found)
     return upstream, downstream, siblings
@@ -141,7 +134,7 @@ def test_every_replica_of_the_first_stage_opens_the_data() -> None:
     view = view_of(TWO_ONE_TWO)
     view.jobs["j"].next, view.jobs["j"].plan = TWO_ONE_TWO, None
     opened = {
-        name: bool(of_kind(next_steps(view, replace(node(name, prepared=None), data_paths={})), OpenData))
+        name: bool(of_kind(next_steps(view, replace(node(name, prepared=0), data_paths={})), OpenData))
         for name in "abcde"
     }
     assert opened == {"a": True, "b": True, "c": False, "d": False, "e": False}
@@ -168,48 +161,20 @@ def test_replicas_without_a_common_group_have_no_link() -> None:
 def test_start_waits_until_every_neighbour_has_an_address(name: str, missing: int) -> None:
     view = view_of(TWO_ONE_TWO)
     del view.jobs["j"].workers[1, missing]
-    assert not of_kind(next_steps(view, node(name)), OrderStart)
-
-
-def test_a_start_order_has_groups_and_positions(tmp_path: Path) -> None:
-    """d is worker 3 and stage 2 of 3, with groups 0 and 1; its sibling is worker 4, with groups 2 and 3."""
-    store = StateStore(tmp_path, quota_bytes=1 << 20)
-    start = order_message(start_of("d"), lambda _: SPEC, store, lambda _: tmp_path).message.start
-    assert (start.stage.index, start.stage.num_stages, start.stage.worker) == (2, 3, 3)
-    assert list(start.stage.groups) == [0, 1]
-    (sibling,), (above,) = start.siblings, start.upstream
-    assert (sibling.stage, sibling.worker, list(sibling.groups), sibling.address) == (2, 4, [2, 3], "e:1")
-    assert (above.stage, above.worker, list(above.groups), above.collective) == (1, 2, [], False)
-    assert start.snapshot_dir
+    assert Action.START not in due(view, node(name))
 
 
 @pytest.mark.parametrize(("by_plan", "by_job", "told"), [("attention", "auto", "attention"), ("", "block", "block")])
-def test_orders_have_what_the_stage_computes_again(tmp_path: Path, by_plan: str, by_job: str, told: str) -> None:
-    """A plan's choice, or the job's own where an older leader planned → the worker's settings, and the names of its
-    layers' times.
-    """
+def test_a_worker_computes_again_what_its_plan_says(by_plan: str, by_job: str, told: str) -> None:
+    """A plan's choice, or else the job's own → the worker's settings, and the names of its layers' times."""
     spec = replace(SPEC, train=replace(SPEC.train, recompute=by_job))  # type: ignore[arg-type]
-    stages = (part("a", FRONT), replace(part("b", (*MIDDLE, *BACK)), recompute=by_plan))
-    store = StateStore(tmp_path, quota_bytes=1 << 20)
-    stage = order_message(
-        start_of("b", plan_of(1, *stages)), lambda _: spec, store, lambda _: tmp_path
-    ).message.start.stage
-    assert stage.recompute == told
-    assert for_stage(spec, stage) == replace(spec, train=replace(spec.train, recompute=told))  # type: ignore[arg-type]
-    assert LaunchedWork.of(stage, num_ahead=2).kinds == (f"block+{told}", "head")
-
-
-def test_a_worker_refuses_what_it_cannot_compute_again() -> None:
-    """The order of a newer daemon names a part that this worker does not know → refused, with its name."""
-    with pytest.raises(OrderRefusedError, match="stage 3 cannot compute 'mlp' again"):
-        for_stage(SPEC, StageAssignment(index=3, recompute="mlp"))
-
-
-def test_a_worker_refuses_a_codec_that_it_does_not_know() -> None:
-    """The order of a newer daemon names a codec by a number that is none here → refused, with those that are."""
-    stage = StageAssignment(index=0, num_stages=2, layers=FRONT, depth=1, downstream_codec=9)
-    with pytest.raises(OrderRefusedError, match=r"no codec has number 9; this version knows 0 \(none\)"):
-        start_context(Start(stage=stage), SPEC, torch.device("cpu"))
+    workers = (part("a", FRONT), replace(part("b", (*MIDDLE, *BACK)), recompute=by_plan))
+    start = start_of("b", plan_of(1, *workers))
+    chosen = for_part(spec, start.plan, start.position)
+    assert chosen == replace(spec, train=replace(spec.train, recompute=told))  # type: ignore[arg-type]
+    timed = dict.fromkeys((f"block+{told}", "head"), LayerTime(forward_s=1.0, backward_s=0.0))
+    assert launched_s(start, spec.train, timed, num_ahead=2) == 4.0
+    assert launched_s(start, spec.train, {"block": timed["head"], "head": timed["head"]}, num_ahead=2) == 0.0
 
 
 def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:
@@ -221,8 +186,8 @@ def test_only_the_lead_of_the_last_stage_has_the_journal() -> None:
 def test_two_replicas_on_one_node_write_one_snapshot() -> None:
     """Node a computes both replicas of the first stage on two devices; the second would write the same files."""
     plan = plan_of(1, part("a", FRONT, 0, 1), part("a", FRONT, 2, 3, device=1), part("b", (*MIDDLE, *BACK)))
-    starts = of_kind(next_steps(view_of(plan), node("a", devices=2)), OrderStart)
-    assert [start.takes_snapshots for start in starts if isinstance(start, OrderStart)] == [True, False]
+    goals = [step.goal for step in next_steps(view_of(plan), node("a", devices=2)) if isinstance(step, SetGoal)]
+    assert [goal.start.takes_snapshots for goal in goals if goal.start is not None] == [True, False]
 
 
 # --- Stop and save ----------------------------------------------------------------------------------------------------
@@ -236,22 +201,17 @@ def stopping(save: Save, boundary: int | None, successor: PlanRecord | None = No
 
 def test_the_lead_of_the_first_stage_chooses_where_to_stop() -> None:
     """Only a is asked. All others, its sibling b included, get the boundary."""
-    asked = {name: of_kind(next_steps(stopping(Save.MOVES, None), started(name)), OrderChooseStop) for name in "abcde"}
-    assert {name: len(orders) for name, orders in asked.items()} == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0}
-    g1 = JobGeneration("j", 1)
+    asked = [name for name in "abcde" if Action.CHOOSE_STOP in due(stopping(Save.MOVES, None), started(name))]
+    assert asked == ["a"]
     view = stopping(Save.MOVES, 7)
-    assert of_kind(next_steps(view, started("b")), OrderStopAt) == [OrderStopAt(0, g1, 7)]
-    chose = started("a", chosen=Standstill(g1, 7))
-    assert not of_kind(next_steps(view, chose), OrderStopAt)
+    assert Action.STOP_AT in due(view, started("b"))
+    assert goal_by(view, started("b")).stop_at == 7
+    assert Action.STOP_AT not in due(view, started("a", chosen=7))
 
 
 def written_by(view: ClusterView) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for name in "abcde":
-        for step in of_kind(next_steps(view, started(name, at=7)), OrderWrite):
-            assert isinstance(step, OrderWrite)
-            found[name] = step.layers
-    return found
+    found = {name: goal_by(view, started(name, at=7)).write for name in "abcde"}
+    return {name: parts for name, parts in found.items() if parts}
 
 
 def test_a_checkpoint_is_written_and_copied_by_the_leads_alone() -> None:
@@ -283,14 +243,12 @@ def test_a_replica_keeps_its_live_layers_and_fetches_only_the_journal() -> None:
     after = plan_of(2, part("a", (*FRONT, *MIDDLE)), part("e", BACK), source="nodes", boundary=7)
     told = StateRecord(incarnation="d-1", generation=1, files={JOURNAL: StateFile(size_bytes=1, checksum="x")})
     view = view_of(after, state={(1, 7): {"d": told}})
-    ready = replace(started("e", at=7).workers[0], prepared=JobGeneration("j", 2))
+    ready = now(started("e", at=7).workers[0], prepared=2)
     (fetch,) = of_kind(next_steps(view, replace(started("e"), workers=(ready,))), FetchState)
     assert isinstance(fetch, FetchState)
     assert (fetch.key.layer, fetch.holders) == (JOURNAL, ("d",))
     here = replace(started("e", (7, JOURNAL)), workers=(ready,))
-    (start,) = of_kind(next_steps(view, here), OrderStart)
-    assert isinstance(start, OrderStart)
-    assert {source.layer: source.kind for source in start.sources} == {
+    assert {source.layer: source.kind for source in start_by(view, here).sources} == {
         "head": SourceKind.LIVE,
         JOURNAL: SourceKind.FILE,
     }

@@ -29,8 +29,8 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
+from tests.fakes.agent_views import worker
 
 LAYERS = ("embed", "block.0", "head")
 PARTS = (*LAYERS, JOURNAL)
@@ -183,8 +183,7 @@ def test_a_failed_job_keeps_its_past_and_a_cancelled_one_its_journal() -> None:
 def test_a_parents_boundary_is_loaded_and_never_registered() -> None:
     """The job began with another job's checkpoint, whose timeline has the same number."""
     parent = CheckpointRecord(timeline=3, boundary=100, url="c", origin_job="parent")
-    begun = WorkerStatus(device_index=0, incarnation="w", started=JobGeneration("j", 3))
-    loading = replace(begun, started=None)
+    begun, loading = worker(prepared=3, started=3), worker(prepared=3)
     of = job({}, plan=replace(PLAN, source="checkpoint", source_timeline=3, boundary=100), checkpoint=parent)
     assert steps(of, node((3, 100), workers=(loading,))) == []
     assert steps(of, node((3, 100), workers=(begun,))) == [DeleteState("j", 3, 100, tuple(sorted(PARTS)))]

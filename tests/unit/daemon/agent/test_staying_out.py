@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.node.membership import Membership
 from headway.daemon.planning.cluster_plan import PlanRefused
 from headway.daemon.planning.plan_question import ask
@@ -19,9 +18,9 @@ from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.orders import OrderPrepare
+from headway.daemon.workers.goal import Action
+from tests.fakes.agent_views import SPLIT, due, job, node, view_of, worker
 from tests.fakes.simulated_cluster import small_spec
-from tests.unit.daemon.agent.order_views import SPLIT, job, node, view_of, worker
 
 FULL = "state_dir /s cannot be written: No space left on device"
 NODE = NodeRecord(
@@ -101,8 +100,8 @@ def test_new_plans_leave_out_a_node_with_a_full_state_folder() -> None:
 
 @pytest.mark.parametrize("is_remembered", [True, False])
 def test_a_node_obeys_no_plan_that_it_has_not_written_down(is_remembered: bool) -> None:
-    """Without the number of `next` in its state folder, it orders no Prepare."""
+    """Without the number of `next` in its state folder, it prepares no worker."""
     found = job(next=SPLIT)
     remembered = {seen_key("j", found.uid): SPLIT.generation if is_remembered else SPLIT.generation - 1}
-    steps = next_steps(view_of(found), node(worker(), remembered=remembered))
-    assert any(isinstance(step, OrderPrepare) for step in steps) is is_remembered
+    steps = due(view_of(found), node(worker(), remembered=remembered))
+    assert (Action.PREPARE in steps) is is_remembered

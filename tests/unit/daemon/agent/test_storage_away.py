@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +23,10 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.status import Failure, JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Failure, Goal
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.state.file_digest import FileDigest
-from tests.unit.daemon.agent.agent_scene import PLAN, EtcdOfOneView
+from tests.fakes.agent_scene import PLAN, EtcdOfOneView
 
 AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
 MISSING = RecoveryError("/mnt/data", "no token shards here")
@@ -62,7 +63,7 @@ class IdleWorker:
 
     statuses: tuple[WorkerStatus, ...] = (WorkerStatus(device_index=0, incarnation="w", pid=1, address="a:1"),)
     failed: list[str] = field(default_factory=list)
-    ordered: list[object] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
 
     def fail(self, _: int, of: JobGeneration, reason: str, *, damaged: str = "") -> None:
         self.failed.append(reason)
@@ -71,9 +72,10 @@ class IdleWorker:
     def forget(self, _: object) -> None:
         """It has no failures."""
 
-    def order(self, *order: object, **__: object) -> bool:
-        self.ordered.append(order)
-        return False
+    def set_goal(self, _: int, goal: Goal) -> bool:
+        self.goals.append(goal)
+        self.statuses = (replace(self.statuses[0], goal=goal),)
+        return True
 
     def log_path(self, *_: object) -> Path:
         return Path("worker.log")
@@ -128,7 +130,7 @@ async def test_an_outage_is_reported_and_retried_for_as_long_as_it_lasts(
     assert activities.ailments == {"data of j": str(AWAY)}
     assert worker.failed == []
     library.error = None
-    await until(lambda: bool(worker.ordered))
+    await until(lambda: bool(worker.goals))
     assert activities.ailments == {}
     working.cancel()
     await asyncio.wait({working})
@@ -153,7 +155,7 @@ async def test_attempts_during_an_outage_are_not_charged_afterwards(
     agent, library, _, worker = at_work(AWAY)
     library.error, library.earlier = None, [AWAY] * 20 + [MISSING]
     working = asyncio.create_task(agent._carry_out_steps(worker))
-    await until(lambda: bool(worker.ordered or worker.failed))
+    await until(lambda: bool(worker.goals or worker.failed))
     assert worker.failed == []
     assert library.num_asked == 22
     working.cancel()

@@ -13,8 +13,8 @@ from headway.daemon.reports.job_report import report_job
 from headway.daemon.telemetry.goodput import GoodputBook, superseded
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from headway.daemon.workers.goal import Heartbeat, SnapshotMissed
 from headway.daemon.workers.status import JobGeneration
-from headway.proto import control_pb2
 from tests.unit.daemon.cli.fake_cluster import cluster_view
 
 USEFUL = {"useful": 9.0, "idle": 1.0}
@@ -35,9 +35,9 @@ def record(incarnation: str, seconds: dict[str, float], **more: Any) -> GoodputR
     return GoodputRecord(node="a", incarnation=incarnation, seconds=seconds, **more)
 
 
-def beat(generation: int, **seconds: float) -> control_pb2.Heartbeat:
+def beat(generation: int, **seconds: float) -> Heartbeat:
     """A worker's heartbeat."""
-    return control_pb2.Heartbeat(job="demo", generation=generation, seconds=seconds)
+    return Heartbeat(job="demo", generation=generation, seconds=seconds)
 
 
 def test_a_worker_counts_once_over_its_plans() -> None:
@@ -126,7 +126,7 @@ def test_another_plan_or_process_begins_a_new_minute() -> None:
     book.add(0, beat(3, useful=1.0), now=3.0)
     book.add(0, beat(3, useful=1.5), now=4.0)
     assert book.devices[0].recent == {"useful": pytest.approx(0.5)}
-    book.add(0, control_pb2.Heartbeat(), now=5.0)
+    book.add(0, Heartbeat(), now=5.0)
     assert book.devices[0].newest.seconds == {"useful": 1.5}, "a worker without a job says nothing"
     book.forget("demo")
     assert not book.devices
@@ -144,8 +144,8 @@ def test_a_missed_snapshot_is_reported() -> None:
     """The reason and the new distance come with the stage's record; one of another plan does not."""
     book = GoodputBook()
     book.add(0, beat(3, useful=1.0), now=0.0)
-    missed = control_pb2.SnapshotMissed(job="demo", generation=3, boundary=40, reason="late twice", factor=2)
-    book.missed_snapshot(control_pb2.SnapshotMissed(job="demo", generation=2, boundary=20, reason="old"))
+    missed = SnapshotMissed(job="demo", generation=3, boundary=40, reason="late twice", factor=2)
+    book.missed_snapshot(SnapshotMissed(job="demo", generation=2, boundary=20, reason="old"))
     assert book.devices[0].trouble == ""
     book.missed_snapshot(missed)
     (found,) = book.changes(job_with({}), "a").values()
@@ -156,16 +156,14 @@ def test_a_worker_that_stands_still_is_logged_within_seconds_and_repeatedly() ->
     """The neighbour is named 6 s after the last operation, then every 5 s."""
     book, told = GoodputBook(), []
     for second in range(20):
-        heartbeat = beat(3, useful=1.0)
-        heartbeat.operations, heartbeat.awaited_worker = min(second, 1), 2 if second else 0
-        heartbeat.waiting_for = "stage 1 on b at b:7100" if second else ""
+        waits = {"waiting_for": "stage 1 on b at b:7100", "awaited_worker": 1} if second else {}
+        heartbeat = replace(beat(3, useful=1.0), operations=min(second, 1), **waits)  # type: ignore[arg-type]
         book.add(0, heartbeat, now=float(second))
         told += [(second, each) for each in book.silent_neighbours(now=float(second))]
     assert told == [(second, (JobGeneration("demo", 3), 1)) for second in (6, 11, 16)]
     [written] = book.changes(job_with({}), "a").values()
     assert (written.waits_for, written.awaited_worker) == ("stage 1 on b at b:7100", 1)
-    moving = beat(3, useful=2.0)
-    moving.operations, moving.waiting_for = 2, "stage 1 on b at b:7100"
+    moving = replace(beat(3, useful=2.0), operations=2, waiting_for="stage 1 on b at b:7100")
     book.add(0, moving, now=20.0)
     assert book.silent_neighbours(now=30.0) == []
 
@@ -173,8 +171,7 @@ def test_a_worker_that_stands_still_is_logged_within_seconds_and_repeatedly() ->
 def test_a_broken_link_is_logged_at_once() -> None:
     """Its worker may stand at a boundary and wait for nobody, and the other side may reach it."""
     book = GoodputBook()
-    broken = beat(3, useful=1.0)
-    broken.broken_links.append(1)
+    broken = replace(beat(3, useful=1.0), broken_links=(1,))
     book.add(0, broken, now=0.0)
     neighbour = (JobGeneration("demo", 3), 1)
     assert [book.silent_neighbours(now=float(second)) for second in range(7)] == [

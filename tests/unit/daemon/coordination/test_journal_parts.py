@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.checkpoint_actions import parts_to_copy
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
@@ -22,11 +21,12 @@ from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.storage.checkpoint_names import folder_name, part_name, place_of_part
 from headway.daemon.view.admission import why_no_checkpoint
-from headway.daemon.workers.orders import OrderTrimJournal
+from headway.daemon.view.job_view import JobView
+from headway.daemon.workers.status import WorkerStatus
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
+from tests.fakes.agent_views import LAYERS, goal_by, job, node, now, plan, view_of, worker
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.daemon.agent.order_views import G1, LAYERS, job, node, plan, view_of, worker
 
 JOURNAL_FILE = FileDigest(size_bytes=10, checksum="ab")
 
@@ -115,23 +115,20 @@ def test_a_job_that_starts_from_anothers_checkpoint_brings_its_parts() -> None:
     assert parts_to_copy(first, replace(first, boundary=95)) == ()
 
 
-def test_the_worker_with_the_journal_is_told_once_for_each_part() -> None:
+def test_the_worker_with_the_journal_is_told_of_each_part() -> None:
     """Only of this job's own parts, only while it runs, and only the lead of the last stage."""
-    running = worker(prepared=G1, started=G1, layers=LAYERS, has_journal=True)
+    running = worker(prepared=1, started=1, layers=LAYERS, has_journal=True)
     own = CheckpointRecord(timeline=1, boundary=4096, url="u", journal_parts=(part(1, 2048), part(9, 4096)))
     of = job(plan=plan(1, ("a", LAYERS)), checkpoint=own)
 
-    def told(of: object = of, **fields: object) -> list[OrderTrimJournal]:
-        status = fields.pop("status", running)
-        steps = next_steps(view_of(of), node(status, **fields))  # type: ignore[arg-type]
-        return [step for step in steps if isinstance(step, OrderTrimJournal)]
+    def told(of: JobView = of, status: WorkerStatus = running) -> int:
+        return goal_by(view_of(of), node(status)).journal_from
 
-    assert told() == [OrderTrimJournal(0, G1, 2048)], "timeline 9 was left"
-    assert told(trimmed={G1: 2048}) == []
-    assert told(status=replace(running, has_journal=False)) == []
-    assert told(status=replace(running, started=None)) == []
-    assert told(replace(of, checkpoint=replace(own, origin_job="parent"))) == []
-    assert told(replace(of, checkpoint=None)) == []
+    assert told() == 2048, "timeline 9 was left"
+    assert told(status=now(running, has_journal=False)) == 0
+    assert told(status=worker(prepared=1)) == 0
+    assert told(replace(of, checkpoint=replace(own, origin_job="parent"))) == 0
+    assert told(replace(of, checkpoint=None)) == 0
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
     """Far more lines than two files of 2000 bytes hold: two are left, and the newest line is the last."""
     writer = HistoryWriter(tmp_path, node="n", max_file_bytes=2000, num_old_files=1)
     for number in range(200):
-        writer(None, "info", {"event": "order_sent", "number": number})
+        writer(None, "info", {"event": "goal_set", "number": number})
     writer.close()
     files = sorted((tmp_path / "daemons").iterdir())
     assert [path.name for path in files] == ["n.jsonl", "n.jsonl.1"]
@@ -93,9 +93,9 @@ def test_a_history_that_cannot_be_written_ends_with_one_log_line(tmp_path: Path)
     writer.close()
     with Path("/proc/self/comm").open("rb", buffering=0) as unwritable:
         writer._file = unwritable
-        told = writer(None, "info", {"event": "order_sent"})
+        told = writer(None, "info", {"event": "goal_set"})
         assert "n.jsonl: " in told["history_ended"]
-        assert "history_ended" not in writer(None, "info", {"event": "order_sent"})
+        assert "history_ended" not in writer(None, "info", {"event": "goal_set"})
 
 
 def test_a_full_disk_delays_the_history_and_loses_nothing(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_full_disk_delays_the_history_and_loses_nothing(tmp_path: Path) -> Non
     with Path("/dev/full").open("wb", buffering=0) as full:
         writer._file = full
         for number in (1, 2):
-            assert "history_ended" not in writer(None, "info", {"event": "order_sent", "number": number})
-    writer(None, "info", {"event": "order_sent", "number": 3})
+            assert "history_ended" not in writer(None, "info", {"event": "goal_set", "number": number})
+    writer(None, "info", {"event": "goal_set", "number": 3})
     writer.close()
     assert [line["number"] for line in read_events([tmp_path])] == [1, 2, 3]
 

@@ -23,7 +23,7 @@ from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.job_view import JobView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import Heartbeat
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 
@@ -95,7 +95,7 @@ async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.M
         job.plan = PlanRecord(generation=generation, timeline=1, workers=(stage,))
         worker = WorkerRecord(node="a", incarnation=f"w{generation}", address="", pid=1, state=WorkerState.RUNNING)
         job.workers = {(generation, 0): worker}
-        beat = control_pb2.Heartbeat(job="j", generation=generation, seconds={"useful": float(generation)})
+        beat = Heartbeat(job="j", generation=generation, seconds={"useful": float(generation)})
         reports.book.add(0, beat, now=float(generation))
         await reports._write_all()
         assert reports._written.keys() == {Keys.goodput("j", generation, 0)}

@@ -19,8 +19,8 @@ from headway.daemon.origin.origin_model import initial_adapters_of, with_parts
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.storage.state_key import BASE_PREFIX
-from headway.daemon.worker.held_layers import HeldSession, load_stage
-from headway.proto.control_pb2 import StageAssignment, Start
+from headway.daemon.worker.held_layers import Held, load_stage
+from headway.daemon.workers.goal import Source, SourceKind, Start
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import trained_shapes
@@ -31,6 +31,7 @@ from headway.stages.state.state_file import read_state
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from tests.fakes.agent_views import plan
 from tests.fakes.tiny_models import write_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT's own call
@@ -102,10 +103,13 @@ def test_a_worker_begins_with_the_adapters_of_the_part(folder: Path, tmp_path: P
     """Not with those of the seed: B is not zeros."""
     spec, path = with_parts(job_from(folder)), tmp_path / "part"
     path.write_bytes(b"".join(read_part(spec, "block.1")))
-    start = Start(job_name="j", stage=StageAssignment(index=0, num_stages=2, layers=["block.1"]))
-    start.sources.add(layer="block.1", initial=True)
-    start.sources.add(layer=f"{BASE_PREFIX}block.1", path=str(path))
-    layers, _ = load_stage(start, spec, session=HeldSession(), device=CpuDevice())
+    parts = plan(1, ("a", ("block.1",)), ("b", ("head",)))
+    sources = (
+        Source("block.1", SourceKind.INITIAL),
+        Source(f"{BASE_PREFIX}block.1", SourceKind.FILE, str(path)),
+    )
+    start = Start(plan=parts, position=0, sources=sources)
+    layers, _ = load_stage(start, spec, held=Held(), device=CpuDevice())
     read = initial_adapters_of(spec)
     assert read is not None
     for name, tensor in read("block.1").items():

@@ -17,7 +17,7 @@ from headway.daemon.telemetry import device_speeds
 from headway.daemon.telemetry.device_speeds import FILE, DeviceSpeeds, stepped
 from headway.daemon.worker import benchmark
 from headway.daemon.worker.benchmark import flops_per_s, measure_speed, speed
-from headway.proto.control_pb2 import Heartbeat
+from headway.daemon.workers.goal import Heartbeat
 from tests.unit.daemon.planning.clusters import job, node, planned
 
 DEVICE = Device(kind="cpu", model="fast one")

@@ -4,19 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.records.measurements import ProfileRecord
+from headway.daemon.records.measurements import LayerTime, ProfileRecord
 from headway.daemon.records.records import Device
 from headway.daemon.situation.outlook import LEAST_SAMPLES
 from headway.daemon.telemetry.profiling import has_moved, profile_of, with_demand
-from headway.proto.control_pb2 import Heartbeat, LayerSeconds
-from tests.unit.daemon.agent.order_views import job, node_record, plan
+from headway.daemon.workers.goal import Heartbeat
+from tests.fakes.agent_views import job, node_record, plan
 
 
 def beat(*, block: float = 1.0, embed: float = 0.001, update: float = 0.1, replan: float = 0.0) -> Heartbeat:
-    found = Heartbeat(job="demo", generation=3, num_samples=LEAST_SAMPLES + 2, peak_bytes=1000, replan_s=replan)
-    found.layers["block"].CopyFrom(LayerSeconds(forward_s=block, backward_s=2 * block, update_s=update))
-    found.layers["embed"].CopyFrom(LayerSeconds(forward_s=embed, backward_s=embed, update_s=update))
-    return found
+    layers = {
+        "block": LayerTime(forward_s=block, backward_s=2 * block, update_s=update),
+        "embed": LayerTime(forward_s=embed, backward_s=embed, update_s=update),
+    }
+    samples = LEAST_SAMPLES + 2
+    return Heartbeat(job="demo", generation=3, num_samples=samples, peak_bytes=1000, replan_s=replan, layers=layers)
 
 
 def test_a_profile_is_the_heartbeats_medians_to_three_digits() -> None:
@@ -35,22 +37,16 @@ def test_five_percent_of_what_counts_is_a_move() -> None:
     assert not has_moved(before, profile_of(beat(embed=0.002))), "twice of nothing"
     assert has_moved(before, profile_of(beat(update=0.2)))
     assert has_moved(before, profile_of(beat(replan=1.5)))
-    fewer = beat()
-    del fewer.layers["embed"]
-    assert has_moved(before, profile_of(fewer))
-    grown = beat()
-    grown.peak_bytes = 1100
-    assert has_moved(before, profile_of(grown))
+    fewer = {kind: times for kind, times in beat().layers.items() if kind != "embed"}
+    assert has_moved(before, profile_of(replace(beat(), layers=fewer)))
+    assert has_moved(before, profile_of(replace(beat(), peak_bytes=1100)))
 
 
 def test_the_same_times_under_another_plan_are_told() -> None:
     """Only what was measured under the plan in force counts, and only with enough samples: both must be seen."""
     before = profile_of(beat())
-    later = beat()
-    later.generation += 1
-    assert has_moved(before, profile_of(later))
-    few, enough = beat(), beat()
-    few.num_samples, enough.num_samples = LEAST_SAMPLES - 1, LEAST_SAMPLES
+    assert has_moved(before, profile_of(replace(beat(), generation=4)))
+    few, enough = (replace(beat(), num_samples=number) for number in (LEAST_SAMPLES - 1, LEAST_SAMPLES))
     assert has_moved(profile_of(few), profile_of(enough))
     assert not has_moved(profile_of(enough), before)
 

@@ -17,7 +17,7 @@ from headway.daemon.records.records import PlanRecord, SpecRecord
 from headway.daemon.telemetry import reports as telemetry_reports
 from headway.daemon.telemetry.reports import ProgressReports
 from headway.daemon.view.cluster_view import ClusterView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import BatchDone, Progress
 
 PROGRESS = Keys.of("demo", "progress")
 
@@ -48,12 +48,12 @@ def view_of(**records: object) -> ClusterView:
     return view
 
 
-def progress(generation: int, batch: int) -> control_pb2.Progress:
-    entry = control_pb2.JournalEntry(batch=batch, loss=2.0 - batch / 100, tokens=8, seconds=0.5)
-    return control_pb2.Progress(job="demo", generation=generation, entries=[entry])
+def progress(generation: int, batch: int) -> Progress:
+    entry = BatchDone(batch=batch, loss=2.0 - batch / 100, tokens=8, seconds=0.5)
+    return Progress("demo", generation, (entry,))
 
 
-async def said(reports: ProgressReports, etcd: FakeEtcd, what: control_pb2.Progress, *, rounds: int = 1) -> None:
+async def said(reports: ProgressReports, etcd: FakeEtcd, what: Progress, *, rounds: int = 1) -> None:
     """Hand a report over, and let it be tried so many times."""
     reports.add(what)
     task = asyncio.create_task(reports.run())
@@ -145,8 +145,8 @@ async def test_what_is_no_news_is_dropped(records: dict[str, object]) -> None:
     assert etcd.written == []
 
 
-def entry(batch: int, eval_loss: float | None = None) -> control_pb2.JournalEntry:
-    return control_pb2.JournalEntry(batch=batch, loss=2.0, tokens=8, seconds=0.5, eval_loss=eval_loss)
+def entry(batch: int, eval_loss: float | None = None) -> BatchDone:
+    return BatchDone(batch=batch, loss=2.0, tokens=8, seconds=0.5, eval_loss=eval_loss)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,7 @@ def entry(batch: int, eval_loss: float | None = None) -> control_pb2.JournalEntr
     ],
     ids=["new ones", "none: the last before", "a rollback takes back"],
 )
-def test_the_newest_evaluations_are_kept(
-    entries: list[control_pb2.JournalEntry], evaluations: tuple[tuple[int, float], ...]
-) -> None:
+def test_the_newest_evaluations_are_kept(entries: list[BatchDone], evaluations: tuple[tuple[int, float], ...]) -> None:
     """Of the entries, or the last one before them."""
     before = ProgressRecord(generation=1, batch=9, loss=2.0, tokens_per_second=1.0, evaluations=((6, 4.0), (9, 3.0)))
     assert telemetry_reports._evaluations(entries, before) == evaluations

@@ -18,7 +18,7 @@ from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.probing import INCOMPLETE_S, REWRITTEN_S, Probing
 from headway.daemon.telemetry.reports import CLUSTER_PER_S, interval_s
 from headway.daemon.view.cluster_view import ClusterView
-from headway.proto import control_pb2
+from headway.daemon.workers.goal import Heartbeat
 from tests.fakes.simulated_cluster import small_spec
 from tests.unit.daemon.costs.test_blocked_ways import node
 
@@ -65,7 +65,7 @@ async def test_what_is_gone_with_a_lease_is_written_again() -> None:
     etcd, lease = Etcd(), 1
     around: Any = etcd
     reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: lease)
-    beat = control_pb2.Heartbeat(job="j", generation=1, operations=7, seconds={"useful": 1.0})
+    beat = Heartbeat(job="j", generation=1, operations=7, seconds={"useful": 1.0})
     reports.book.add(0, beat, now=0.0)
     await reports._write_all()
     await reports._write_all()
@@ -84,10 +84,15 @@ async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: 
     reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: 1)
 
     async def look(*, waiting_for: str = "", num_replayed: int = 0) -> None:
-        beat = control_pb2.Heartbeat(
-            job="j", generation=1, operations=7, seconds={"useful": now}, num_replayed=num_replayed
+        beat = Heartbeat(
+            job="j",
+            generation=1,
+            operations=7,
+            seconds={"useful": now},
+            num_replayed=num_replayed,
+            waiting_for=waiting_for,
+            awaited_worker=0 if waiting_for else -1,
         )
-        beat.waiting_for, beat.awaited_worker = waiting_for, 1 if waiting_for else 0
         reports.book.add(0, beat, now=now)
         await reports._write_all()
 

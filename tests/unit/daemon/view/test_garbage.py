@@ -32,8 +32,8 @@ from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.reports.set_aside import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
+from tests.fakes.agent_views import RUNNING, node
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.daemon.agent.order_views import RUNNING, node
 
 NODE = NodeRecord(
     name="a",

@@ -1,17 +1,19 @@
 """A stage loads the files that its start names: of one boundary, one timeline and one job, and no others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from headway.daemon.worker.held_layers import HeldSession, load_stage
-from headway.proto.control_pb2 import LayerSource, StageAssignment, Start
+from headway.daemon.worker.held_layers import Held, load_stage
+from headway.daemon.workers.goal import Source, SourceKind, Start
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, Timeline
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_file import SUFFIX, write_journal, write_layer
+from tests.fakes.agent_views import plan
 from tests.unit.stages.stage.pipeline import Pipeline, initial_layers, make_job, with_train
 
 JOB = make_job(with_train(batches=4))
@@ -38,20 +40,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 def start(paths: dict[str, Path], *, source_timeline: int) -> Start:
     """Generation 4 begins at boundary 2, on a timeline of its own, with one stage."""
+    whole = plan(4, ("a", JOB.layers), source="nodes", boundary=2)
     return Start(
-        job_name="tiny",
-        generation=4,
-        timeline=4,
-        source_timeline=source_timeline,
-        boundary=2,
-        stage=StageAssignment(index=0, num_stages=1, layers=JOB.layers),
-        sources=[LayerSource(layer=part, path=str(path)) for part, path in paths.items()],
+        plan=replace(whole, timeline=4, source_timeline=source_timeline),
+        position=0,
+        sources=tuple(Source(part, SourceKind.FILE, str(path)) for part, path in paths.items()),
     )
 
 
 def load(order: Start) -> dict[str, torch.Tensor]:
     """Every tensor by layer and name; the journal's losses too."""
-    layers, journal = load_stage(order, JOB, session=HeldSession(), device=CpuDevice())
+    layers, journal = load_stage(order, JOB, held=Held(), device=CpuDevice())
     assert journal is not None
     tensors = {f"{name}/{key}": tensor for name, layer in layers.items() for key, tensor in layer.tensors().items()}
     return tensors | {"losses": journal.tensors()["losses"]}

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from headway.daemon.records.shortages import MemoryShortage
-from headway.daemon.worker.out_of_memory import refusals_of_libraries, refuse_memory, shortage_of
-from headway.daemon.worker.reports import generation_failed
+from headway.daemon.worker.out_of_memory import refusals_of_libraries, shortage_of
 
 GIB = 1 << 30
 SHARED = (
@@ -60,16 +59,3 @@ def test_other_errors_stay_what_they_are(text: str) -> None:
     with pytest.raises(torch.OutOfMemoryError) as again, refusals_of_libraries():
         raise own
     assert again.value is own
-
-
-def test_a_report_has_the_sizes_and_no_fault() -> None:
-    """A fault would count against the job; without one the report names the shortage, even one of unknown size."""
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        refuse_memory(0.0)
-    report = generation_failed("demo", 3, caught.value, batch=7, shortage=shortage_of(caught.value))
-    assert (report.refused.fault, report.refused.hopeless, report.refused.batch) == ("", False, 7)
-    assert report.refused.shortage.wanted_bytes == 2 << 20
-    assert report.refused.shortage.allowed_bytes == 8 << 20
-    unknown = generation_failed("demo", 3, caught.value, batch=7, shortage=MemoryShortage())
-    assert unknown.refused.HasField("shortage")
-    assert not generation_failed("demo", 3, caught.value, batch=7).refused.HasField("shortage")

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import StageRecords
-from headway.proto.control_pb2 import Report
+from headway.daemon.workers.goal import FromWorker, SnapshotMissed, Spacing, Wrote
 from headway.stages.ids import Boundary, Generation, LayerName, Timeline
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import SnapshotEnded
@@ -34,25 +34,16 @@ def test_a_late_snapshot_is_not_reported_as_missed() -> None:
 
     Who hears that a boundary was missed fetches its layers from a sibling.
     """
-    told: list[Report] = []
+    told: list[FromWorker] = []
     snapshots = SnapshotReports(SimpleQueue(), StageRecords(None, node="a", incarnation="i"), told.append)
     for boundary, factor, trouble in ((20, 1, ""), (40, 2, ""), (80, 2, ""), (120, 2, "disk full")):
         snapshots._snapshots = cast(Any, Spaced(factor))
         snapshots.ended(ended(boundary, trouble=trouble))
-    said = []
-    for report in told:
-        kind = report.WhichOneof("report")
-        assert kind is not None
-        message = getattr(report, kind)
-        said.append((kind, message.boundary, getattr(message, "written", None)))
-    assert said == [
-        ("wrote", 20, None),
-        ("wrote", 40, None),
-        ("snapshot_missed", 40, True),
-        ("wrote", 80, None),
-        ("snapshot_missed", 120, False),
-    ]
-    late, missed = (report.snapshot_missed for report in told if report.HasField("snapshot_missed"))
+    wrote = [message for message in told if isinstance(message, Wrote)]
+    late, missed = (message for message in told if isinstance(message, SnapshotMissed))
+    assert [message.boundary for message in wrote] == [20, 40, 80]
+    assert (late.boundary, late.written, late.factor) == (40, True, 2)
     assert "twice in a row: only every 2. snapshot" in late.reason
-    assert (missed.reason, missed.factor) == ("disk full", 2)
-    assert [file.checksum for file in told[0].wrote.files] == ["sha-head"]
+    assert (missed.boundary, missed.written, missed.reason, missed.factor) == (120, False, "disk full", 2)
+    assert [file.checksum for file in wrote[0].files] == ["sha-head"]
+    assert snapshots.spacing == Spacing(2, 40)

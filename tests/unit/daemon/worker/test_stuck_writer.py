@@ -5,11 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from headway.daemon.worker.session import OrderRefusedError
+from headway.daemon.worker.held_layers import Held, RefusedError
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
-from headway.proto.control_pb2 import Write
+from headway.daemon.workers.goal import Action, Actual, Goal, Start
 from headway.stages.state.snapshot_writer import SnapshotWriter
+from tests.fakes.agent_views import WHOLE
+from tests.unit.stages.stage.pipeline import make_job
 
 
 def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,5 +26,7 @@ def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pyte
         output=nothing,
         records=StageRecords(None, node="a", incarnation="i"),
     )
-    with pytest.raises(OrderRefusedError, match="has not let go"):
-        worker._write(Write(job_name="j", generation=1, boundary=4))
+    worker._goal = Goal(job="j", start=Start(plan=WHOLE, position=0), stop_at=4, write=("head",))
+    worker._actual, worker._held = Actual(job="j", generation=1, boundary=4), Held(spec=make_job())
+    with pytest.raises(RefusedError, match="has not let go"):
+        worker._do(Action.WRITE)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from headway.daemon.workers.goal import Actual, Goal, Heartbeat, WrittenFile, Wrote
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
-from headway.proto import control_pb2
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
@@ -81,18 +81,23 @@ class QuietSupervisor:
     def __init__(self) -> None:
         self.statuses = (
             WorkerStatus(
-                device_index=0, incarnation="w", pid=1, address="a:1", job="j", prepared=G1, started=G1, layers=LAYERS
+                device_index=0,
+                incarnation="w",
+                pid=1,
+                address="a:1",
+                actual=Actual(job="j", prepared=1, generation=1, layers=LAYERS),
             ),
         )
 
     def forget(self, is_over: object) -> None:
         """It has no failures."""
 
-    def order(self, *_: object, **__: object) -> bool:
-        """It obeys in its own time."""
-        return False
+    def set_goal(self, index: int, goal: Goal) -> bool:
+        """It gets there in its own time."""
+        self.statuses = (replace(self.statuses[index], goal=goal),)
+        return True
 
-    heartbeats: Mapping[int, control_pb2.Heartbeat] = {}
+    heartbeats: Mapping[int, Heartbeat] = {}
 
     def log_path(self, *_: object) -> Path:
         """It says nothing."""
@@ -120,12 +125,8 @@ class Scene:
         for part in PARTS:
             path = folder / f"{part}.safetensors"
             path.write_bytes(b"s" * size_bytes)
-            files.append(
-                control_pb2.WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, checksum=f"sha-{part}")
-            )
-        wrote = control_pb2.Wrote(
-            job="j", generation=1, boundary=boundary, files=files, timeline=timeline, is_snapshot=True
-        )
+            files.append(WrittenFile(layer=part, path=str(path), size_bytes=size_bytes, checksum=f"sha-{part}"))
+        wrote = Wrote(job="j", generation=1, boundary=boundary, files=tuple(files), timeline=timeline, is_snapshot=True)
         return await self.agent.worker_wrote(wrote)
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -1,9 +1,13 @@
-"""A node and a cluster as an agent's orders see them: one job of four layers, one worker of node a."""
+"""A node and a cluster as an agent sees them: one job of four layers, one worker of node a."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import Step
+from headway.daemon.agent.steps import SetGoal, Step
+from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.records import (
     NodeRecord,
@@ -20,7 +24,8 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.status import JobGeneration, Standstill, WorkerStatus
+from headway.daemon.workers.goal import Action, Actual, Goal, Start, next_action
+from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")
@@ -64,10 +69,35 @@ def job(*, data_sha256: str = "sha-data", **fields: object) -> JobView:
     return JobView(name="j", submission=SpecRecord(spec=spec), **fields)  # type: ignore[arg-type]
 
 
-def worker(**fields: object) -> WorkerStatus:
-    """The worker of device 0, attached."""
-    known: dict[str, object] = {"device_index": 0, "incarnation": "w", "pid": 7, "address": "a:1"}
+def worker(
+    *,
+    job: str = "",
+    prepared: int = 0,
+    started: int = 0,
+    at: int | None = None,
+    chosen: int | None = None,
+    layers: tuple[str, ...] = (),
+    has_journal: bool = False,
+    **fields: object,
+) -> WorkerStatus:
+    """The worker of device 0, attached. prepared, started: generations. at: the boundary at which it stands."""
+    actual = Actual(
+        job=job or ("j" if prepared or started else ""),
+        prepared=prepared,
+        generation=started,
+        boundary=at,
+        chosen=chosen,
+        stop_at=chosen,
+        layers=layers,
+        has_journal=has_journal,
+    )
+    known: dict[str, object] = {"device_index": 0, "incarnation": "w", "pid": 7, "address": "a:1", "actual": actual}
     return WorkerStatus(**(known | fields))  # type: ignore[arg-type]
+
+
+def now(status: WorkerStatus, **changes: object) -> WorkerStatus:
+    """The same worker, which says something else of itself."""
+    return replace(status, actual=msgspec.structs.replace(status.actual, **changes))
 
 
 def node(status: WorkerStatus, *, name: str = "a", **fields: object) -> NodeState:
@@ -100,6 +130,30 @@ def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), g
     return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
 
 
+def due(view: ClusterView, node: NodeState) -> list[Step | Action]:
+    """The steps that are due. Of a new goal, what the worker does next by it, if anything."""
+    found: list[Step | Action] = []
+    for step in next_steps(view, node):
+        if not isinstance(step, SetGoal):
+            found.append(step)
+        elif action := next_action(step.goal, node.workers[step.device_index].actual):
+            found.append(action)
+    return found
+
+
+def goal_by(view: ClusterView, node: NodeState) -> Goal:
+    """The goal of the node's first worker, when its daemon has taken all steps."""
+    goals = [step.goal for step in next_steps(view, node) if isinstance(step, SetGoal) and not step.device_index]
+    return goals[0] if goals else node.workers[0].goal
+
+
+def start_by(view: ClusterView, node: NodeState) -> Start:
+    """What the node's first worker is to start with."""
+    start = goal_by(view, node).start
+    assert start is not None
+    return start
+
+
 def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:
     return [step for step in steps if isinstance(step, kind)]
 
@@ -107,8 +161,8 @@ def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:
 WHOLE = plan(1, ("a", LAYERS))
 FRONT, BACK = LAYERS[:2], LAYERS[2:]
 SPLIT = plan(2, ("a", FRONT), ("b", BACK), source="nodes")
-RUNNING = worker(job="j", prepared=G1, started=G1, layers=LAYERS, has_journal=True)
+RUNNING = worker(job="j", prepared=1, started=1, layers=LAYERS, has_journal=True)
 RUNNING_RECORD = {(1, 0): record(WorkerState.RUNNING)}
-STOPPED = RUNNING.did_choose(Standstill(G1, 5)).did_stop(Standstill(G1, 5))
+STOPPED = now(RUNNING, chosen=5, stop_at=5, boundary=5)
 STOPPED_RECORD = {(1, 0): record(WorkerState.STOPPED, boundary=5)}
 STOP = StopRecord(generation=1, save=Save.MOVES, boundary=5)

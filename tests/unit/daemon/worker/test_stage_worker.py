@@ -1,0 +1,134 @@
+"""Some goals end a run. The worker then goes on to the newest one."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.records.shortages import MemoryShortage
+from headway.daemon.worker.held_layers import Held
+from headway.daemon.worker.neighbours import WorkerInbox
+from headway.daemon.worker.stage_records import StageRecords
+from headway.daemon.worker.stage_worker import StageWorker
+from headway.daemon.workers.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
+from headway.stages.device.cpu import CpuDevice
+from headway.stages.errors import AbortedError
+from headway.stages.model import quantized
+from headway.stages.spec import AdapterSpec, layer_names
+from tests.fakes.agent_views import plan
+from tests.unit.stages.stage.pipeline import CountingTokens, make_job
+
+
+def make_worker(inbox: WorkerInbox, folder: Path) -> StageWorker:
+    """A worker without links and without a process of its own."""
+    nothing = cast(Any, None)
+    device = SimpleNamespace(
+        is_to_be_measured=False,
+        release_memory=lambda: None,
+        device=torch.device("cpu"),
+        open=lambda **_: CpuDevice(),
+    )
+    return StageWorker(
+        inbox=inbox,
+        endpoint=nothing,
+        collective=nothing,
+        device=cast(Any, device),
+        output=cast(Any, SimpleNamespace(restore=lambda: None)),
+        records=StageRecords(folder, node="a", incarnation="i"),
+    )
+
+
+class Told:
+    """A control that remembers what the worker tells."""
+
+    def __init__(self) -> None:
+        self.actuals: list[Actual] = []
+        self.num_batches = 0
+
+    def tell(self, message: FromWorker) -> None:
+        if isinstance(message, Actual):
+            self.actuals.append(message)
+
+    def progress(self, *_: object) -> None:
+        self.num_batches += 1
+
+    def flush(self) -> None:
+        """Nothing is under way."""
+
+
+def started(generation: int) -> Goal:
+    """The goal to compute the whole of a tiny job."""
+    layers = layer_names(make_job().model)
+    whole = plan(generation, ("a", layers))
+    sources = tuple(Source(layer, SourceKind.INITIAL) for layer in layers)
+    return Goal(job="tiny", spec=make_job(), start=Start(plan=whole, position=0, sources=sources))
+
+
+def prepared(worker: StageWorker, job: JobSpec, generation: int) -> Told:
+    """The worker is ready for a generation. Returns what it tells from now on."""
+    told = Told()
+    worker._control = cast(Any, told)
+    worker._goal, worker._actual = Goal(job="tiny"), Actual(job="tiny", prepared=generation)
+    worker._held = Held(spec=job, tokens=cast(Any, CountingTokens()))
+    return told
+
+
+def test_a_release_ends_a_run_and_is_done_after_it(tmp_path: Path) -> None:
+    """It arrives while a stage computes: the run is cut off, and the job is let go before the process ends."""
+    inbox = WorkerInbox()
+    worker = make_worker(inbox, tmp_path)
+    told = prepared(worker, make_job(), 2)
+    worker._run = cast(Any, object())
+    with pytest.raises(AbortedError, match="let its job go"):
+        worker._take(Goal())
+    worker._run = None
+    inbox.put(Goal(ends=True))
+    worker.serve(cast(Any, told))
+    assert [actual.job for actual in told.actuals] == [""]
+
+
+def test_an_end_behind_a_start_ends_the_new_run_before_its_first_batch(tmp_path: Path) -> None:
+    """A second start ends the first run. The end behind it must not wait until the second run is done."""
+    inbox = WorkerInbox()
+    worker = make_worker(inbox, tmp_path)
+    told = prepared(worker, make_job(), 2)
+    for generation in (1, 2):
+        inbox.put(started(generation))
+    inbox.put(Goal(ends=True))
+    worker.serve(cast(Any, told))
+    assert ([actual.generation for actual in told.actuals], told.num_batches) == ([1, 2], 0)
+    assert inbox.empty()
+
+
+def test_a_librarys_refusal_of_memory_ends_a_run_as_a_shortage(tmp_path: Path) -> None:
+    """cuBLAS finds no room while a stage computes → the failure has a shortage, and the worker lives on."""
+
+    def run() -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    worker = make_worker(WorkerInbox(), tmp_path)
+    told = prepared(worker, make_job(), 1)
+    worker._compute(cast(Any, SimpleNamespace(loop=SimpleNamespace(run=run), executor=SimpleNamespace(batch=3))))
+    [failure] = told.actuals[-1].failures.values()
+    assert (failure.shortage, failure.batch, failure.fault) == (MemoryShortage(), 3, "")
+
+
+def test_a_package_that_is_missing_ends_the_job_at_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base in NF4 where bitsandbytes is missing: no other attempt follows, and the line has the command."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr(quantized, "_kernels", cast(Any, quantized._kernels).__wrapped__)
+    job, worker = make_job(), make_worker(WorkerInbox(), tmp_path)
+    job = replace(job, model=replace(job.model, adapter=AdapterSpec(rank=2, quantize="nf4")))
+    told = prepared(worker, job, 1)
+    worker._goal = started(1)
+    worker._act(Action.START)
+    failure = told.actuals[-1].failures[1]
+    assert failure.is_hopeless
+    assert "needs bitsandbytes, which is not installed: `pip install 'headway[quantized]'`" in failure.text
