@@ -32,7 +32,7 @@ from rigs.recovery_timeline import medians, milestones
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.node_requests import drain, release
-from headway.daemon.history.events import MONOTONIC
+from headway.daemon.history.writer import MONOTONIC
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster

@@ -52,8 +52,7 @@ from headway.daemon.errors import (
 from headway.daemon.etcd.transaction import Compare
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.ailments import checkpoint_ailment, data_ailment, refusal_ailment
-from headway.daemon.records.records import TERMINAL_PHASES, seen_key
+from headway.daemon.records.records import TERMINAL_PHASES, checkpoint_ailment, data_ailment, refusal_ailment, seen_key
 from headway.daemon.runtime.activities import Run
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.telemetry.goodput import GoodputReports

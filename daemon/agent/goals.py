@@ -11,7 +11,7 @@ from headway.daemon.agent.link_steps import neighbours_of
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
 from headway.daemon.agent.steps import FetchState, OpenData, SetGoal, Step
 from headway.daemon.planning.cluster_plan import is_moving, place
-from headway.daemon.records.journal_part import end_of, own_parts
+from headway.daemon.records.lineage import end_of, own_parts
 from headway.daemon.records.records import Phase, Save
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.view.cluster_view import ClusterView

@@ -20,7 +20,7 @@ from headway.daemon.jobs.places import is_store
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.origin.folder_kinds import kind_of
 from headway.daemon.records.format import decode
-from headway.daemon.records.manifest import check_seal
+from headway.daemon.records.lineage import check_seal
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE

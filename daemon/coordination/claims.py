@@ -19,8 +19,7 @@ from headway.daemon.planning.rebalance import judge
 from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
-from headway.daemon.situation.situation import JobSituation
-from headway.daemon.situation.standing import Standing
+from headway.daemon.situation.situation import JobSituation, Standing
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.view.usage import per_share, weight

@@ -1,10 +1,26 @@
-"""The commands of the coordinator: plain values, carried out by the leader's shell."""
+"""The commands of the coordinator: plain values, carried out by the leader's shell. Pure.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+The compared keys, and the keys written with every move, are the same for all actions. etcd's limits split a decision:
+the decision stays one step, its notes follow.
+"""
 
-from headway.daemon.records.records import CheckpointRecord
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
+
+from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.records.cluster_records import PlacementRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import DeviceShortage
+from headway.daemon.records.records import CheckpointRecord, EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
+from headway.daemon.situation.boundaries import Origin
+from headway.daemon.situation.failures import LostWorker
 from headway.daemon.situation.plan_cache import PlanRequest
+from headway.daemon.situation.situation import JobSituation
+from headway.daemon.view.job_view import JobView
+from headway.daemon.view.quarantine import QUARANTINE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +126,191 @@ class Decision:
     """Plans that were used although measurements have changed since."""
     broken: tuple[BrokenJob, ...] = ()
     """Jobs about which no decision was possible because of an unexpected error."""
+
+
+READ_LEAVES: Final = ("spec", "desired", "phase", "plan", "next", "stop", "checkpoint")
+"""Keys of a job that every decision about it compares."""
+MAX_SWEPT: Final = 32
+"""Maximum number of generations whose worker records one transaction deletes: etcd takes 128 operations in one."""
+MAX_EVENTS: Final = 500
+"""Maximum number of a job's events in etcd: each new event deletes an older one."""
+MAX_TRIMMED: Final = 32
+"""Maximum number of events that one transaction deletes."""
+
+
+def move(
+    situation: JobSituation,
+    to: Phase,
+    reason: str,
+    *,
+    puts: dict[str, bytes] | None = None,
+    deletes: tuple[str, ...] = (),
+    error: str = "",
+    generation: int = 0,
+    failures: FailureCount | None = None,
+    is_saved: bool = False,
+    event: str = "",
+    is_event: bool = True,
+    outlook: str = "",
+    planning_since: float = 0.0,
+    leased: dict[str, tuple[bytes, int]] | None = None,
+    shortages: tuple[DeviceShortage, ...] | None = None,
+) -> Transaction:
+    """Return the phase record, the event, and the job's other keys, on condition that no key that was read has changed.
+
+    A plan that ends leaves its past in the phase record. is_saved: the checkpoint then has everything. shortages:
+    instead of all that are known.
+    """
+    job, before = situation.job, situation.job.phase
+    number = generation or before.generation
+    lineage, classes, was_rounded = before.lineage, before.arithmetic_classes, before.was_rounded
+    # A new plan, or a complete checkpoint, carries the past itself.
+    if is_saved or "plan" in (puts or {}):
+        lineage, classes, was_rounded = None, (), False
+    # The plan is about to disappear, and the next start must know what its weights have seen.
+    elif "plan" in deletes and job.plan is not None:
+        lineage, classes, was_rounded = job.plan.lineage, job.plan.arithmetic_classes, job.plan.was_rounded
+    record = PhaseRecord(
+        phase=to,
+        reason=reason,
+        error=error,
+        generation=number,
+        request=job.desired.request,
+        num_events=before.num_events + is_event,
+        lineage=lineage,
+        failures=before.failures if failures is None else failures,
+        furthest=situation.furthest if "plan" in deletes else before.furthest,
+        arithmetic_classes=classes,
+        was_rounded=was_rounded,
+        outlook=outlook,
+        planning_since=planning_since,
+        since=situation.written_at if to is not before.phase else before.since,
+        shortages=situation.shortages if shortages is None else shortages,
+    )
+    written = {Keys.of(job.name, leaf): value for leaf, value in (puts or {}).items()}
+    written[Keys.of(job.name, "phase")] = encode(record)
+    if is_event:
+        text = EventRecord(at=situation.written_at, text=event or sentence(reason), generation=number)
+        written[Keys.event(job.name, before.num_events)] = encode(text)
+    there = (Keys.of(job.name, leaf) for leaf in deletes)
+    old = _old_events(job) if is_event else ()
+    return Transaction(
+        job=job.name,
+        reason=f"{before.phase} → {to}: {event or reason}",
+        # Absent keys are compared too: if another process creates one, the transaction must fail.
+        compare={key: situation.view.revision_of(key) for key in (Keys.of(job.name, leaf) for leaf in READ_LEAVES)},
+        puts=written,
+        deletes=(
+            *(key for key in there if situation.view.revision_of(key)),
+            *_old_workers(situation, puts or {}),
+            *old,
+        ),
+        leased=leased or {},
+    )
+
+
+def _old_workers(situation: JobSituation, puts: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return the records of workers about earlier plans, when another comes into force: they are no longer needed."""
+    job = situation.job
+    if "plan" not in puts or job.next is None:
+        return ()
+    oldest = job.plan.generation if job.plan is not None else job.next.generation
+    old = sorted({generation for generation, _ in job.workers if generation < oldest})
+    return tuple(Keys.workers(job.name, generation) for generation in old[:MAX_SWEPT])
+
+
+def _old_events(job: JobView) -> tuple[str, ...]:
+    """Return the events that make room for one more."""
+    oldest = job.phase.num_events + 1 - MAX_EVENTS
+    return tuple(Keys.event(job.name, number) for number in sorted(job.events) if number < oldest)[:MAX_TRIMMED]
+
+
+def offer(
+    situation: JobSituation,
+    to: Phase,
+    plan: ClusterPlan,
+    *,
+    reason: str,
+    origin: Origin,
+    promised: float = 0.0,
+    event: str = "",
+    error: str = "",
+    deletes: tuple[str, ...] = (),
+    failures: FailureCount | None = None,
+    leased: dict[str, tuple[bytes, int]] | None = None,
+) -> Transaction:
+    """Write `next`. It gives devices away, and so compares and writes `placement` too."""
+    record = PlanRecord(
+        generation=situation.generation,
+        timeline=origin.lineage.timeline,
+        ancestry=origin.lineage.ancestry,
+        boundary=origin.boundary,
+        source=origin.source,
+        source_timeline=origin.source_timeline,
+        furthest=situation.furthest,
+        workers=plan.workers,
+        predicted_batch_seconds=plan.predicted_batch_seconds,
+        promised=promised,
+        reason=reason,
+        is_exact=plan.is_exact,
+        exact_reason=plan.exact_reason,
+        arithmetic_classes=plan.arithmetic_classes,
+        codecs=plan.codecs,
+        was_rounded=plan.was_rounded,
+    )
+    moved = move(
+        situation,
+        to,
+        reason,
+        puts={"next": encode(record)},
+        deletes=deletes,
+        generation=record.generation,
+        error=error,
+        event=event,
+        failures=failures,
+        leased=leased,
+    )
+    # Two decisions from one stale view would both compare this key, and only one of them can succeed.
+    placement = PlacementRecord(job=situation.job.name, generation=record.generation)
+    return Transaction(
+        job=moved.job,
+        reason=moved.reason,
+        compare=moved.compare | {Keys.PLACEMENT: situation.view.revision_of(Keys.PLACEMENT)},
+        puts=moved.puts | {Keys.PLACEMENT: encode(placement)},
+        deletes=moved.deletes,
+        leased=moved.leased,
+    )
+
+
+def held_against_nodes(situation: JobSituation, losses: tuple[LostWorker, ...]) -> dict[str, tuple[bytes, int]]:
+    """Return one failure for every node that was lost, or whose worker died or did not answer; not for a broken link.
+
+    A node that two jobs have lost failed once.
+    """
+    leased = {}
+    for name, charge in situation.lost.charges(losses).items():
+        number = max(situation.view.failures.get(name, {}), default=-1) + 1
+        leased[Keys.failure(name, number)] = encode(charge), QUARANTINE_S
+    return leased
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+MAX_OPERATIONS: Final = 128
+"""Maximum number of changes, and of comparisons, of one transaction: etcd's `--max-txn-ops`."""
+
+
+def parts(decided: Transaction) -> tuple[Transaction, ...]:
+    """Return the decision, then its keys under leases. The shell compares its own key in each part."""
+    num_changes = len(decided.puts) + len(decided.deletes)
+    assert num_changes <= MAX_OPERATIONS, "a decision changes a limited number of keys: see MAX_SWEPT and MAX_TRIMMED"
+    return replace(decided, leased={}), *_notes(decided)
+
+
+def _notes(decided: Transaction) -> Iterator[Transaction]:
+    leased = iter(decided.leased.items())
+    while batch := dict(islice(leased, MAX_OPERATIONS)):
+        yield Transaction(job=decided.job, reason=decided.reason, leased=batch)

@@ -5,15 +5,13 @@ A condition's name, with spaces for its underscores, is its text in docs/coordin
 
 from typing import Final
 
-from headway.daemon.coordination.link_proofs import blocked_links, unproven
-from headway.daemon.coordination.waiting import waits_for
+from headway.daemon.coordination.sentences import waits_for
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import is_news
 from headway.daemon.records.records import Desired, Phase, Save, WorkerState
 from headway.daemon.situation.boundaries import due_checkpoint, parts_of
-from headway.daemon.situation.failure_budget import was_killed
-from headway.daemon.situation.situation import JobSituation
-from headway.daemon.situation.standstill import standing_pairs
+from headway.daemon.situation.failures import standing_pairs, was_killed
+from headway.daemon.situation.situation import JobSituation, blocked_links, unproven
 from headway.daemon.view.job_view import Place
 
 TELL_AFTER_S: Final = 1.0

@@ -4,13 +4,14 @@
 etcd and continues. A command that is lost, late or overtaken is simply decided again.
 """
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headway.daemon.coordination.accounting import usage_due_at, write_usage
 from headway.daemon.coordination.actions import (
+    delete_checkpoints,
     drop_next,
     enforce_change,
     enforce_first,
@@ -23,18 +24,14 @@ from headway.daemon.coordination.actions import (
     recover,
     requeue,
     retire,
+    set_aside,
     stop_for_checkpoint,
     stop_for_moves,
-)
-from headway.daemon.coordination.broken_jobs import broken, give_up
-from headway.daemon.coordination.checkpoint_actions import (
-    delete_checkpoints,
-    set_aside,
     write_checkpoint,
     write_periodic_checkpoint,
 )
 from headway.daemon.coordination.claims import Claims, settle_claims, still_worth, uses
-from headway.daemon.coordination.commands import BrokenJob, Command, Decision
+from headway.daemon.coordination.commands import BrokenJob, Command, Decision, Transaction, move
 from headway.daemon.coordination.conditions import (
     TELL_AFTER_S,
     all_devices_owed_to_others,
@@ -89,10 +86,13 @@ from headway.daemon.coordination.conditions import (
     workers_late_to_stop,
 )
 from headway.daemon.coordination.earlier import Basis, Earlier, Judged, Renew
-from headway.daemon.coordination.queue_order import in_turn, is_queued
+from headway.daemon.coordination.fair_share import in_turn, is_queued
+from headway.daemon.errors import in_one_line
 from headway.daemon.planning.cluster_plan import ClusterPlan, devices
+from headway.daemon.records.format import encode
 from headway.daemon.records.identity import Same
-from headway.daemon.records.records import DeviceKey, Phase
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import TERMINAL_PHASES, DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
 from headway.daemon.situation.outlook import all_ways, planned_nodes, slowest_way
 from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
@@ -100,6 +100,54 @@ from headway.daemon.situation.reads import Reads
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
+
+
+def usage_due_at(view: ClusterView) -> float | None:
+    """Return when the count must be written; None: no user has jobs, or a newer release counts."""
+    garbage = view.unreadable.get(Keys.USAGE)
+    return view.usage.due_at() if garbage is None or not garbage.is_newer else None
+
+
+def write_usage(view: ClusterView, *, now: float, written_at: float) -> Transaction | None:
+    """Write `usage` if the count is due, even over an unreadable record. The command belongs to no job."""
+    due_at = usage_due_at(view)
+    if due_at is None or now < due_at:
+        return None
+    return Transaction(
+        job="",
+        reason="what users have used",
+        compare={Keys.USAGE: view.revisions.get(Keys.USAGE, 0)},
+        puts={Keys.USAGE: encode(view.usage.record(now=now, written_at=written_at))},
+    )
+
+
+def broken(job: str, error: Exception) -> BrokenJob:
+    """Return the report of the error."""
+    return BrokenJob(job=job, reason=in_one_line(error), traceback="".join(traceback.format_exception(error)))
+
+
+def give_up(situation: JobSituation, found: BrokenJob, error: Exception) -> Transaction | None:
+    """Return the command that fails the job; nodes keep its state.
+
+    None sets the job aside: it has already ended, its records allow no such command, or the daemon ran out of memory,
+    which is not the job's fault.
+
+    """
+    if isinstance(error, MemoryError) or situation.job.phase.phase in TERMINAL_PHASES:
+        return None
+    reason = f"the coordinator cannot decide about this job: {found.reason}"
+    try:
+        return move(
+            situation,
+            Phase.FAILED,
+            reason,
+            error=found.traceback,
+            deletes=("plan", "next", "stop"),
+            event=f"Failed: {reason}",
+        )
+    except Exception:  # the error that broke the decision also breaks the command that would fail the job
+        return None
+
 
 QUEUED, PREPARING, RUNNING, CHANGING, STOPPING, RECOVERING = (
     Phase.QUEUED,

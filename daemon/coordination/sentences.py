@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from typing import Final
 
-from headway.daemon.coordination.link_proofs import blocked_links, unproven
+from headway.daemon.coordination.claims import left_alone_s
 from headway.daemon.jobs.job import preparation_s
-from headway.daemon.planning.cluster_plan import replica_note, shape, size, stage_name, worker_name
+from headway.daemon.planning.cluster_plan import ClusterPlan, replica_note, shape, size, stage_name, worker_name
 from headway.daemon.planning.plan_question import no_worker
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused
+from headway.daemon.planning.planner import PlanRefused
 from headway.daemon.planning.rebalance import is_depth_alone
+from headway.daemon.records.measurements import MemoryShortage
 from headway.daemon.records.records import Desired, Phase, PlanRecord, WorkerPart, WorkerRecord, WorkerState
-from headway.daemon.records.shortages import MemoryShortage
-from headway.daemon.situation.late_workers import STARTED
-from headway.daemon.situation.lost_worker import LostWorker
-from headway.daemon.situation.plan_health import PlanHealth
-from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.listing import listed
+from headway.daemon.situation.failures import STARTED, LostWorker, repetition
+from headway.daemon.situation.situation import JobSituation, PlanHealth, blocked_links, unproven
+from headway.daemon.view.job_view import JobView
+from headway.daemon.view.quarantine import listed
 
 MAX_ERROR: Final = 300
 """Maximum number of characters quoted from a worker's error."""
@@ -275,3 +274,54 @@ def _how_it_failed(fault: str, error: str) -> str:
             return f"was killed ({line.removesuffix('; it was killed').partition(': ')[2] or line})"
     first = head.partition("\n")[0]
     return f"failed ({first[:MAX_ERROR]})" if first else "failed"
+
+
+def waits_for(situation: JobSituation) -> str:
+    """Return the wait reason for the phase record. It contains no passing seconds, so it changes only when its cause
+    does.
+    """
+    is_recovering = situation.job.plan is not None
+    best = situation.plans.recovery if is_recovering else situation.plans.best
+    if isinstance(best, ClusterPlan):
+        if is_recovering:
+            again = repetition(situation.job.phase.failures)
+            return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}{again}"
+        return "waits for the nodes to settle"
+    if situation.standing.after and not is_recovering:
+        return f"waits for its turn after job {situation.standing.after}"
+    if isinstance(situation.plans.on_everything, ClusterPlan):
+        owners = sorted(set(situation.standing.in_the_way) or _owners(situation))
+        return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(situation, owners)}"
+    return "; ".join(filter(None, [best.reason, situation.plans.why_quarantined]))
+
+
+def _owners(situation: JobSituation) -> set[str]:
+    """Return the owners of all devices in use."""
+    return {other.name for other in situation.view.jobs.values() if other is not situation.job and other.devices}
+
+
+def _what_has_to_happen(situation: JobSituation, owners: list[str]) -> str:
+    """Return one clause for each cause; empty if jobs are simply served one after the other."""
+    causes: dict[str, list[str]] = {}
+    for name in owners:
+        if cause := _cause(situation, situation.view.jobs[name]):
+            causes.setdefault(cause, []).append(name)
+    of_all = len(causes) == 1 and len(next(iter(causes.values()))) == len(owners)
+    clauses = [cause if of_all else f"{' and '.join(names)} {cause}" for cause, names in causes.items()]
+    return f": {'; '.join(clauses)}" if clauses else ""
+
+
+def _cause(situation: JobSituation, owner: JobView) -> str:
+    if owner.phase.phase in (Phase.CHANGING, Phase.STOPPING):
+        return "gives way"
+    if owner.priority > situation.job.priority:
+        return f"has priority {owner.priority}"
+    if owner.priority == situation.job.priority and owner.user == situation.job.user:
+        return ""
+    kept_s = left_alone_s(owner, situation.view)
+    if situation.now < owner.started_at + kept_s:
+        return f"keeps its devices until it has run for {kept_s:g} s"
+    if owner.priority < situation.job.priority:
+        return "gives way"
+    user = situation.job.user or "this user"
+    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {user}"

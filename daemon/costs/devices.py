@@ -17,8 +17,8 @@ from itertools import islice, pairwise
 from math import ceil
 from typing import Final
 
+from headway.daemon.records.measurements import DeviceShortage, MemoryShortage
 from headway.daemon.records.records import Device, NodeRecord, WorkerPart
-from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 
 LEFT_FREE: Final = 0.1
 """Part of the prediction that a device gets less after it ran out of memory: each attempt is clearly smaller."""

@@ -21,9 +21,8 @@ from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etc
 from headway.daemon.machine_share import folder_in_memory, memory_limit_bytes, num_cores
 from headway.daemon.reach.reach_dial import CONNECT_S, dial
 from headway.daemon.reach.reaching import ports_of
-from headway.daemon.records.ailments import IDENTITY
 from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.records.records import IDENTITY, NodeRecord
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
 from headway.daemon.rpc.certificates import names_in

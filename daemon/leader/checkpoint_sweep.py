@@ -7,27 +7,118 @@ write looks there itself, as leader or not. A stale folder stays stale, so two d
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints, stale_parts
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.records import CheckpointRecord, Phase
+from headway.daemon.situation.boundaries import age, lineage_of
 from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.journal_parts import delete_part, list_parts
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.view.job_view import JobView, Place
+
+_log = structlog.get_logger()
+
+
+OVER: Final = frozenset({Phase.FINISHED, Phase.CANCELLED})
+"""Final phases: no row leads out of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryFolder:
+    """One boundary's folder of a submission in durable storage."""
+
+    timeline: int
+    boundary: int
+    has_manifest: bool
+
+    @property
+    def place(self) -> Place:
+        """The place as (timeline, boundary)."""
+        return self.timeline, self.boundary
+
+
+def stale_checkpoints(view: ClusterView, job: JobView, found: Iterable[BoundaryFolder]) -> list[BoundaryFolder]:
+    """Return a job's folders that may be deleted.
+
+    A stale folder stays stale: pasts only lose boundaries of older timelines, and checkpoints only get newer. So a view
+    that lags behind names no folder that a present or later plan could complete or load from.
+    """
+    if job.submission is None or not job.submission.uid:
+        return []  # without the submission's id, the folder may also belong to another job
+    named = [url for other in view.jobs.values() for url in _named_by(other)]
+    own = f"{job.name}/{job.submission.uid}"
+    return [
+        folder
+        for folder in found
+        if _is_stale(job, folder) and not any(url.endswith(f"{own}/{folder_name(*folder.place)}") for url in named)
+    ]
+
+
+def stale_parts(view: ClusterView, job: JobView, found: Iterable[PartFile]) -> list[PartFile]:
+    """Return the files of a job's journal parts that may be deleted: no record names them, and no checkpoint will.
+
+    Each checkpoint names the parts of the one before it, so the newest one names all that any checkpoint needs. All of
+    these were whole before its record. So a partial file of such a part is of no use, whoever may still write to it.
+    """
+    if job.submission is None or not job.submission.uid:
+        return []
+    checkpoints = [other.checkpoint for other in view.jobs.values() if other.checkpoint is not None]
+    named = {part.place for checkpoint in checkpoints for part in checkpoint.journal_parts}
+    own = _own_checkpoint(job)
+    whole = {part.place for part in own.journal_parts} if own is not None else frozenset()
+    return [
+        file
+        for file in found
+        if (file.place in whole and not file.is_whole) or (file.place not in named and _is_part_stale(job, file.place))
+    ]
+
+
+def _is_part_stale(job: JobView, place: Place) -> bool:
+    return _is_stale(job, BoundaryFolder(*place, has_manifest=False)) or age(place) == _newest(job)
+
+
+def _named_by(job: JobView) -> tuple[str, ...]:
+    """Return the checkpoints from which a job may start; some may belong to another job, at other addresses."""
+    checkpoint = job.checkpoint
+    return tuple(url.rstrip("/") for url in (checkpoint.url, *checkpoint.earlier)) if checkpoint is not None else ()
+
+
+def _is_stale(job: JobView, folder: BoundaryFolder) -> bool:
+    checkpoint = _own_checkpoint(job)
+    past = lineage_of(job)
+    if past is None and checkpoint is not None:
+        past = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
+    if past is None or folder.timeline > past.timeline:
+        return False  # as far as this daemon knows, nothing has run yet
+    if not past.has(*folder.place):
+        return True
+    return age(folder.place) < _newest(job) or (job.phase.phase in OVER and not folder.has_manifest)
+
+
+def _own_checkpoint(job: JobView) -> CheckpointRecord | None:
+    """Return the job's newest checkpoint, unless another job wrote it."""
+    return job.checkpoint if job.checkpoint is not None and not job.checkpoint.origin_job else None
+
+
+def _newest(job: JobView) -> tuple[int, int]:
+    """Return the age of the job's newest checkpoint."""
+    checkpoint = _own_checkpoint(job)
+    return age((checkpoint.timeline, checkpoint.boundary)) if checkpoint is not None else (-1, -1)
+
 
 SWEEP_PERIOD_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
 NUM_LOOKS: Final = 2
 """Number of looks at a job without a plan: a copy that was on its way may end after the first look."""
-
-log = structlog.get_logger()
 
 
 class CheckpointSweep:
@@ -83,7 +174,7 @@ class CheckpointSweep:
                 self._written_late |= {name} if is_late else set()
                 if self._complaints.get(name) != str(error):
                     self._complaints[name] = str(error)
-                    log.warning("checkpoint_sweep_failed", job=name, reason=str(error))
+                    _log.warning("checkpoint_sweep_failed", job=name, reason=str(error))
                 continue
             revision, looks = self._revision(job), self._looks.get(name, (0, 0))
             self._looks[name] = (revision, 0 if num_left or looks[0] != revision else looks[1] + 1)
@@ -105,7 +196,7 @@ class CheckpointSweep:
                 continue
             target = f"{url}/{folder_name(*folder.place)}"
             await self._delete(target)
-            log.info("left_folder_deleted", job=job.name, url=target)
+            _log.info("left_folder_deleted", job=job.name, url=target)
             num_deleted += 1
         return num_deleted + await self._sweep_parts(job, url, is_late=is_late)
 
@@ -119,7 +210,7 @@ class CheckpointSweep:
                 break
             if stale_parts(self._view, now, [file]):
                 await self._delete_part(folder, file)
-                log.info("left_part_deleted", job=job.name, url=folder, place=file.place)
+                _log.info("left_part_deleted", job=job.name, url=folder, place=file.place)
                 num_deleted += 1
         return num_deleted
 

@@ -1,29 +1,80 @@
-"""Retires jobs that ended long ago: the leader's work. view/retirement.py decides which."""
+"""Retires jobs that ended long ago: the leader's work. view/retirement.py decides which.
+
+The node's state folder keeps for how long its daemons have seen jobs ended: a restart loses an hour at most. The file
+has seconds of steady clocks and no date, so that a wrong date of any machine retires nothing.
+"""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
-from headway.daemon.errors import ConflictError, StoreError
+from headway.daemon.errors import ConflictError, RecoveryError, StoreError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.leader.ended_ages import EndedAges
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.retired_record import RetiredRecord
+from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.view.retirement import EndingsSeen, jobs_to_retire, names_to_forget, retired_record
+from headway.stages.durable import make_durable
+
+_log = structlog.get_logger()
+
+
+KEPT_EVERY_S: Final = 3600.0
+
+
+class EndedAges:
+    """The file of one node."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = FileThreads("ended jobs", num_at_once=1, most_hung=1)
+        self._kept_at = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return seconds by end of a job; empty if the file is missing or damaged. Blocks."""
+        try:
+            ages = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("ended_ages_not_read", path=str(self._path), reason=str(error))
+            return {}
+        return {ending: age for ending, age in ages.items() if 0.0 <= age < math.inf}
+
+    async def keep(self, ages: Mapping[str, float], *, now: float) -> None:
+        """Write them if that is due. now: seconds of a monotonic clock. A disk that refuses is asked again later."""
+        if not self._kept_at:
+            self._kept_at = now
+        if now < self._kept_at + KEPT_EVERY_S:
+            return
+        self._kept_at = now
+
+        def write(_: Beat) -> None:
+            draft = self._path.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode(ages))
+            make_durable(draft)
+            draft.replace(self._path)
+
+        try:
+            await self._threads.run(str(self._path), write)
+        except RecoveryError as error:
+            _log.warning("ended_ages_not_kept", path=str(self._path), reason=error.reason)
+
 
 PERIOD_S: Final = 60.0
 AT_ONCE: Final = 20
 """Maximum number of jobs that are retired in one look, so that a long list is no burst of changes for every daemon."""
-
-log = structlog.get_logger()
 
 
 class JobRetirement:
@@ -81,13 +132,13 @@ class JobRetirement:
             known = [Compare.unchanged(key, view.revision_of(key)) for key in forgotten]
             for each in retirements:
                 await self._etcd.transaction(each.compare, each.changes)
-                log.info("job_retired", job=each.job, phase=each.record.phase, checkpoint=each.record.checkpoint)
+                _log.info("job_retired", job=each.job, phase=each.record.phase, checkpoint=each.record.checkpoint)
             for key, unchanged in zip(forgotten, known, strict=True):
                 await self._etcd.transaction([unchanged], [Delete(key)])
         except ConflictError as error:
-            log.info("retirement_overtaken", keys=error.target)
+            _log.info("retirement_overtaken", keys=error.target)
         except StoreError as error:
-            log.warning("job_not_retired", reason=str(error))
+            _log.warning("job_not_retired", reason=str(error))
 
 
 @dataclass(frozen=True, slots=True)

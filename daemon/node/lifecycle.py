@@ -62,8 +62,7 @@ from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
-from headway.daemon.view.plan_log import log_plans
+from headway.daemon.view.cluster_watch import ClusterWatch, log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.shared_port import dial_within
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE

@@ -33,10 +33,8 @@ from headway.daemon.errors import (
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
-from headway.daemon.leader.ended_ages import EndedAges
-from headway.daemon.leader.job_retirement import JobRetirement
-from headway.daemon.leader.job_troubles import JobTroubles
-from headway.daemon.leader.leadership import Leadership
+from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
+from headway.daemon.leader.leadership import JobTroubles, Leadership
 from headway.daemon.node.address_watch import AddressWatch, address_towards
 from headway.daemon.node.config import listen_address
 from headway.daemon.node.memory import NodeMemory
@@ -46,9 +44,8 @@ from headway.daemon.node.registration import COPY, Registration
 from headway.daemon.node.settings import NodeConfig
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import Reaching, dial_ports
-from headway.daemon.records.ailments import IDENTITY, VANISHED, job_ailment
 from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.records import CheckpointRecord, NodeRecord
+from headway.daemon.records.records import IDENTITY, VANISHED, CheckpointRecord, NodeRecord, job_ailment
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities

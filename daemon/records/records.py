@@ -8,15 +8,42 @@ since the epoch by the writer's clock, for people only: no decision compares two
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.ailments import checkpoint_ailment, data_ailment, refusal_ailment
-from headway.daemon.records.journal_part import JournalPart
-from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
+from headway.daemon.records.lineage import JournalPart, Lineage
+from headway.daemon.records.measurements import DeviceShortage, MemoryShortage
 from headway.stages.links.codec import Codec
 from headway.stages.state.file_digest import FileDigest
+
+IDENTITY: Final = "identity"
+"""Name of the ailment that another daemon has this node's certificate."""
+
+
+def job_ailment(job: str) -> str:
+    """Name the ailment: a leader cannot decide about a job."""
+    return f"job {job}"
+
+
+def refusal_ailment(job: str) -> str:
+    """Name the ailment: a node does not believe a job's record, or the record breaks a rule."""
+    return f"refuses job {job}"
+
+
+def data_ailment(job: str) -> str:
+    """Name the ailment: a node cannot read a job's data."""
+    return f"data of {job}"
+
+
+def checkpoint_ailment(job: str) -> str:
+    """Name the ailment: a node cannot read the checkpoint that a job starts from."""
+    return f"checkpoint of {job}"
+
+
+VANISHED = "lost job "
+"""Begins the name of the ailment: etcd has lost a job, and nobody removed it."""
+
 
 PROTOCOL_VERSION = 11
 

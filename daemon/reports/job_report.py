@@ -4,16 +4,23 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from headway.daemon.coordination.queue_order import queue
+from headway.daemon.coordination.fair_share import queue
 from headway.daemon.costs.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
 from headway.daemon.jobs.data_choices import epoch_of
 from headway.daemon.jobs.job import JobSpec, shares_text
 from headway.daemon.planning.cluster_plan import worker_name
-from headway.daemon.records.ailments import VANISHED, job_ailment, refusal_ailment
-from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, WorkerState
+from headway.daemon.records.records import (
+    VANISHED,
+    NodeRecord,
+    Phase,
+    PlanRecord,
+    WorkerState,
+    job_ailment,
+    refusal_ailment,
+)
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
-from headway.daemon.situation.standstill import awaited_pair
+from headway.daemon.situation.failures import awaited_pair
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 

@@ -2,9 +2,9 @@
 
 import time
 
-from headway.daemon.records.ailments import VANISHED
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.retired_record import RetiredRecord
+from headway.daemon.records.records import VANISHED
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import ClusterView
 

@@ -15,7 +15,7 @@ import structlog
 
 from headway.daemon.errors import DamagedCopyError, RecoveryError
 from headway.daemon.records.journal_entry import journal_entry
-from headway.daemon.records.journal_part import JournalPart, own_parts
+from headway.daemon.records.lineage import JournalPart, own_parts
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import download

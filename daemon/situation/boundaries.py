@@ -6,6 +6,7 @@ so nodes keep every boundary that the coordinator relies on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from headway.daemon.planning.copy_places import num_copies
@@ -212,3 +213,44 @@ def _all_run(job: JobView, generation: int, num_workers: int) -> bool:
     running = (WorkerState.RUNNING, WorkerState.STOPPED)
     records = [job.workers.get((generation, position)) for position in range(num_workers)]
     return all(record is not None and record.state in running for record in records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The first boundary of a plan, and the source of its files."""
+
+    source: str
+    """Source, as in PlanRecord."""
+    boundary: int
+    source_timeline: int
+    lineage: Lineage
+    """Lineage of the plan that begins here."""
+
+
+def find_origin(
+    job: JobView, nodes: Mapping[str, NodeRecord], *, generation: int, is_forgetful: bool = False
+) -> Origin:
+    """Return the newest available boundary of the job's own past; of two equally new, the one that nodes hold.
+
+    Batches beyond it are given up, so a new timeline begins, named after the generation. The timeline continues only if
+    nothing ran beyond the checkpoint. is_forgetful: etcd is older than the nodes' knowledge, so batches may have run
+    beyond the checkpoint.
+    """
+    lineage, checkpoint = lineage_of(job), job.checkpoint
+    place = newest_complete(job, nodes)
+    if lineage is not None and place is not None and (checkpoint is None or place[1] >= checkpoint.boundary):
+        return Origin(
+            source="nodes",
+            boundary=place[1],
+            source_timeline=place[0],
+            lineage=lineage.rolled_back(place, timeline=generation),
+        )
+    if checkpoint is None:
+        return Origin(source="initial", boundary=0, source_timeline=generation, lineage=Lineage(timeline=generation))
+    own = Lineage(timeline=checkpoint.timeline, ancestry=checkpoint.ancestry)
+    if checkpoint.origin_job:
+        # Another job numbers its timelines by its own generations, so its numbers mean nothing here.
+        own = Lineage(timeline=generation)
+    elif lineage is not None or is_forgetful:
+        own = own.rolled_back((checkpoint.timeline, checkpoint.boundary), timeline=generation)
+    return Origin(source="checkpoint", boundary=checkpoint.boundary, source_timeline=checkpoint.timeline, lineage=own)

@@ -13,9 +13,8 @@ from headway.daemon.records.records import Save
 from headway.daemon.situation.boundaries import parts_of
 from headway.daemon.situation.outlook import slowest_way
 from headway.daemon.storage.pace import transfer_s
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.view.cluster_view import SETTLE_S, ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.view.settling import SETTLE_S
 
 LEASE_TTL_S: Final = 5.0
 """Maximum time for which a living daemon may lack its records after an outage: by then it has registered again."""

@@ -22,10 +22,9 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.ailments import refusal_ailment
 from headway.daemon.records.identity import Same
 from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
-from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart
+from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart, refusal_ailment
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 

@@ -12,7 +12,7 @@ from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
 from headway.daemon.records.identity import Same
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, WorkerPart
-from headway.daemon.situation.memory import lessons
+from headway.daemon.situation.failures import lessons
 from headway.daemon.situation.outlook import (
     measured,
     on_probation,

@@ -7,22 +7,203 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from headway.daemon.costs.link_choice import linked_pairs, neighbours
+from headway.daemon.costs.paths import BlockedWays
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.cluster_plan import is_moving
-from headway.daemon.records.records import DeviceKey, Phase, PlanRecord, WorkerState
-from headway.daemon.records.shortages import DeviceShortage
+from headway.daemon.planning.cluster_plan import is_moving, worker_name
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import DeviceShortage
+from headway.daemon.records.records import (
+    DeviceKey,
+    NodeRecord,
+    Phase,
+    PlanRecord,
+    WorkerPart,
+    WorkerRecord,
+    WorkerState,
+)
+from headway.daemon.situation.boundaries import Origin, fewest_holders, find_origin
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
-from headway.daemon.situation.lost_workers import LostWorkers
-from headway.daemon.situation.memory import shortages_now
-from headway.daemon.situation.origin import Origin, find_origin
+from headway.daemon.situation.failures import LostWorkers, shortages_now
 from headway.daemon.situation.plan_cache import Plans, PlansAtOnce
-from headway.daemon.situation.plan_health import PlanHealth
 from headway.daemon.situation.plan_lookup import PlanLookup
-from headway.daemon.situation.standing import Standing
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
+
+
+def stays_out(node: NodeRecord, job: str) -> bool:
+    """Return whether a node asks new plans of a job to leave it out."""
+    return bool(node.stays_out or node.refusal(job))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanHealth:
+    """One plan at one moment. Without a plan, every answer is that nothing is wrong."""
+
+    plan: PlanRecord | None
+    job: JobView
+    view: ClusterView
+    now: float
+
+    @property
+    def stages(self) -> tuple[WorkerPart, ...]:
+        """Return the parts of all workers."""
+        return self.plan.workers if self.plan is not None else ()
+
+    @cached_property
+    def workers(self) -> dict[int, WorkerRecord]:
+        """Return the workers' records for this plan, by position."""
+        return self.job.workers_of(self.plan) if self.plan is not None else {}
+
+    @property
+    def unusable(self) -> WorkerPart | None:
+        """Return a part whose node is absent, replaced, draining or staying out of new plans."""
+        for stage in self.stages:
+            node = self.view.nodes.get(stage.node)
+            if node is None or node.incarnation != stage.node_incarnation:
+                return stage
+            if node.is_draining or stays_out(node, self.job.name):
+                return stage
+        return None
+
+    @property
+    def without_worker(self) -> WorkerPart | None:
+        """Return a part whose device has no worker, because none starts there, and no report for this plan.
+
+        A worker that died is missing too until its failure is recorded; that record says who is to blame.
+        """
+        workers = self.workers
+        for position, stage in enumerate(self.stages):
+            node = self.view.nodes.get(stage.node)
+            is_down = node is not None and bool(node.worker_trouble) and stage.device_index in node.down_devices
+            if is_down and position not in workers:
+                return stage
+        return None
+
+    @property
+    def staying_out(self) -> WorkerPart | None:
+        """Return a part whose node stays out of new plans."""
+        nodes, job = self.view.nodes, self.job.name
+        out = (stage for stage in self.stages if stage.node in nodes and stays_out(nodes[stage.node], job))
+        return next(out, None)
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """Return the draining nodes."""
+        names = {stage.node for stage in self.stages}
+        return tuple(sorted(name for name in names if name in self.view.nodes and self.view.nodes[name].is_draining))
+
+    @property
+    def failed_worker(self) -> tuple[int, WorkerRecord] | None:
+        """Return (position, record) of a failed worker."""
+        failed = (found for found in self.workers.items() if found[1].state is WorkerState.FAILED)
+        return next(failed, None)
+
+    def unready_workers(self, *states: WorkerState) -> tuple[int, ...]:
+        """Return the positions of workers that are in none of the states."""
+        workers, places = self.workers, range(len(self.stages))
+        return tuple(place for place in places if place not in workers or workers[place].state not in states)
+
+    def unready(self, *states: WorkerState) -> tuple[str, ...]:
+        """Return `stage 1 on b` for every worker that is in none of the states."""
+        return tuple(worker_name(self.stages, position) for position in self.unready_workers(*states))
+
+    def stopped_at(self, boundary: int | None) -> bool:
+        """Return whether every worker has stopped at a boundary."""
+        workers = self.workers
+        if self.plan is None or boundary is None or len(workers) != len(self.stages):
+            return False
+        return all(worker.state is WorkerState.STOPPED and worker.boundary == boundary for worker in workers.values())
+
+    def can_load(self, *, heard_at: float) -> bool:
+        """Return whether living nodes hold all files that the workers may have to load.
+
+        heard_at: when nodes have had the time to write their missing records again.
+        """
+        plan = self.plan
+        if plan is None or plan.source != "nodes" or plan.source_timeline == plan.timeline:
+            return True
+        if not self.unready_workers(WorkerState.RUNNING, WorkerState.STOPPED):
+            return True
+        if fewest_holders(self.job, (plan.source_timeline, plan.boundary), self.view.nodes) > 0:
+            return True
+        return self.now < heard_at
+
+    @property
+    def lost(self) -> WorkerPart | None:
+        """Return a part whose node is lost."""
+        return next((stage for position, stage in enumerate(self.stages) if self.is_lost(position)), None)
+
+    def is_lost(self, position: int) -> bool:
+        """Return whether the node of a part is lost."""
+        lost_at = self.losses[position]
+        return lost_at is not None and lost_at <= self.now
+
+    @cached_property
+    def losses(self) -> tuple[float | None, ...]:
+        """Return for each part when its node counts as lost; None: it does not."""
+        return tuple(map(self._lost_at, self.stages))
+
+    def _lost_at(self, stage: WorkerPart) -> float | None:
+        """Return when a stage's node counts as lost.
+
+        A node is lost at once if it was replaced, or if it went while etcd was reachable. Otherwise only its lease may
+        have ended, and it has one lease time to register again.
+        """
+        node = self.view.nodes.get(stage.node)
+        if node is None:
+            steady_since = self.view.steady_since
+            since = self.view.absent_since.get(stage.node, self.view.started_at or 0.0)
+            if Keys.node(stage.node) in self.view.unreadable:
+                since += LEASE_TTL_S  # a living daemon writes its record again
+            return max(since, steady_since + LEASE_TTL_S) if steady_since is not None else None
+        return self.now if node.incarnation != stage.node_incarnation else None
+
+
+def blocked_links(health: PlanHealth) -> BlockedWays:
+    """Return the ways between neighbours of a plan on which one does not reach the other."""
+    blocked = health.view.blocked
+    return blocked and blocked.between(linked_pairs(health.stages, trains_tie=health.job.trains_tie))
+
+
+def unproven(health: PlanHealth) -> tuple[tuple[int, int], ...]:
+    """Return (position, neighbour) for workers that have reported and have not reached all their neighbours yet."""
+    workers = health.workers
+    return tuple(
+        (position, other)
+        for position, worker in sorted(workers.items())
+        for other in neighbours(health.stages, position, trains_tie=health.job.trains_tie)
+        if not _has_reached(worker, other, workers.get(other))
+    )
+
+
+def _has_reached(worker: WorkerRecord, other: int, neighbour: WorkerRecord | None) -> bool:
+    """Return whether a worker's node has dialled a neighbour's present process: the neighbour may have been
+    replaced.
+    """
+    if worker.proven is None:
+        return True
+    if other not in worker.proven:
+        return False
+    processes = dict(zip(worker.proven, worker.proven_workers, strict=False))
+    return neighbour is None or processes.get(other, neighbour.incarnation) == neighbour.incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The jobs that block this job, and the jobs that it blocks."""
+
+    gives_way_to: tuple[str, ...] = ()
+    """Jobs that are owed devices of this one."""
+    left_alone_until: float = 0.0
+    """Until this time the job is not stopped for others, but it may shrink. 0: there is no other job."""
+    in_the_way: tuple[str, ...] = ()
+    """Jobs that hold devices for which this job waits."""
+    after: str = ""
+    """The first waiting job ahead in the queue that could use devices of this job's choice."""
+
 
 PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
-from headway.daemon.records.manifest import check_seal
+from headway.daemon.records.lineage import check_seal
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE, file_name, partial_name, place_of_folder
 from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from headway.daemon.records.journal_part import JournalPart
+from headway.daemon.records.lineage import JournalPart
 from headway.daemon.storage.checkpoint import fetch_file, read_chunks_of, write_chunks
 from headway.daemon.storage.checkpoint_names import PartFile, part_file, part_name
 from headway.daemon.storage.file_system import open_url, told_as

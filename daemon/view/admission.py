@@ -13,7 +13,7 @@ from headway.daemon.addresses import is_job_name, is_path_part
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.records.journal_part import MAX_PARTS
+from headway.daemon.records.lineage import MAX_PARTS
 from headway.daemon.records.records import CheckpointRecord, SpecRecord
 from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL
 from headway.stages.state.file_digest import FileDigest

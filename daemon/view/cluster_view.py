@@ -4,14 +4,21 @@ Pure. Keys may come in any order, twice, or late: a key's older revision never r
 unreadable values are set aside in `unreadable` with the reason; they change nothing else.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from headway.daemon.costs.paths import BlockedWays, blocked_ways
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
-from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import (
+    LeaderRecord,
+    NodeFailureRecord,
+    RetiredRecord,
+    SharesRecord,
+    UsageRecord,
+)
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
     ProbeRecord,
@@ -20,26 +27,171 @@ from headway.daemon.records.measurements import (
 from headway.daemon.records.records import (
     NodeRecord,
     SpecRecord,
+    seen_key,
 )
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.derived import Derived
-from headway.daemon.view.generations_seen import GenerationsSeen
-from headway.daemon.view.job_view import MAX_REMEMBERED, JobView
-from headway.daemon.view.nested_records import set_inner_record, set_record
-from headway.daemon.view.node_changes import (
-    is_another_member,
-    offers_more,
-    says_more,
-    says_more_than_speeds,
-    tells,
-    whereabouts,
-)
+from headway.daemon.view.job_view import MAX_REMEMBERED, JobView, note_storage, set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
-from headway.daemon.view.settling import Unrest
-from headway.daemon.view.start_progress import note_storage
 from headway.daemon.view.usage import UsageMeter
+
+_MEMBERSHIP = attrgetter(
+    "incarnation",
+    "is_draining",
+    "stays_out",
+    "down_devices",
+    "site",
+    "site_is_private",
+    "arithmetic_class",
+    "protocol",
+)
+_BESIDE_DEVICES = attrgetter(*({each.name for each in fields(NodeRecord)} - {"devices", "generations"}))
+_WHEREABOUTS = attrgetter("incarnation", "protocol", "host", "site", "is_draining")
+
+
+def is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether what matters for plans has changed: any other change is only a heartbeat."""
+    if before is None or after is None:
+        return before is not after
+    if _MEMBERSHIP(before) != _MEMBERSHIP(after):
+        return True
+    return _has_other_devices(before, after)
+
+
+def _has_other_devices(before: NodeRecord, after: NodeRecord) -> bool:
+    """Return whether more than measured speeds of devices has changed."""
+    if before.devices == after.devices:
+        return False
+    return [each.unmeasured for each in before.devices] != [each.unmeasured for each in after.devices]
+
+
+def says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether more has changed than what a node has seen: of that, all tell more with every plan of any job."""
+    if before is None or after is None:
+        return before is not after
+    return before.devices != after.devices or _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after)
+
+
+def says_more_than_speeds(before: NodeRecord | None, after: NodeRecord | None) -> bool:
+    """Return whether more has changed than that, and than how fast its devices are."""
+    if before is None or after is None:
+        return before is not after
+    return _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after) or _has_other_devices(before, after)
+
+
+def tells(reach: ReachRecord | None) -> tuple[Any, ...]:
+    """Return the blocked ways of which a node tells, without their dates: decisions rest on nothing else."""
+    if reach is None or not reach.facts:
+        return ()
+    return reach.incarnation, *(replace(fact, measured_at=0.0) for fact in reach.facts)
+
+
+def whereabouts(node: NodeRecord | None) -> Any:
+    """Return the fields that decide where copies of a job's state are, and whether they count."""
+    return _WHEREABOUTS(node) if node is not None else None
+
+
+def offers_more(before: NodeRecord, after: NodeRecord) -> bool:
+    """Return whether plans may now use something of a node that they could not use before."""
+    is_released = before.is_draining and not after.is_draining
+    return is_released or not set(before.down_devices) <= set(after.down_devices)
+
+
+SETTLE_S: Final = 2.0
+"""Seconds without change before a job starts on a node; and of all nodes, before a job starts or grows at once."""
+LONGEST_UNREST_S: Final = 10.0
+"""Maximum wait of a job for nodes that keep changing."""
+
+
+@dataclass(slots=True)
+class Unrest:
+    """The last change of each node: it came, went, was replaced, or began to drain."""
+
+    changed_at: dict[str, float] = field(default_factory=dict)
+    """Node to its last change, for recent moments, the earliest first; other nodes have settled."""
+    last_at: float = 0.0
+    since: float = 0.0
+    """Start of the unrest to which `last_at` belongs."""
+
+    def changed(self, node: str, *, now: float) -> None:
+        """Note that a node has changed; an empty name: something else about nodes has changed."""
+        if now > self.last_at + SETTLE_S or not self.last_at:
+            self.since = now
+        self.last_at = now
+        self.changed_at.pop(node, None)
+        if node:
+            self.changed_at[node] = now
+        while self.changed_at and now >= self.changed_at[first := next(iter(self.changed_at))] + SETTLE_S:
+            del self.changed_at[first]
+
+    @property
+    def settled_at(self) -> float:
+        """Return from when a job may start or change: nothing has changed for a moment, or changes never end."""
+        return min(self.last_at + SETTLE_S, self.since + LONGEST_UNREST_S)
+
+    def steady_at(self, node: str) -> float:
+        """Return when a node has settled, if it does not change again."""
+        return self.changed_at.get(node, float("-inf")) + SETTLE_S
+
+    def unsettled(self, nodes: Container[str], *, now: float) -> frozenset[str]:
+        """Return nodes that have changed a moment ago."""
+        if now >= self.last_at + SETTLE_S:
+            return frozenset()
+        return frozenset(name for name in self.changed_at if name in nodes and self.steady_at(name) > now)
+
+
+Seen = tuple[str, bool]
+"""A key of `NodeRecord.generations`, and whether it is the name of a job of which the node counts no submission."""
+NONE: Final = Counter[int]()
+
+
+class GenerationsSeen:
+    """What `NodeRecord.generation_seen` says, over all nodes. A change costs as much as one node has to say."""
+
+    def __init__(self, nodes: Iterable[NodeRecord] = ()) -> None:
+        self._told: defaultdict[Seen, Counter[int]] = defaultdict(Counter)
+        """How many nodes say each generation."""
+        for node in nodes:
+            self.replace(None, node)
+
+    def replace(self, before: NodeRecord | None, after: NodeRecord | None) -> bool:
+        """Take over a node's new record; None: there is none. Return whether an answer may be another one now."""
+        if before is not None and after is not None and before.generations == after.generations:
+            return False
+        gone, come = frozenset(_told(before)), frozenset(_told(after))
+        answers = {key: self._highest(key) for key, _ in gone ^ come}
+        for key, generation in come - gone:
+            self._told[key][generation] += 1
+        for key, generation in gone - come:
+            self._told[key] -= Counter([generation])
+            if not self._told[key]:
+                del self._told[key]
+        return any(self._highest(key) != answer for key, answer in answers.items())
+
+    def clear(self) -> None:
+        """Forget all nodes."""
+        self._told.clear()
+
+    def of_name(self, job: str) -> int:
+        """Return the highest generation of all jobs of a name; 0: none."""
+        return max(self._highest((job, False)), self._highest((job, True)))
+
+    def of_submission(self, job: str, uid: str) -> int:
+        """Return the highest generation of one submission; 0: none."""
+        return max(self._highest((seen_key(job, uid), False)), self._highest((job, True)))
+
+    def _highest(self, key: Seen) -> int:
+        return max(self._told.get(key, NONE), default=0)
+
+
+def _told(node: NodeRecord | None) -> Iterator[tuple[Seen, int]]:
+    """Yield what one node says."""
+    generations = node.generations if node is not None else {}
+    submitted = {key.partition("/")[0] for key in generations if "/" in key}
+    for key, generation in generations.items():
+        yield (key, "/" not in key and key not in submitted), generation
+
 
 ABSENT_FOR_S: Final = 86400.0
 """A node that has been absent this long is forgotten: if it returns, it counts as new."""

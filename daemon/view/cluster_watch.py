@@ -1,22 +1,144 @@
-"""Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions."""
+"""Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions.
+
+Some changes wait a moment, so that one look, or one reply of etcd, is about many of them: while hundreds of daemons
+join or are lost, each is told of every other, and a reply costs the same however many changes it tells.
+"""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
 from headway.daemon.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient, KeyValue, Snapshot
+from headway.daemon.etcd.client import Changes, EtcdClient, KeyValue, Snapshot
 from headway.daemon.etcd.watch import KeyEvent, WatchBatch
+from headway.daemon.records.format import to_builtins
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.view.audit import Verified, due, why_wrong
+from headway.daemon.records.records import Phase, PlanRecord
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.etcd_history import HistoryMark, went_back
-from headway.daemon.view.urgency import PER_NODE_S, may_wait
-from headway.daemon.view.watch_pace import WatchPace
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMark:
+    """The progress of an etcd history."""
+
+    revision: int = 0
+    """Last revision; 0: nothing was seen yet."""
+    cluster_id: int = 0
+    raft_term: int = 0
+
+
+def went_back(
+    seen: HistoryMark, found: HistoryMark, *, known: Mapping[str, int], listed: Mapping[str, int]
+) -> str | None:
+    """Return why `found` cannot follow `seen`, or None if it can.
+
+    seen: the mark before the listing was requested; found: the listing's own mark. known: for each key, the revision of
+    its last known change or deletion. listed: for each key, its revision in the listing.
+    """
+    if seen.revision == 0:
+        return None
+    if found.cluster_id != seen.cluster_id:
+        return f"cluster {found.cluster_id:x} answers in place of {seen.cluster_id:x}"
+    if found.revision < seen.revision:
+        return f"revision {found.revision} after {seen.revision}"
+    if found.raft_term < seen.raft_term:
+        return f"raft term {found.raft_term} after {seen.raft_term}"
+    for key, revision in listed.items():
+        if revision < known.get(key, 0) <= found.revision:
+            return f"{key} is of revision {revision} after {known[key]}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How far a view is known to be right."""
+
+    revision: int = 0
+    """The view has every change up to this revision; 0: nothing is verified."""
+    asked_at: int = 0
+    """Revision of etcd at the last comparison. By the next one the watch must have shown all changes up to it."""
+
+
+def due(verified: Verified, seen: HistoryMark) -> int:
+    """Return the revision at which etcd and the view must be alike. seen: the view's progress."""
+    return max(seen.revision, verified.asked_at)
+
+
+def why_wrong(seen: HistoryMark, found: Changes, *, held: Mapping[str, int]) -> str:
+    """Return why the view must be listed again; empty: it has every change that its watch had to show.
+
+    seen: the view's progress. found: the changes since it was last verified, as of the revision that is due. held: the
+    keys of the view, with the revision of each.
+    """
+    if found.cluster_id != seen.cluster_id or found.revision < seen.revision or found.raft_term < seen.raft_term:
+        return "its history is another one"
+    wrong = sorted(key for key, revision in found.revisions.items() if held.get(key) != revision)
+    if wrong:
+        return f"the watch has missed {len(wrong)} changes, such as that of {wrong[0]}"
+    if found.num_keys != len(held):
+        return f"it has {found.num_keys} keys, and the view {len(held)}"
+    return ""
+
+
+BURST: Final = 30.0
+"""Replies that a daemon hears one by one, before it lets changes gather."""
+PER_S: Final = 1.0
+"""Replies per second that it hears one by one in the long run."""
+GATHER_PER_NODE_S: Final = 2e-3
+"""Seconds per node of the cluster for which changes gather."""
+LEAST_S: Final = 0.5
+"""Least time for which they gather: a rest takes three messages itself."""
+MOST_S: Final = 2.0
+FEW_NODES: Final = 50
+"""In a cluster of so many nodes changes never gather."""
+
+
+class WatchPace:
+    """Counts the replies to one watch. `now` is seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._counted_at = 0.0
+
+    def heard(self, *, now: float) -> None:
+        """Count a reply."""
+        self._left = max(min(self._left + PER_S * (now - self._counted_at), BURST) - 1.0, 0.0)
+        self._counted_at = now
+
+    def rest_s(self, num_nodes: int) -> float:
+        """Return for how many seconds changes had better gather from now on; 0: not at all."""
+        if num_nodes <= FEW_NODES or self._left >= 1.0:
+            return 0.0
+        return min(max(GATHER_PER_NODE_S * num_nodes, LEAST_S), MOST_S)
+
+
+PER_NODE_S: Final = 1e-3
+"""Seconds per node of the cluster for which such a change may wait: 10 ms for 10 nodes, 1 s for 1,000."""
+_MEASURED: Final = (Keys.PROBES, Keys.REACH)
+_OF_NODES: Final = (Keys.NODES, *_MEASURED)
+_PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
+"""Records of a job that no step of a plan waits for."""
+
+
+def may_wait(key: str, *, is_deleted: bool, leads: bool) -> bool:
+    """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end.
+
+    leads: whether the daemon that asks is the leader's. The others learn from plans what a node's end means for them.
+    """
+    if is_deleted:
+        return key.startswith(_MEASURED if leads else _OF_NODES)
+    if key.startswith(Keys.JOBS):
+        _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
+        return leaf.partition("/")[0] in _PATIENT
+    return key.startswith(_OF_NODES)
+
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -27,8 +149,6 @@ AUDIT_PER_NODE_S = 0.3
 """The interval grows with the cluster, because etcd looks at every key for each comparison of each daemon."""
 REFUSED_FOR_S = 60.0
 """Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
-
-_log = structlog.get_logger()
 
 
 class ClusterWatch:
@@ -311,3 +431,46 @@ class ClusterWatch:
 def _below(with_probes: bool) -> str:
     """Return the key before which all keys lie that a view has."""
     return "" if with_probes else Keys.FOR_LEADER
+
+
+class PlanLog:
+    """Reports each plan and each phase once, when a view first shows it."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, PlanRecord] = {}
+        self._phases: dict[str, tuple[Phase, int]] = {}
+
+    def note(self, view: ClusterView) -> None:
+        """Look at a view after every change of it."""
+        for job in view.jobs.values():
+            if job.plan is not None and self._plans.get(job.name) != job.plan:
+                self._plans[job.name] = job.plan
+                _log.info(
+                    "plan_seen",
+                    job=job.name,
+                    generation=job.plan.generation,
+                    timeline=job.plan.timeline,
+                    plan=to_builtins(job.plan),
+                )
+            phase = (job.phase.phase, job.phase.generation)
+            if self._phases.get(job.name) != phase:
+                self._phases[job.name] = phase
+                _log.info(
+                    "phase_seen",
+                    job=job.name,
+                    generation=job.phase.generation,
+                    phase=job.phase.phase.value,
+                    reason=job.phase.reason,
+                    boundary=job.checkpoint.boundary if job.checkpoint is not None else None,
+                )
+        for name in self._phases.keys() - view.jobs.keys():
+            del self._phases[name]
+            self._plans.pop(name, None)
+
+
+async def log_plans(cluster: ClusterWatch) -> None:
+    """Look at the cluster after every change of it, until cancelled."""
+    plan_log, seen = PlanLog(), -1
+    while True:
+        seen = await cluster.changed(seen)
+        plan_log.note(cluster.view)

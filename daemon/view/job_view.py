@@ -1,7 +1,7 @@
 """Folds the records below `jobs/<name>/` into one value. Pure."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from headway.daemon.jobs.job import JobSpec
@@ -13,6 +13,7 @@ from headway.daemon.records.records import (
     DesiredRecord,
     DeviceKey,
     EventRecord,
+    NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -25,9 +26,49 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.admission import harmless, why_refused
-from headway.daemon.view.nested_records import fold_nested
 from headway.daemon.view.record_places import RecordPlace
-from headway.daemon.view.start_progress import ReadingSoFar, note_reading
+
+MOST_READINGS: Final = 3
+"""Number of reads that count of one node in one phase: one of a copy that proves damaged, one of its replacement."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSoFar:
+    """The reading of one node in the present phase of a job."""
+
+    num_bytes: int
+    """Bytes read by the last report."""
+    least_left: int
+    """Fewest bytes left since the read began."""
+    num_begun: int = 1
+    """Number of times that the read began from the start."""
+
+
+def note_reading(job: "JobView", node: str, record: ReadingRecord, *, now: float) -> None:
+    """Note a report: a node has progressed when it has less left than ever since it began.
+
+    A read that begins again has as many bytes left as before. That counts a few times, not for ever.
+    """
+    left = record.total_bytes - record.num_bytes
+    known = job.readings_so_far.get(node)
+    if known is None:
+        job.readings_so_far[node] = ReadingSoFar(record.num_bytes, left)
+    elif record.num_bytes < known.num_bytes and left > known.least_left and known.num_begun < MOST_READINGS:
+        job.readings_so_far[node] = ReadingSoFar(record.num_bytes, left, known.num_begun + 1)
+    else:
+        least_left = min(left, known.least_left)
+        job.readings_so_far[node] = replace(known, num_bytes=record.num_bytes, least_left=least_left)
+        if left >= known.least_left:
+            return
+    job.read_at = now
+
+
+def note_storage(jobs: Iterable["JobView"], before: NodeRecord | None, after: NodeRecord, *, now: float) -> None:
+    """Note that a node no longer reports unreadable storage."""
+    for job in jobs if before is not None and before.ailments != after.ailments else ():
+        if before is not None and before.storage_trouble(job.name) and not after.storage_trouble(job.name):
+            job.read_at = now
+
 
 WorkerKey = tuple[int, int]
 """(generation, position among the plan's workers)"""
@@ -239,3 +280,41 @@ _SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
     "checkpoint": ("checkpoint", lambda: None),
     "progress": ("progress", lambda: None),
 }
+
+
+def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:
+    """Apply a record, or its deletion, for a key with several parts."""
+    match place.leaf:
+        case "workers":
+            generation, position = place.numbers
+            set_record(job.workers, (generation, position), record)
+        case "goodput":
+            generation, position = place.numbers
+            set_record(job.goodput, (generation, position), record)
+        case "state":
+            timeline, boundary = place.numbers
+            set_inner_record(job.state, (timeline, boundary), place.node, record)
+        case "events":
+            set_record(job.events, place.numbers[0], record)
+        case "profile":
+            set_record(job.profiles, (place.node, place.numbers[0]), record)
+        case "reading":
+            set_record(job.readings, place.node, record)
+
+
+def set_record(records: dict[Any, Any], key: object, record: Any) -> None:
+    """Apply a record or its deletion."""
+    if record is None:
+        records.pop(key, None)
+    else:
+        records[key] = record
+
+
+def set_inner_record(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> None:
+    """Apply a record or its deletion one level deeper; an empty level is removed."""
+    if record is not None:
+        records.setdefault(outer, {})[key] = record
+    elif outer in records:
+        records[outer].pop(key, None)
+        if not records[outer]:
+            del records[outer]

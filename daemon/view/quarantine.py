@@ -7,11 +7,10 @@ job a node. A node on which different jobs raise is left out.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from headway.daemon.records.cluster_records import NodeFailureRecord
-from headway.daemon.view.listing import listed
 
 QUARANTINE_S: Final = 600
 """Seconds for which a node's failure counts against the node."""
@@ -39,3 +38,8 @@ def charged_by(failures: Collection[NodeFailureRecord]) -> str:
     parts = [f"{own} failure{'s' * (own != 1)} of its own"] if own else []
     parts += [f"errors of job{'s' * (len(jobs) > 1)} {listed(jobs)}"] if jobs else []
     return listed(parts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

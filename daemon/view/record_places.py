@@ -11,7 +11,13 @@ from typing import Any, Final
 from headway.daemon.addresses import JOB_NAME_RULE, LOCAL_HOSTS, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.jobs.rules import MAX_TEXT
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
-from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import (
+    LeaderRecord,
+    NodeFailureRecord,
+    RetiredRecord,
+    SharesRecord,
+    UsageRecord,
+)
 from headway.daemon.records.format import NewerFormatError, decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import (
@@ -21,6 +27,7 @@ from headway.daemon.records.measurements import (
     ProgressRecord,
     ReachRecord,
     ReadingRecord,
+    is_possible,
     is_speed,
 )
 from headway.daemon.records.records import (
@@ -35,8 +42,6 @@ from headway.daemon.records.records import (
     StopRecord,
     WorkerRecord,
 )
-from headway.daemon.records.retired_record import RetiredRecord
-from headway.daemon.records.shortages import is_possible
 from headway.daemon.view.usage import why_no_shares, why_no_usage
 
 MOST_SECONDS: Final = 1e9

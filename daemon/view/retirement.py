@@ -9,8 +9,8 @@ ended, by a clock that nobody sets, over all lives of its daemon.
 from collections.abc import Mapping
 from typing import Final
 
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.records import TERMINAL_PHASES
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 

@@ -13,9 +13,8 @@ import msgspec
 
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec, preparation_s
-from headway.daemon.records.measurements import LayerTime
+from headway.daemon.records.measurements import LayerTime, MemoryShortage
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.storage.pace import transfer_s
 
 SPARE_INDEX: Final = 2**32 - 1

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.history.events import DAEMONS_FOLDER, MONOTONIC
+from headway.daemon.history.writer import DAEMONS_FOLDER, MONOTONIC
 from headway.daemon.records.records import Phase, PlanRecord
 from tests.chaos.checker import History, Load, Operation, PlanSeen
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from headway.daemon.costs.link_choice import neighbours
 from headway.daemon.planning.cluster_plan import is_moving, place
 from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.ailments import checkpoint_ailment, data_ailment
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.lineage import Lineage
@@ -21,6 +20,8 @@ from headway.daemon.records.records import (
     WorkerPart,
     WorkerRecord,
     WorkerState,
+    checkpoint_ailment,
+    data_ailment,
     seen_key,
 )
 from headway.daemon.situation.boundaries import kept, lineage_of, newest_complete

@@ -18,17 +18,17 @@ from headway.daemon.coordination.commands import (
     SetAside,
     Transaction,
     WriteManifest,
+    parts,
 )
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints
-from headway.daemon.leader.transaction_parts import parts
+from headway.daemon.leader.checkpoint_sweep import BoundaryFolder, stale_checkpoints
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.measurements import ProgressRecord
+from headway.daemon.records.measurements import MemoryShortage, ProgressRecord
 from headway.daemon.records.records import (
     CheckpointRecord,
     Desired,
@@ -38,7 +38,6 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.situation.plan_cache import Plans
 from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
 from headway.daemon.view.cluster_view import ClusterView

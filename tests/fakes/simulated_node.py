@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.measurements import MemoryShortage
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.records.shortages import MemoryShortage
 from headway.daemon.view.cluster_view import ClusterView
 
 

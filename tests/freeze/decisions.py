@@ -23,7 +23,7 @@ NUM_PARTS = 4
 
 def record() -> dict[str, str]:
     """The digest of all that leaders write, by scenario and moment."""
-    found = {}
+    found: dict[str, str] = {}
     for seed in range(NUM_SCENARIOS):
         for kind in ("one", "several"):
             found |= {f"{kind} {seed} {moment}": told for moment, told in _scenario(kind, seed).items()}

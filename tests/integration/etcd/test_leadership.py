@@ -18,8 +18,7 @@ from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.leader import leadership
-from headway.daemon.leader.job_troubles import JobTroubles
-from headway.daemon.leader.leadership import Decide, Leadership
+from headway.daemon.leader.leadership import Decide, JobTroubles, Leadership
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import decode, encode

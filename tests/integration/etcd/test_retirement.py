@@ -14,8 +14,7 @@ from headway.daemon.client.job_requests import job_of, remove
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Put
-from headway.daemon.leader.ended_ages import EndedAges
-from headway.daemon.leader.job_retirement import JobRetirement
+from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys

@@ -12,7 +12,7 @@ from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.journal_part import MIN_ROWS
+from headway.daemon.records.lineage import MIN_ROWS
 from headway.daemon.records.records import Phase
 from headway.daemon.storage.checkpoint_names import part_name
 from headway.daemon.view.cluster_view import ClusterView

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.agent.local_state import generations_ahead
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import small_spec

@@ -28,7 +28,7 @@ from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.rate_schedule import continued_schedule, with_schedule
 from headway.daemon.records.format import encode, to_builtins
-from headway.daemon.records.manifest import sealed
+from headway.daemon.records.lineage import sealed
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.storage.checkpoint import copy_to_checkpoint, set_aside, write_manifest
 from headway.daemon.storage.checkpoint import read_manifest as read_stored

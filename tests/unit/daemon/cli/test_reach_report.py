@@ -14,7 +14,7 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.reports.job_report import link_waits
 from headway.daemon.reports.node_list import node_lines, report_nodes
-from headway.daemon.situation.standstill import awaited_pair, standing_pairs
+from headway.daemon.situation.failures import awaited_pair, standing_pairs
 from tests.unit.daemon.costs.test_blocked_ways import REFUSED, Scene, fact
 
 PLAN = PlanRecord(

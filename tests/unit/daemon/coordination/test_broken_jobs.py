@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination import broken_jobs, coordinator
+from headway.daemon.coordination import coordinator
 from headway.daemon.coordination.claims import _Settling
 from headway.daemon.coordination.commands import BrokenJob, Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.leader.job_troubles import JobTroubles
+from headway.daemon.leader.leadership import JobTroubles
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord
@@ -58,13 +58,13 @@ def test_a_job_that_cannot_even_be_failed_is_set_aside(monkeypatch: pytest.Monke
     cluster.submit(small_spec("first"))
     view, error = cluster.truth(), RuntimeError("x")
     situation = JobSituation(job=view.jobs["first"], view=view, now=0.0, written_at=0.0)
-    found = broken_jobs.broken("first", error)
-    assert broken_jobs.give_up(situation, found, error) is not None
-    assert broken_jobs.give_up(situation, found, MemoryError()) is None
+    found = coordinator.broken("first", error)
+    assert coordinator.give_up(situation, found, error) is not None
+    assert coordinator.give_up(situation, found, MemoryError()) is None
     over = replace(situation.job, phase=PhaseRecord(phase=Phase.FAILED))
-    assert broken_jobs.give_up(replace(situation, job=over), found, error) is None
-    monkeypatch.setattr(broken_jobs, "move", breaking("first", error, None))
-    assert broken_jobs.give_up(situation, found, error) is None
+    assert coordinator.give_up(replace(situation, job=over), found, error) is None
+    monkeypatch.setattr(coordinator, "move", breaking("first", error, None))
+    assert coordinator.give_up(situation, found, error) is None
 
 
 def test_the_leader_reports_a_job_that_it_cannot_serve() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from headway.daemon.records.records import Phase
-from headway.daemon.situation.failure_budget import MAX_DEATHS
+from headway.daemon.situation.failures import MAX_DEATHS
 from tests.fakes.simulated_cluster import KILLED, SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker
 from tests.unit.daemon.coordination.test_nodes_that_stay_out import recovering

@@ -5,19 +5,19 @@ from itertools import pairwise
 
 import pytest
 
-from headway.daemon.coordination.checkpoint_actions import parts_to_copy
+from headway.daemon.coordination.actions import parts_to_copy
 from headway.daemon.coordination.commands import CopyPart
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.journal_part import (
+from headway.daemon.records.lineage import (
     GROWTH,
     MAX_PARTS,
     MIN_ROWS,
     JournalPart,
+    Lineage,
     end_of,
     own_parts,
     with_next_part,
 )
-from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.storage.checkpoint_names import folder_name, part_name, place_of_part
 from headway.daemon.view.admission import why_no_checkpoint
@@ -79,7 +79,7 @@ def test_checkpoints_close_parts_and_carry_them(monkeypatch: pytest.MonkeyPatch)
 
     Each part is copied once, before the manifest that names it; the last record has them all.
     """
-    monkeypatch.setattr("headway.daemon.records.journal_part.MIN_ROWS", 40)
+    monkeypatch.setattr("headway.daemon.records.lineage.MIN_ROWS", 40)
     cluster = SimulatedCluster()
     for name in ("a", "b"):
         cluster.add_node(name)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headway.daemon.records.ailments import refusal_ailment
-from headway.daemon.records.records import Desired, Phase
+from headway.daemon.records.records import Desired, Phase, refusal_ailment
 from headway.daemon.records.signature import Signature
 from tests.fakes.simulated_cluster import SimulatedCluster
 from tests.unit.daemon.coordination.test_random_orders import build, finish, happen

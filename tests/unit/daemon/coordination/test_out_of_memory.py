@@ -4,12 +4,10 @@ from dataclasses import replace
 
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ProfileRecord
+from headway.daemon.records.measurements import MemoryShortage, ProfileRecord
 from headway.daemon.records.records import Desired, Phase, PlanRecord, WorkerPart, WorkerState
-from headway.daemon.records.shortages import MemoryShortage
-from headway.daemon.situation.failure_budget import MAX_DEATHS, MAX_SAME_BATCH
-from headway.daemon.situation.memory import shortages_now
-from headway.daemon.situation.plan_health import PlanHealth
+from headway.daemon.situation.failures import MAX_DEATHS, MAX_SAME_BATCH, shortages_now
+from headway.daemon.situation.situation import PlanHealth
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.daemon.coordination.test_recovery import recovered
 from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until, running_at_full_speed

@@ -6,7 +6,7 @@ from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.records.format import decode
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import PlanRecord, WorkerPart, WorkerRecord, WorkerState
-from headway.daemon.situation.lost_worker import LostWorker
+from headway.daemon.situation.failures import LostWorker
 
 PLAN = PlanRecord(
     generation=3,

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.commands import Command, Decision, Transaction
+from headway.daemon.coordination.commands import MAX_EVENTS, MAX_TRIMMED, Command, Decision, Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.transactions import MAX_EVENTS, MAX_TRIMMED
 from headway.daemon.jobs.job import COMPILING_S, PLAIN_S, FaultSpec
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, Desired, EventRecord, Phase, PlanRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S, START_DEADLINE_S
-from headway.daemon.situation.failure_budget import MOST_SILENT
-from headway.daemon.situation.lost_workers import CAUSE_GRACE_S
+from headway.daemon.situation.failures import CAUSE_GRACE_S, MOST_SILENT
 from headway.daemon.situation.situation import LONGEST_PATIENCE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import Worker, steady_view

@@ -23,7 +23,7 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.situation.deadlines import CHANGE_RETRY_S, START_DEADLINE_S
 from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.settling import SETTLE_S
+from headway.daemon.view.cluster_view import SETTLE_S
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 

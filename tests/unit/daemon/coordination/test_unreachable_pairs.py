@@ -11,7 +11,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import Desired, Phase
-from headway.daemon.situation.lost_workers import CAUSE_GRACE_S
+from headway.daemon.situation.failures import CAUSE_GRACE_S
 from headway.daemon.situation.situation import JobSituation
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.daemon.coordination.test_random_orders import build, finish, happen

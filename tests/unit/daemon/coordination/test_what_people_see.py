@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from headway.daemon.coordination.queue_order import queue
+from headway.daemon.coordination.fair_share import queue
 from headway.daemon.records.cluster_records import UsageRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys

@@ -5,8 +5,8 @@ import pytest
 from headway.daemon.costs.devices import DeviceSlot, MemoryLessons, after_shortage, measured_demand, still_of_use
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.planner import make_plan
+from headway.daemon.records.measurements import DeviceShortage, MemoryShortage
 from headway.daemon.records.records import Device
-from headway.daemon.records.shortages import DeviceShortage, MemoryShortage
 from tests.unit.daemon.planning.clusters import job, node, planned
 
 CARD = Device(kind="cuda", model="H100")

@@ -10,14 +10,14 @@ import structlog
 import structlog.testing
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.history import events
+from headway.daemon.history import writer as events
 from headway.daemon.history.writer import HistoryWriter
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
 from headway.daemon.runtime.logging import LossyLogger, configure_logs
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.plan_log import PlanLog
+from headway.daemon.view.cluster_watch import PlanLog
 from headway.stages.schedule.operations import Forward
 from headway.stages.telemetry.history import HistoryFile
 from tests.chaos.read_history import read_events, read_history

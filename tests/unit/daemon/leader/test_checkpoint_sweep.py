@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.leader.checkpoint_sweep import NUM_LOOKS, CheckpointSweep
-from headway.daemon.leader.stale_checkpoints import BoundaryFolder, stale_checkpoints, stale_parts
-from headway.daemon.records.journal_part import JournalPart
+from headway.daemon.leader.checkpoint_sweep import (
+    NUM_LOOKS,
+    BoundaryFolder,
+    CheckpointSweep,
+    stale_checkpoints,
+    stale_parts,
+)
+from headway.daemon.records.lineage import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
 from headway.daemon.storage.checkpoint_names import PartFile, boundary_url, part_name, partial_name
 from headway.daemon.view.cluster_view import ClusterView

@@ -9,8 +9,7 @@ import pytest
 from headway.daemon.coordination.commands import Decision, Transaction
 from headway.daemon.errors import ConflictError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.leader.job_troubles import JobTroubles
-from headway.daemon.leader.leadership import Leadership
+from headway.daemon.leader.leadership import JobTroubles, Leadership
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.keys import Keys
 from headway.daemon.view.cluster_view import ClusterView

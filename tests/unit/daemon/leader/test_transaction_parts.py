@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.coordination.commands import Transaction
-from headway.daemon.leader.transaction_parts import parts
+from headway.daemon.coordination.commands import Transaction, parts
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart

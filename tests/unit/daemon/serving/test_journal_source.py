@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.journal_part import JournalPart
+from headway.daemon.records.lineage import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.journal_source import JournalSource, _joined

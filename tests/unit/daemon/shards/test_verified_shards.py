@@ -21,8 +21,7 @@ from headway.daemon.shards.library import DataLibrary, Reading
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.view.start_progress import MOST_READINGS
+from headway.daemon.view.job_view import MOST_READINGS, JobView
 from headway.stages.data.shard_files import fingerprint
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards

@@ -23,12 +23,12 @@ from headway.daemon.situation.boundaries import (
     depends_on,
     due_checkpoint,
     fewest_holders,
+    find_origin,
     kept,
     newest_complete,
     own_places,
     restorable,
 )
-from headway.daemon.situation.origin import find_origin
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec

@@ -3,7 +3,7 @@ count.
 """
 
 from headway.daemon.records.records import FailureCount, Phase, PlanRecord, WorkerRecord, WorkerState
-from headway.daemon.situation.failure_budget import (
+from headway.daemon.situation.failures import (
     MAX_DEATHS,
     MAX_SAME_BATCH,
     MAX_SAME_FAULT,

@@ -1,7 +1,7 @@
 """A job whose records leave etcd though nobody removed it is noticed by the nodes that worked for it."""
 
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.records import CheckpointRecord, Phase
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.situation.vanished_jobs import NUM_LOOKS, VanishedJobs, vanished_text
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.etcd.client import Changes
-from headway.daemon.view.audit import Verified, due, why_wrong
-from headway.daemon.view.etcd_history import HistoryMark
+from headway.daemon.view.cluster_watch import HistoryMark, Verified, due, why_wrong
 
 SEEN = HistoryMark(revision=20, cluster_id=1, raft_term=2)
 FOUND = Changes(20, {"b": 15}, 2, 1, 2)

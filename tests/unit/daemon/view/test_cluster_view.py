@@ -8,6 +8,7 @@ import pytest
 from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
+from headway.daemon.records.measurements import DeviceShortage
 from headway.daemon.records.records import (
     NodeRecord,
     Phase,
@@ -20,7 +21,6 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.records.shortages import DeviceShortage
 from headway.daemon.records.signature import Signature
 from headway.daemon.situation.boundaries import rests_on
 from headway.daemon.storage.checkpoint_names import boundary_url

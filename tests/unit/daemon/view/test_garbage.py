@@ -13,7 +13,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
 from headway.daemon.records.certificate_records import RevokedRecord
-from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import RetiredRecord, SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode, encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import (
@@ -27,7 +27,6 @@ from headway.daemon.records.measurements import (
     ReachRecord,
 )
 from headway.daemon.records.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.reports.set_aside import set_aside_lines
 from headway.daemon.terminal import printable_name

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.generations_seen import GenerationsSeen
+from headway.daemon.view.cluster_view import GenerationsSeen
 
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="a:1", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""

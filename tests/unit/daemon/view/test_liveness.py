@@ -9,7 +9,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import DesiredRecord, NodeRecord
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.etcd_history import HistoryMark, went_back
+from headway.daemon.view.cluster_watch import HistoryMark, went_back
 
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="", host="", site="x", devices=(), memory_bytes=0, arithmetic_class=""

@@ -7,7 +7,7 @@ from headway.daemon.records.cluster_records import NodeFailureRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
-from headway.daemon.situation.failure_budget import MAX_DEATHS
+from headway.daemon.situation.failures import MAX_DEATHS
 from headway.daemon.view.quarantine import charged_by, left_out, num_counted
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.unit.daemon.coordination.test_recovery import lose, recovered, trained

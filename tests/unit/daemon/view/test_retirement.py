@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
@@ -16,7 +17,6 @@ from headway.daemon.records.records import (
     PlanRecord,
     SpecRecord,
 )
-from headway.daemon.records.retired_record import RetiredRecord
 from headway.daemon.reports.set_aside import retired_line, sentence_on
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView

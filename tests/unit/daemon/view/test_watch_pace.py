@@ -1,6 +1,6 @@
 """A watch rests in a storm of a large cluster, never in a small one, and hears a few changes at once."""
 
-from headway.daemon.view.watch_pace import BURST, FEW_NODES, LEAST_S, MOST_S, PER_NODE_S, PER_S, WatchPace
+from headway.daemon.view.cluster_watch import BURST, FEW_NODES, GATHER_PER_NODE_S, LEAST_S, MOST_S, PER_S, WatchPace
 
 LARGE = 400
 
@@ -17,7 +17,7 @@ def test_a_burst_is_heard_at_once_and_then_changes_gather() -> None:
     heard(pace, int(BURST) - 1, now=100.0)
     assert pace.rest_s(LARGE) == 0.0
     heard(pace, 1, now=100.0)
-    assert pace.rest_s(LARGE) == LARGE * PER_NODE_S
+    assert pace.rest_s(LARGE) == LARGE * GATHER_PER_NODE_S
     assert pace.rest_s(100 * LARGE) == MOST_S
     heard(pace, 1, now=100.0 + BURST / PER_S)
     assert pace.rest_s(LARGE) == 0.0
@@ -46,4 +46,4 @@ def test_a_steady_storm_is_heard_in_few_replies() -> None:
         pace.heard(now=now)
         num_replies += 1
         now += pace.rest_s(LARGE) or 0.01
-    assert num_replies < BURST + 60.0 * PER_S + 60.0 / (LARGE * PER_NODE_S)
+    assert num_replies < BURST + 60.0 * PER_S + 60.0 / (LARGE * GATHER_PER_NODE_S)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.daemon.records.shortages import MemoryShortage
+from headway.daemon.records.measurements import MemoryShortage
 from headway.daemon.worker.out_of_memory import refusals_of_libraries, shortage_of
 
 GIB = 1 << 30

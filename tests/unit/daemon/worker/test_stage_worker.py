@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.shortages import MemoryShortage
+from headway.daemon.records.measurements import MemoryShortage
 from headway.daemon.worker.held_layers import Held
 from headway.daemon.worker.neighbours import WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
