@@ -50,8 +50,13 @@ def written(folder: Path, *, seed: int, row_tokens: int) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of a stream that can be learned, with flags."""
+    return written_by_hand(tmp_path_factory.mktemp("shards") / "data")
+
+
+def written_by_hand(folder: Path) -> Path:
     """Three shards of a stream that can be learned, with flags, by hand: windows often cross their borders."""
-    folder = tmp_path_factory.mktemp("shards")
+    folder.mkdir()
     stream = (np.random.default_rng(0).integers(0, 16, 600) * np.tile([1, 3], 300)).astype("<u2")
     shards = []
     for number, piece in enumerate(np.split(stream, [90, 250, 400])):
