@@ -64,7 +64,8 @@ TEMPLATES = {
     "chatml": CHATML,
     "trimmed": CHATML.replace("m.content }}", "m.content | trim }}"),
     "late system": "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}"
-    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}"
+    "{{ bos_token }}[INST] {{ m.content }} [/INST]"
     "{% elif m.tool_calls %} {{ m.tool_calls[0].function | tojson }}{{ eos_token }}"
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
     "thoughts": "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.reasoning_content and loop.last %}<think>"
