@@ -5,9 +5,9 @@ nor names. Each parameter therefore has a slot, a Parameter that is pointed at t
 optimizer's state hangs on the slot, and the slot has a name.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,15 +15,105 @@ from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from headway.optim.error_feedback import SLOT, ErrorFeedback
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.lr_schedule import LrSchedule
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.step_count import STEPS
-from headway.optim.stored_momentum import StoredMomentum
 from headway.optim.update_shares import from_shares, joined
+
+# Error Feedback for a gradient that is one version old, at the level of the update.
+#
+# Source: Zmushko et al., "One-Step Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel LLM
+# Pretraining", ICML 2026, arXiv 2606.30634. The rule and its derivation are in docs/numerics.md.
+
+SLOT = "error_feedback"
+
+
+class ErrorFeedback:
+    """Adds the difference of two consecutive updates. State: δ_{b−1} by parameter name, in `deltas`.
+
+    The inner optimizer went from W_b to W'. With δ_b = W_b − W' and c = α·delay:
+
+        W_{b+1} = W' − c·(δ_b − δ_{b−1})        b ≥ 1
+        W_{b+1} = W'                            b = 0
+
+    At c = 0 it is inactive: not to be called, and it holds no state. `dtype` is that of the state alone: δ_{b−1} is
+    rounded to it once, when it is stored.
+    """
+
+    def __init__(self, alpha: float, *, delay: int, dtype: torch.dtype = torch.float32) -> None:
+        self.gain = alpha * delay
+        self.dtype = dtype
+        self.deltas: dict[str, Tensor] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it changes anything."""
+        return self.gain != 0.0
+
+    @torch.no_grad()
+    def correct(self, name: str, weight: Tensor, *, before: Tensor, update_index: int) -> None:
+        """Turn `weight` from W' into W_{b+1} in place; `before` is W_b. Both are fp32, of the parameter's shape.
+
+        Raises KeyError when δ_{b−1} is missing after update 0.
+        """
+        delta = before - weight
+        if update_index == 0:
+            self.deltas[name] = delta.to(self.dtype)
+            return
+        # One subtraction, one multiplication, one subtraction, each rounded: `sub(alpha=)` could become a fused
+        # multiply-add on one machine and not on another. The buffer of δ_{b−1} holds each result in turn,
+        # widened first if its dtype is narrow.
+        last = self.deltas[name]
+        correction = last.to(delta.dtype)
+        torch.sub(delta, correction, out=correction)
+        correction.mul_(self.gain)
+        weight.sub_(correction)
+        last.copy_(delta)
+
+
+# The running mean of a parameter's gradients between two updates, in the dtype that the job has chosen for it.
+#
+# An optimizer computes with it in fp32: it is widened before a step and rounded once after it. So a buffer of half the
+# size changes what is remembered, and no formula.
+
+_BUFFERS = {"muon": "momentum_buffer", "adamw": "exp_avg", "lion": "exp_avg", "sgd": "momentum_buffer"}
+
+
+class StoredMomentum:
+    """The buffers of one optimizer's parameters. In float32 it does nothing."""
+
+    def __init__(self, spec: GroupSpec, optimizer: Optimizer) -> None:
+        self.slot = _BUFFERS[spec.name]
+        """Name of the buffer in the optimizer's state."""
+        self.dtype: torch.dtype = getattr(torch, spec.momentum_dtype)
+        self._optimizer = optimizer
+        self._stored: dict[Parameter, Tensor] = {}
+
+    def widen(self, parameter: Parameter) -> None:
+        """Give the optimizer a parameter's buffer in fp32, for a step."""
+        state = self._state_of(parameter)
+        if self.dtype is not torch.float32 and self.slot in state:
+            self._stored[parameter] = state[self.slot]
+            state[self.slot] = state[self.slot].float()
+
+    def narrow(self, parameter: Parameter) -> None:
+        """Round what the step has left, into the memory from before."""
+        state = self._state_of(parameter)
+        if self.dtype is torch.float32 or self.slot not in state:
+            return
+        stored = self._stored.pop(parameter, None)
+        if stored is None:
+            state[self.slot] = state[self.slot].to(self.dtype)
+        else:
+            state[self.slot] = stored.copy_(state[self.slot])
+
+    def _state_of(self, parameter: Parameter) -> MutableMapping[str, Any]:
+        # Not `state[parameter]`: that is a defaultdict, and reading must not leave entries behind.
+        state: MutableMapping[str, Any] = self._optimizer.state.get(parameter, {})
+        return state
 
 
 @dataclass

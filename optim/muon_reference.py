@@ -5,7 +5,34 @@ import math
 import torch
 from torch import Tensor
 
-from headway.optim.newton_schulz_reference import orthogonalize_reference
+
+def orthogonalize_reference(matrix: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Orthogonalise one matrix [rows, cols], in the operations that define the bits of `orthogonalize`. Result in
+    `dtype`.
+    """
+    rows, cols = matrix.shape
+    x = matrix.to(dtype)
+    if rows > cols:
+        x = x.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        polynomial = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.addmm(x, polynomial, x, beta=3.4445)
+    return x.T if rows > cols else x
+
+
+def orthogonalize_by_singular_values(matrix: Tensor, *, steps: int = 5) -> Tensor:
+    """Orthogonalise in float64 without a matrix iteration: the polynomial is applied to each singular value.
+
+    An odd polynomial of X acts on the singular values alone and leaves both bases unchanged. Result in float64.
+    """
+    u, singular_values, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = singular_values / singular_values.square().sum().sqrt().clamp(min=1e-7)
+    for _ in range(steps):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    orthogonalized: Tensor = u * s @ vh
+    return orthogonalized
 
 
 def muon_reference(

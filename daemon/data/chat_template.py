@@ -3,8 +3,10 @@
 The time of day is not in the sandbox: the same data gives the same tokens on any day.
 """
 
+import json
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -12,11 +14,64 @@ from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation, library
 from headway.daemon.data.message_form import MessageForm, find_form
-from headway.daemon.data.special_words import SpecialWords, unguarded
-from headway.daemon.data.template_limits import MAX_CHARACTERS, TOO_LARGE, TooMuchError, limited_memory, limited_time
+from headway.daemon.data.special_words import GUARD, SpecialWords, unguarded
+from headway.daemon.data.template_limits import (
+    MAX_CHARACTERS,
+    TOO_LARGE,
+    TooMuchError,
+    limited_memory,
+    limited_product,
+    limited_time,
+)
 from headway.daemon.data.template_loops import LoopNotes, Round, with_notes
-from headway.daemon.data.template_sandbox import sandbox
 from headway.daemon.errors import ConfigError
+
+# The sandbox of chat templates: jinja2 as transformers sets it up, but with a date that stands still.
+#
+# Everything in this file is called while a template renders.
+
+_ESCAPED_GUARD: Final = re.compile(rf"(?<!\\)((?:\\\\)*)\\u{ord(GUARD):04x}")
+"""A backslash that people wrote is two in JSON, and escapes nothing."""
+
+
+def sandbox(*, today: date, mark: Callable[[str], str]) -> Any:
+    """Return jinja2's environment. mark receives what a template emits between `{% generation %}` and its end."""
+    jinja2, sandboxes = library("jinja2"), library("jinja2.sandbox")
+    nodes, extensions = library("jinja2.nodes"), library("jinja2.ext")
+
+    def parse(self: Any, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def marked(_self: Any, caller: Any) -> str:
+        return mark(caller())
+
+    generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": parse, "_mark": marked})
+    limits = {"intercepted_binops": frozenset({"*", "**"}), "call_binop": limited_product}
+    environment = type("Sandbox", (sandboxes.ImmutableSandboxedEnvironment,), limits)(
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, extensions.loopcontrols]
+    )
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = today.strftime
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPED_GUARD.sub(rf"\1{GUARD}", text) if ensure_ascii else text
+
 
 TEMPLATE_NAME: Final = "chat_template.jinja"
 OTHERS_NAME: Final = "additional_chat_templates"

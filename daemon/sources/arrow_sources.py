@@ -6,6 +6,7 @@ memory, lists of texts stay references to them, and a record's size is known bef
 `pyarrow` belongs to the optional extra `data` and is imported when a source needs it.
 """
 
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,126 @@ from typing import Any, Final
 
 from headway.daemon.data.documents import MAX_RECORD_BYTES, BadRecord, Document, FileSource, library
 from headway.daemon.errors import ConfigError
-from headway.daemon.sources.arrow_messages import check_inflated
-from headway.daemon.sources.column_size import can_measure, num_bytes
 from headway.daemon.sources.records import Field, without_nulls
 from headway.daemon.storage.file_system import sentence
+
+# Bounds what the messages of an Arrow file inflate to, before any is inflated.
+#
+# A message is a FlatBuffer of the Arrow columnar format (Message.fbs), and a body. Each compressed buffer of the body
+# begins with its own length after inflation, 8 bytes; -1: it is not compressed.
+
+MAX_INFLATED_BYTES: Final = 1 << 30
+"""Of one batch of records; one that is not compressed may have any size, because the file is mapped into memory."""
+_DICTIONARY_BATCH: Final = 2
+_RECORD_BATCH: Final = 3
+
+
+def check_inflated(messages: Iterable[Any], name: str) -> None:
+    """Raise ConfigError if a batch inflates to too much, or is damaged."""
+    for number, message in enumerate(messages):
+        try:
+            size = inflated_bytes(memoryview(message.metadata), memoryview(message.body or b""))
+        except (struct.error, ValueError) as error:
+            raise ConfigError(f"cannot be read: its message {number} is damaged", name) from error
+        if size > MAX_INFLATED_BYTES:
+            most = f"at most {MAX_INFLATED_BYTES >> 20:,} MiB are read at once: write smaller batches"
+            raise ConfigError(f"its message {number} inflates to {size >> 20:,} MiB; {most}", name)
+
+
+def inflated_bytes(metadata: memoryview, body: memoryview) -> int:
+    """Return the number of bytes that a message's compressed buffers inflate to. Raises ValueError, struct.error."""
+    message = _referred(metadata, 0)
+    kind, header = _field(metadata, message, 1), _field(metadata, message, 2)
+    if kind is None or header is None or metadata[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
+        return 0
+    batch: int = _referred(metadata, header)
+    if metadata[kind] == _DICTIONARY_BATCH:
+        data = _field(metadata, batch, 1)
+        if data is None:
+            return 0
+        batch = _referred(metadata, data)
+    buffers, compression = _field(metadata, batch, 2), _field(metadata, batch, 3)
+    if buffers is None or compression is None:
+        return 0
+    vector = _referred(metadata, buffers)
+    total = 0
+    for index in range(_number(metadata, "<I", vector)):
+        start, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * index)
+        if length:
+            size = _number(body, "<q", start)
+            if size < -1:
+                raise ValueError("a length is negative")
+            total += max(size, 0)
+    return total
+
+
+def _field(raw: memoryview, table: int, number: int) -> int | None:
+    """Return where a table's field is; None: it has its default."""
+    vtable = table - _number(raw, "<i", table)
+    slot = 4 + 2 * number
+    if slot + 2 > _number(raw, "<H", vtable):
+        return None
+    offset = _number(raw, "<H", vtable + slot)
+    return table + offset if offset else None
+
+
+def _referred(raw: memoryview, at: int) -> int:
+    return at + _number(raw, "<I", at)
+
+
+def _number(raw: memoryview, form: str, at: int) -> int:
+    if at < 0:
+        raise ValueError("a place is negative")
+    found: int = struct.unpack_from(form, raw, at)[0]
+    return found
+
+
+# The memory that a column of Arrow takes as Python objects, before these are made.
+#
+# A dictionary, or lists over it, may name one long text any number of times.
+
+VALUE_BYTES: Final = 64
+"""What each value counts beside its text."""
+
+
+def can_measure(kind: Any) -> bool:
+    """Return whether `num_bytes` knows a type. It does not know views and runs, which few files have."""
+    types = library("pyarrow").types
+    if types.is_dictionary(kind) or _is_list(types, kind):
+        return can_measure(kind.value_type)
+    if types.is_map(kind):
+        return can_measure(kind.key_type) and can_measure(kind.item_type)
+    if types.is_struct(kind):
+        return all(can_measure(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(_is_text(types, kind) or types.is_primitive(kind) or types.is_null(kind))
+
+
+def num_bytes(column: Any) -> int:
+    """Return about how many bytes the values of an array take, with each repetition. `can_measure` is true of it."""
+    types, compute = library("pyarrow").types, library("pyarrow.compute")
+    kind, own = column.type, VALUE_BYTES * len(column)
+    if types.is_dictionary(kind):
+        if not _is_text(types, kind.value_type):
+            return own + len(column) * num_bytes(column.dictionary)
+        lengths = compute.binary_length(column.dictionary).take(column.indices)
+        return own + (compute.sum(lengths).as_py() or 0)
+    if _is_text(types, kind):
+        return own + (compute.sum(compute.binary_length(column)).as_py() or 0)
+    if types.is_struct(kind):
+        return own + sum(num_bytes(part) for part in column.flatten())
+    if _is_list(types, kind) or types.is_map(kind):
+        return own + num_bytes(column.flatten())
+    return own
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    of = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in of)
+
 
 ROWS: Final = 256
 MAX_BATCH_BYTES: Final = 1 << 30

@@ -11,17 +11,102 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.data.row_flags import mean_tokens, num_targets, positions, trained_targets
-from headway.stages.data.row_order import row_at
 from headway.stages.data.shard_files import Tokens, fingerprint, mapped, verify_file
-from headway.stages.data.shard_index import INDEX_NAME, TOKEN_TYPES, Shard, ShardIndex, read_index, rows_in
+from headway.stages.data.shard_index import (
+    BEGINS_DOCUMENT,
+    INDEX_NAME,
+    IS_TARGET,
+    TOKEN_TYPES,
+    Shard,
+    ShardIndex,
+    read_index,
+    rows_in,
+)
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec
+
+# What the flags of rows mean to a job: targets, positions in documents, the divisor of a batch's losses. Pure.
+#
+# Flags are [size, length + 1]: those of the inputs, and of the token after the last one.
+
+NOT_TRAINED: Final = -100
+"""A target that is not trained on: torch's `ignore_index`."""
+
+Flags = npt.NDArray[Any]
+
+
+def trained_targets(targets: npt.NDArray[np.int64], flags: Flags, train: TrainSpec) -> npt.NDArray[np.int64]:
+    """Return the targets int64 [size, length], with NOT_TRAINED for those that are masked."""
+    return np.where(_is_trained(flags, train), targets, NOT_TRAINED)
+
+
+def num_targets(flags: Flags, train: TrainSpec) -> int:
+    """Return the number of what a loss is the mean over: unmasked targets, or pairs of documents that have some."""
+    is_trained = _is_trained(flags, train)
+    if not train.learns_preferences:
+        return int(is_trained.sum())
+    number = np.cumsum(positions(flags) == 0, axis=1) - 1
+    of_rows = [set(row[mask].tolist()) for row, mask in zip(number, is_trained, strict=True)]
+    return sum(document ^ 1 in trained for trained in of_rows for document in trained) // 2
+
+
+def mean_tokens(num_of_all: int, num_microbatches: int) -> float:
+    """Return the number by which each microbatch divides its sum of losses: the targets of all of them, over their
+    number.
+    """
+    return max(num_of_all, 1) / num_microbatches
+
+
+def positions(flags: Flags) -> npt.NDArray[np.int32]:
+    """Return each input's position in its document, int32 [size, length]. A row's first token has position 0."""
+    begins = (flags[:, :-1] & BEGINS_DOCUMENT) != 0
+    places = np.arange(begins.shape[1], dtype=np.int32)
+    first_of_document = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    return (places - first_of_document).astype(np.int32)
+
+
+def _is_trained(flags: Flags, train: TrainSpec) -> npt.NDArray[np.bool_]:
+    """Return which targets are trained on. No document predicts the first token of the next one."""
+    of_targets = flags[:, 1:]
+    is_trained: npt.NDArray[np.bool_] = (of_targets & IS_TARGET) != 0
+    return is_trained & ((of_targets & BEGINS_DOCUMENT) == 0) if train.separates_documents else is_trained
+
+
+# The order of a data set's rows over epochs: each row once an epoch, in an order drawn from the seed. Pure.
+#
+# The order is a keyed permutation that is computed for one row at a time: a Feistel network (Luby and Rackoff 1988)
+# over a power of four, walked until it ends below the number of rows (Black and Rogaway 2002). So nothing is stored,
+# and a run goes on anywhere.
+
+ROUNDS: Final = 6
+
+
+def row_at(number: int, *, num_rows: int, seed: int) -> int:
+    """Return the row that is drawn as `number` = 0, 1, … of a whole job. Epoch e has the numbers e·num_rows and on."""
+    epoch, place = divmod(number, num_rows)
+    half = max(1, ((num_rows - 1).bit_length() + 1) // 2)
+    found = _permuted(place, half, seed=seed, epoch=epoch)
+    while found >= num_rows:
+        found = _permuted(found, half, seed=seed, epoch=epoch)
+    return found
+
+
+def _permuted(value: int, half: int, *, seed: int, epoch: int) -> int:
+    """Return where a permutation of 0 … 4^half − 1 takes a value."""
+    mask = (1 << half) - 1
+    left, right = value >> half, value & mask
+    for turn in range(ROUNDS):
+        key = f"{seed}/{epoch}/{turn}/{right}".encode()
+        drawn = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+        left, right = right, left ^ (drawn & mask)
+    return left << half | right
+
 
 NO_VALIDATION: Final = "has no validation split; `headway data prepare --validation 0.01` makes one"
 _MOST_COUNTS: Final = 8

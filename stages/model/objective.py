@@ -5,15 +5,117 @@ models, one below the other: the model with adapters, and the frozen one without
 so the frozen model's log-probabilities take no second model and no second pass. docs/numerics.md, section 9.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import without_adapters
-from headway.stages.model.chunked_loss import microbatch_loss
+from headway.stages.model.decoder import Head, token_loss
 from headway.stages.model.documents import DocumentRows
 from headway.stages.spec import TrainSpec
+
+# The loss of a microbatch, with the logits of a few rows at a time.
+#
+# All logits at once take 12 bytes each in the backward: with a vocabulary of 128 thousand more than the whole rest of a
+# stage. In chunks, each chunk's product with the vocabulary is computed twice, and its logits live only for a moment.
+# torch's own `linear_cross_entropy` rounds the loss to the dtype of the hidden states, to 3 digits in bfloat16.
+
+
+def microbatch_loss(
+    head: nn.Module, hidden: Tensor, targets: Tensor, *, chunk: int, mean_tokens: Tensor | None = None
+) -> Tensor:
+    """Return the mean cross entropy over the tokens of a microbatch, in nats: fp32 [] for any dtype.
+
+    hidden [microbatch, sequence, hidden] is the head's input, targets int64 [microbatch, sequence]. chunk: rows whose
+    logits exist at once; 0: all. mean_tokens: see `token_loss`.
+    """
+    if chunk == 0:
+        return token_loss(head(hidden), targets, mean_tokens)
+    assert isinstance(head, Head), "only the head has a loss"
+    normed = head.norm(hidden).flatten(0, 1)
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        normed, head.lm_head.weight, targets.flatten(), chunk, mean_tokens, head.scaled
+    )
+    return loss
+
+
+_Scaled = Callable[[Tensor], Tensor]
+"""From products with the vocabulary to logits."""
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """normed [rows, hidden], weight [vocabulary, hidden], targets [rows] → loss []."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normed: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        mean_tokens: Tensor | None,
+        scaled: _Scaled,
+    ) -> Tensor:
+        ctx.save_for_backward(normed, weight, targets)
+        ctx.divisor = len(targets) if mean_tokens is None else mean_tokens
+        ctx.chunk = chunk
+        ctx.scaled = scaled
+        sums = [_sum_of_losses(rows, weight, wanted, scaled) for rows, wanted in _chunks(normed, targets, chunk)]
+        mean: Tensor = reduce(add, sums) / ctx.divisor
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        normed, weight, targets = ctx.saved_tensors
+        upstream = gradients[0] / ctx.divisor
+        by_rows = torch.empty_like(normed)
+        by_weight = None
+        if ctx.needs_input_grad[1]:  # not of a frozen head
+            by_weight = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+        for index, (rows, wanted) in enumerate(_chunks(normed, targets, ctx.chunk)):
+            into = by_rows[index * ctx.chunk :][: len(rows)]
+            loss = partial(_sum_of_losses, targets=wanted, scaled=ctx.scaled)
+            _differentiate(loss, rows, weight, upstream, by_rows=into, by_weight=by_weight, is_first=index == 0)
+        return by_rows, None if by_weight is None else by_weight.to(weight.dtype), None, None, None, None
+
+
+def _differentiate(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    rows: Tensor,
+    weight: Tensor,
+    upstream: Tensor,
+    *,
+    by_rows: Tensor,
+    by_weight: Tensor | None,
+    is_first: bool,
+) -> None:
+    """Compute a chunk a second time. Its gradients go into `by_rows`, and to the sum in `by_weight`."""
+    with torch.enable_grad():
+        leaves = (rows.detach().requires_grad_(), weight.detach().requires_grad_(by_weight is not None))
+        by = [leaf for leaf in leaves if leaf.requires_grad]
+        of_rows, *of_weights = torch.autograd.grad(loss(*leaves), by, upstream)
+    by_rows.copy_(of_rows)
+    if by_weight is None:
+        return
+    of_weight = of_weights[0]
+    if is_first:
+        by_weight.copy_(of_weight)  # not added to zero, which would change the sign of a zero
+    else:
+        by_weight.add_(of_weight)
+
+
+def _sum_of_losses(rows: Tensor, weight: Tensor, targets: Tensor, scaled: _Scaled) -> Tensor:
+    return functional.cross_entropy(scaled(functional.linear(rows, weight)).float(), targets, reduction="sum")
+
+
+def _chunks(normed: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(normed.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
 
 
 def objective_loss(

@@ -35,7 +35,7 @@ async def test_workers_on_a_card_give_the_bits_of_the_plain_loop_there(
 
 CONTEXTS = """
 import threading, torch
-from headway.stages.device.cuda import CudaStreams
+from headway.stages.device.opening import CudaStreams
 from headway.stages.device.streamed import StreamedDevice
 card = torch.device("cuda", 1)
 torch.cuda.set_device(card)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.optim.error_feedback import ErrorFeedback
+from headway.optim.layer_optimizer import ErrorFeedback
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.3])

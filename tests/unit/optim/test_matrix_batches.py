@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
-from headway.optim import matrix_batches
+from headway.optim import muon as matrix_batches
 from headway.optim.layer_optimizer import optimizer_factory
-from headway.optim.matrix_batches import MOST_MATRICES, SHORTEST_SIDE, batch_limit, orthogonalize_each
-from headway.optim.muon import Muon
+from headway.optim.muon import MOST_MATRICES, SHORTEST_SIDE, Muon, batch_limit, orthogonalize_each
+from headway.optim.muon_reference import orthogonalize_reference
 from headway.optim.newton_schulz import orthogonalize
-from headway.optim.newton_schulz_reference import orthogonalize_reference
 from headway.optim.spec import GroupSpec, OptimSpec
 
 CPU = torch.device("cpu")

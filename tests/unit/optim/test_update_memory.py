@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.optim.layer_optimizer import TorchLayerOptimizer, optimizer_factory
-from headway.optim.matrix_batches import MOST_MATRICES
+from headway.optim.muon import MOST_MATRICES
 from headway.optim.spec import GroupSpec, OptimSpec
 
 WIDTH, WIDE = 32, 80

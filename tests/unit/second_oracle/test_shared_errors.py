@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.optim import newton_schulz, spec
-from headway.optim.error_feedback import ErrorFeedback
+from headway.optim.layer_optimizer import ErrorFeedback
 from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Muon
 from headway.stages.data.microbatch import Microbatch

@@ -8,7 +8,7 @@ import torch
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.optim.layer_optimizer import optimizer_factory
-from headway.optim.matrix_batches import MOST_ELEMENTS
+from headway.optim.muon import MOST_ELEMENTS
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -12,8 +12,8 @@ import pytest
 
 from headway.daemon.data import chat_template, template_limits
 from headway.daemon.data.chat_mask import spoken_tokens
+from headway.daemon.data.chat_template import sandbox
 from headway.daemon.data.documents import Conversation
-from headway.daemon.data.template_sandbox import sandbox
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare

@@ -140,7 +140,7 @@ def test_an_arrow_file_that_inflates_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
     """A compressed batch beyond the limit is named with its size; one within it, and one not compressed, are read."""
-    monkeypatch.setattr("headway.daemon.sources.arrow_messages.MAX_INFLATED_BYTES", MIB)
+    monkeypatch.setattr("headway.daemon.sources.arrow_sources.MAX_INFLATED_BYTES", MIB)
     arrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
     make: Any = ipc.new_stream if is_stream else ipc.new_file
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing import batch_encoding, restartable_run
+from headway.daemon.preparing import batch_encoding
 from headway.daemon.preparing import prepare as preparing
+from headway.daemon.preparing import prepare as restartable_run
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.unfinished import Unfinished
 from headway.daemon.sources import pieces

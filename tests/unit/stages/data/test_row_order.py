@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from headway.stages.data.row_order import row_at
+from headway.stages.data.tokens import row_at
 
 EXPECTED = [7, 4, 2, 1, 9, 0, 8, 3, 5, 6, 9, 0, 2, 1, 6, 5, 8, 3, 4, 7]
 

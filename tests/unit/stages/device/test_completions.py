@@ -2,7 +2,7 @@
 
 import threading
 
-from headway.stages.device.completions import MOST_WAITING, Completions
+from headway.stages.device.streamed import MOST_WAITING, Completions
 
 
 class Held:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.stages.device.cuda import CudaStreams
+from headway.stages.device.opening import CudaStreams
 from headway.stages.device.streams import Stream
 from headway.stages.links.collective.nccl_direction import _CudaSideStream
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.stages.model.chunked_loss import microbatch_loss
 from headway.stages.model.decoder import Head
+from headway.stages.model.objective import microbatch_loss
 from headway.stages.spec import ModelSpec
 from tests.unit.optim.test_update_memory import NewMemory
 

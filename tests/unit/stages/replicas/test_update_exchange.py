@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from headway.stages.device.cpu import Held
-from headway.stages.replicas.update_exchange import UpdateExchange
+from headway.stages.stage.replicas import UpdateExchange
 from headway.stages.update_shares import UpdateShares
 
 SHARES = UpdateShares(owners=(0, 1, 0), num_elements=(5, 3, 0), dtype=torch.float32)

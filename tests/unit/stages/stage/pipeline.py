@@ -17,8 +17,8 @@ from headway.daemon.worker.stage_records import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.data.row_flags import Flags, mean_tokens, num_targets, positions, trained_targets
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
+from headway.stages.data.tokens import Flags, mean_tokens, num_targets, positions, trained_targets
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
