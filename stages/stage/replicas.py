@@ -12,8 +12,8 @@ from headway.stages.device.device import DeviceCopy
 from headway.stages.ids import Batch, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
-from headway.stages.replicas.group_reduction import GroupReduction
 from headway.stages.stage.context import StageContext
+from headway.stages.stage.group_reduction import GroupReduction
 from headway.stages.stage.journal_writer import places_in_row
 from headway.stages.update_shares import UpdateShares
 

@@ -1,1 +1,0 @@
-"""What the replicas of a stage add up and exchange: tensors and accounts, without links."""
