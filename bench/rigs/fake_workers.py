@@ -45,7 +45,7 @@ class FakeSupervisor:
         """Device to what it computes, since when, and whether it writes the journal."""
         self.down_devices: tuple[int, ...] = ()
         self.trouble = ""
-        self.socket_path = settings.runtime_dir / "fake"
+        self.socket_path = Path(settings.options.socket_path)
 
     @property
     def worker_ports(self) -> tuple[WorkerPort, ...]:

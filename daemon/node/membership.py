@@ -67,6 +67,7 @@ from headway.daemon.telemetry.device_speeds import DeviceSpeeds
 from headway.daemon.telemetry.probing import Probing
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.workers.process import WorkerOptions
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
@@ -519,17 +520,19 @@ class Membership:
     def _worker_settings(self) -> WorkerSettings:
         config = self._house.config
         return WorkerSettings(
-            node=config.name,
-            host=self._registration.record.host,
-            ports=config.worker_ports,
-            shared_port=self._registration.record.address if config.one_port else "",
-            inner_port=self._house.inner_port,
-            certificates=config.certificates,
-            renewals=config.renewals_dir,
-            runtime_dir=self._house.runtime_dir,
+            options=WorkerOptions(
+                socket_path=str(self._house.runtime_dir / "workers.sock"),
+                node=config.name,
+                host=self._registration.record.host,
+                ports=config.worker_ports,
+                shared_port=self._registration.record.address if config.one_port else "",
+                inner_port=self._house.inner_port,
+                certificates=str(config.certificates),
+                renewals=str(config.renewals_dir),
+                history_dir=str(config.history_dir or ""),
+            ),
             output_dir=config.state_dir / "workers",
             logs_dir=config.logs_dir,
-            history_dir=config.history_dir,
             num_spares=config.num_spares,
             is_to_be_measured=lambda device: not self._speeds.knows(device),
         )

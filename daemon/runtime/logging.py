@@ -162,5 +162,3 @@ def configure_logs(
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(node=node)
-    # This library logs every signal that it sends; the supervisor reports those that matter.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

@@ -5,7 +5,7 @@ ends by an error, by its goal, or with its daemon: the kernel kills it when its 
 stream to the daemon ends.
 """
 
-import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -14,35 +14,17 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from headway.daemon.runtime.own_process import EXIT_ORPHANED, die_with_parent
+from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, leave_error
 
 EXIT_STUCK = 76
 """Exit code when a link's process group could not be ended otherwise."""
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line. Exits with 2 on a wrong one."""
-    parser = argparse.ArgumentParser(prog="headway.daemon.worker", description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="the daemon's unix socket")
-    parser.add_argument("--node", default="", help="the node's name, for the log")
-    parser.add_argument("--host", required=True, help="where neighbouring stages reach this worker")
-    parser.add_argument("--ports", default="", help="where it may listen, such as 7100-7107")
-    parser.add_argument("--behind-shared-port", action="store_true", help="listen at no port, but behind the node's")
-    parser.add_argument("--own-port", nargs=2, metavar=("OUTER", "INNER"), help="the node's port, mapped by a router")
-    parser.add_argument("--certificates", type=Path, required=True, help="folder with ca.pem, cert.pem, key.pem")
-    parser.add_argument("--renewals", type=Path, help="folder of renewed certificates; none: they are never renewed")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--device-index", type=int)
-    which.add_argument("--spare", action="store_true", help="touch no device before the first Prepare names one")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--card-sharers", type=int, default=1, help="nodes that share the card and its memory")
-    parser.add_argument("--measure", action="store_true", help="measure the device's speed, once there is time")
-    parser.add_argument("--history-dir", type=Path, help="write what each stage did, for tests")
-    return parser.parse_args(arguments)
-
-
-def work(options: argparse.Namespace) -> None:
-    """Do the work. Every exception from here on goes to the supervisor's error file."""
+def work(options: WorkerOptions) -> None:
+    """Do the work."""
     # torch takes seconds to import, so the kernel must know our parent before that
     import structlog
 
@@ -58,7 +40,7 @@ def work(options: argparse.Namespace) -> None:
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.worker.warm_up import warm_up
-    from headway.daemon.workers.goal import SPARE_INDEX, Hello
+    from headway.daemon.workers.goal import Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
@@ -73,7 +55,7 @@ def work(options: argparse.Namespace) -> None:
 
     configure_logs("info", "auto", node=options.node)
     arm()
-    structlog.contextvars.bind_contextvars(worker=f"{options.device}:spare", pid=os.getpid())
+    structlog.contextvars.bind_contextvars(worker=f"{options.device_kind}:spare", pid=os.getpid())
     log = structlog.get_logger()
 
     def end(reason: str) -> None:
@@ -97,25 +79,27 @@ def work(options: argparse.Namespace) -> None:
     outlive_peers(os.environ)
     # Before a device is touched: a spare does this once and is then ready in milliseconds.
     warm_up()
-    device = WorkerDevice(options.device, is_to_be_measured=options.measure, num_sharers=options.card_sharers)
-    if not options.spare:
+    device = WorkerDevice(
+        options.device_kind, is_to_be_measured=options.is_to_be_measured, num_sharers=options.num_sharers
+    )
+    if options.device_index != SPARE_INDEX:
         device.claim(options.device_index)
     incarnation = uuid.uuid4().hex
     inbox = WorkerInbox()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
-    identity = RenewableIdentity(options.certificates, options.renewals or options.certificates / "renewals")
-    if options.own_port:
-        dial_within(*options.own_port)
+    identity = RenewableIdentity(Path(options.certificates), Path(options.renewals))
+    if options.inner_port:
+        dial_within(options.shared_port, options.inner_port)
     endpoint = LinkEndpoint(
         loop=loop,
         identity=identity,
         host=bracketed(options.host),
-        ports=read_ports(options.ports, "--ports") if options.ports else ANY_PORT,
+        ports=read_ports(options.ports, "worker_ports") if options.ports else ANY_PORT,
         incarnation=incarnation,
         protocol=PROTOCOL_VERSION,
-        local=LocalPlace(options.node, options.socket.parent),
-        is_behind_shared_port=options.behind_shared_port,
+        local=LocalPlace(options.node, Path(options.socket_path).parent),
+        is_behind_shared_port=bool(options.shared_port),
     )
     collective = CollectiveEndpoint(
         loop=loop,
@@ -138,12 +122,14 @@ def work(options: argparse.Namespace) -> None:
     register_action(CUDA_FAULT, refuse_memory)
     register_action("deafen_links", lambda seconds: endpoint.deafen(timedelta(seconds=seconds)))
     output = WorkerOutput()
-    records = StageRecords(options.history_dir, node=options.node, incarnation=incarnation)
+    records = StageRecords(
+        Path(options.history_dir) if options.history_dir else None, node=options.node, incarnation=incarnation
+    )
     worker = StageWorker(
         inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=output, records=records
     )
     control = WorkerControl(
-        loop, options.socket, inbox=inbox, heartbeat=worker.heartbeat, recent=records.recent, on_end=end
+        loop, Path(options.socket_path), inbox=inbox, heartbeat=worker.heartbeat, recent=records.recent, on_end=end
     )
     control.attach(
         Hello(
@@ -151,10 +137,10 @@ def work(options: argparse.Namespace) -> None:
             incarnation=incarnation,
             pid=os.getpid(),
             link_port=endpoint.port,
-            device_index=SPARE_INDEX if options.spare else options.device_index,
+            device_index=options.device_index,
         )
     )
-    log.info("worker_attached", socket=str(options.socket), link_port=endpoint.port)
+    log.info("worker_attached", socket=options.socket_path, link_port=endpoint.port)
     worker.serve(control)
     log.info("worker_quit")
     endpoint.stop()
@@ -169,12 +155,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
-    options = parse_arguments(sys.argv[1:])
-    from torch.distributed.elastic.multiprocessing.errors import record
-
+    faulthandler.enable()
     try:
-        record(work)(options)
-    except Exception:
+        work(msgspec.json.decode(sys.argv[1], type=WorkerOptions))
+    except Exception as error:
+        leave_error(error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # at once: threads inside a process group would crash the interpreter's end

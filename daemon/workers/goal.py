@@ -17,8 +17,6 @@ from headway.daemon.records.measurements import LayerTime, MemoryShortage
 from headway.daemon.records.records import PlanRecord
 from headway.daemon.storage.pace import transfer_s
 
-SPARE_INDEX: Final = 2**32 - 1
-"""Device index of a worker that has no device yet, also in its hello."""
 LOADING_S: Final = 300.0
 """Time to load or to write layers, in addition to the time for their bytes."""
 RELEASE_S: Final = 60.0

@@ -17,9 +17,9 @@ import structlog
 
 from headway.daemon.addresses import bracketed, join_address
 from headway.daemon.records.records import Device
-from headway.daemon.workers.goal import SPARE_INDEX, Failure, Hello
+from headway.daemon.workers.goal import Failure, Hello
 from headway.daemon.workers.liveness import Liveness
-from headway.daemon.workers.process import WorkerProcess
+from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
 from headway.daemon.workers.socket import WorkerStream
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.sockets.shared_port import shared_address
@@ -41,43 +41,35 @@ SPARE_PAUSE_S: Final = 1.0
 class WorkerSettings:
     """The settings of every worker of a node."""
 
-    node: str
-    host: str
-    """Host where it listens for its neighbours."""
-    certificates: Path
-    renewals: Path
-    """Folder of this node's renewed certificates."""
-    ports: str = ""
-    """Ports where it may listen, such as 7100-7107; empty: any free port."""
-    shared_port: str = ""
-    """The node's shared port as host:port, behind which it listens; empty: it has a port of its own."""
-    inner_port: str = ""
-    """Where this machine finds its shared port, if a router maps another one to it."""
-    runtime_dir: Path
-    """Private folder for the socket."""
+    options: WorkerOptions
+    """With what each is started, but for its device."""
     output_dir: Path
     """Folder of the workers' printed output."""
     logs_dir: Path
-    history_dir: Path | None = None
     num_spares: int = 1
     is_to_be_measured: Callable[[Device], bool] = lambda _device: False
     """True if a device's speed is not known yet."""
 
     @property
-    def socket_path(self) -> Path:
-        """Return the socket where workers attach."""
-        return self.runtime_dir / "workers.sock"
+    def node(self) -> str:
+        """Return the node's name."""
+        return self.options.node
 
     def address_of(self, hello: Hello) -> str:
         """Return where other nodes dial a worker."""
-        if hello.link_port or not self.shared_port:
-            return join_address(self.host, hello.link_port)
-        return shared_address(self.shared_port, hello.incarnation)
+        if hello.link_port or not self.options.shared_port:
+            return join_address(self.options.host, hello.link_port)
+        return shared_address(self.options.shared_port, hello.incarnation)
 
     def at(self, host: str) -> "WorkerSettings":
         """Return the settings of the node at another host."""
-        shared = f"{bracketed(host)}:{self.shared_port.rpartition(':')[2]}" if self.shared_port else ""
-        return replace(self, host=host, shared_port=shared)
+        port = self.options.shared_port
+        shared = f"{bracketed(host)}:{port.rpartition(':')[2]}" if port else ""
+        return replace(self, options=replace(self.options, host=host, shared_port=shared))
+
+    def behind(self, shared_port: str) -> "WorkerSettings":
+        """Return the settings of the node behind another port."""
+        return replace(self, options=replace(self.options, shared_port=shared_port))
 
     def log_path(self, job: str) -> Path:
         """Return the log in which the workers of this node write about a job."""
@@ -262,23 +254,17 @@ class Roster:
     def _spawn(self, handle: WorkerHandle) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
         is_spare = handle.index == SPARE_INDEX
-        arguments = ["-m", "headway.daemon.worker", "--socket", str(settings.socket_path)]
-        arguments += ["--node", settings.node, "--host", settings.host, "--certificates", str(settings.certificates)]
-        arguments += ["--renewals", str(settings.renewals)]
-        arguments += ["--device", handle.device.kind]
-        arguments += ["--card-sharers", str(handle.device.num_sharers)]
-        arguments += ["--spare"] if is_spare else ["--device-index", str(handle.index)]
-        arguments += ["--ports", settings.ports] if settings.ports else []
-        arguments += ["--behind-shared-port"] if settings.shared_port else []
-        arguments += ["--own-port", settings.shared_port, settings.inner_port] if settings.inner_port else []
-        if not is_spare and settings.is_to_be_measured(handle.device):
-            arguments += ["--measure"]
-        if settings.history_dir is not None:
-            arguments += ["--history-dir", str(settings.history_dir)]
+        options = replace(
+            settings.options,
+            device_kind=handle.device.kind,
+            device_index=handle.index,
+            num_sharers=handle.device.num_sharers,
+            is_to_be_measured=not is_spare and settings.is_to_be_measured(handle.device),
+        )
         try:
             handle.process = WorkerProcess(
                 handle.process_name,
-                arguments,
+                options,
                 environment={
                     CODE_DIR_VARIABLE: os.environ.get(CODE_DIR_VARIABLE, str(settings.code_dir)),
                     **with_large_pages(os.environ),

@@ -186,13 +186,13 @@ class Supervisor:
         self._num_asked = 0
         self._taking: set[asyncio.Task[None]] = set()
         """Files of workers that are being taken in."""
-        self._socket = WorkersSocket(settings.socket_path, self, on_loss=self._cut_off)
+        self._socket = WorkersSocket(self.socket_path, self, on_loss=self._cut_off)
         self._watching: tuple[asyncio.Task[None], ...] = ()
 
     @property
     def socket_path(self) -> Path:
         """Return the socket where workers attach."""
-        return self._settings.socket_path
+        return Path(self._settings.options.socket_path)
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
@@ -267,7 +267,7 @@ class Supervisor:
 
     def announce(self, shared_port: str) -> None:
         """Let others dial the workers behind another port from now on, without touching the processes."""
-        self._settings = replace(self._settings, shared_port=shared_port)
+        self._settings = self._settings.behind(shared_port)
         for handle in self._roster.everybody:
             if handle.status.is_up:
                 address = shared_address(shared_port, handle.status.incarnation)

@@ -4,7 +4,6 @@ import os
 import queue
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from headway.daemon.workers.goal import (
     WrittenFile,
     Wrote,
 )
+from headway.daemon.workers.process import ERROR_FILE, SPARE_INDEX, WorkerOptions, command
 from headway.daemon.workers.socket import WorkersSocket, WorkerStream
 from headway.optim.spec import OptimSpec
 from headway.stages.data.shard_writer import writing_shards
@@ -171,10 +171,16 @@ class FakeDaemon:
 
     def command(self, device_index: int | None) -> list[str]:
         """The worker's command line, as the supervisor makes it; None: a spare's."""
-        command = [sys.executable, "-m", "headway.daemon.worker", "--socket", str(self.socket_path)]
-        command += ["--host", "127.0.0.1", "--certificates", str(self.certificates), "--device", "cpu"]
-        command += ["--spare"] if device_index is None else ["--device-index", str(device_index)]
-        return [*command, "--node", "node-1", "--history-dir", str(self.directory / "history")]
+        options = WorkerOptions(
+            socket_path=str(self.socket_path),
+            node="node-1",
+            host="127.0.0.1",
+            certificates=str(self.certificates),
+            renewals=str(self.directory / "renewals"),
+            history_dir=str(self.directory / "history"),
+            device_index=SPARE_INDEX if device_index is None else device_index,
+        )
+        return command(options)
 
     def spawn(self, count: int, *, is_spare: bool = False, variables: Mapping[str, str] | None = None) -> list[Worker]:
         """This many workers, started together, with these environment variables too."""
@@ -184,7 +190,7 @@ class FakeDaemon:
             environment = {
                 **os.environ,
                 "PYTHONSAFEPATH": "1",
-                "TORCHELASTIC_ERROR_FILE": str(error_file),
+                ERROR_FILE: str(error_file),
                 **(variables or {}),
             }
             with (self.directory / f"output-{index}.log").open("ab") as output:

@@ -24,7 +24,6 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.workers import liveness, supervisor
 from headway.daemon.workers import socket as workers_socket
 from headway.daemon.workers.goal import (
-    SPARE_INDEX,
     Failure,
     Goal,
     Preparation,
@@ -35,7 +34,7 @@ from headway.daemon.workers.goal import (
     Start,
     Wrote,
 )
-from headway.daemon.workers.process import WorkerProcess
+from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
@@ -89,12 +88,14 @@ class SupervisorHarness:
         with writing_shards(folder / "data", vocab_size=256) as writer:
             writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
         settings = WorkerSettings(
-            node="a",
-            host="127.0.0.1",
-            ports=ports,
-            certificates=CertificateAuthority.create(folder / "authority").issue("a"),
-            renewals=folder / "renewals",
-            runtime_dir=folder / "run",
+            options=WorkerOptions(
+                socket_path=str(folder / "run" / "workers.sock"),
+                node="a",
+                host="127.0.0.1",
+                ports=ports,
+                certificates=str(CertificateAuthority.create(folder / "authority").issue("a")),
+                renewals=str(folder / "renewals"),
+            ),
             output_dir=folder / "output",
             logs_dir=folder / "logs",
             num_spares=num_spares,
