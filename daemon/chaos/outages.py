@@ -200,7 +200,7 @@ class Outages:
     def __init__(
         self,
         session: ClusterSession,
-        targets: LocalTargets,
+        targets: LocalTargets | None,
         healer: Healer,
     ) -> None:
         self._session = session
@@ -209,18 +209,13 @@ class Outages:
         self._storages: dict[Path, StorageAway] = {}
         """Every folder that was ever out of reach. Overlapping faults are one outage."""
 
-    async def parted(self, node: str, seconds: float) -> None:
-        """Cut a node off: destroy its processes' connections as soon as they open."""
+    async def parted(self, node: str, seconds: float, *, other: str = "") -> None:
+        """Cut a node off from everybody, etcd too, or from another node alone: destroy connections as they open."""
         with Parting() as parting:
             async for _ in self._looks(seconds):
+                if other:
+                    parting.others = await asyncio.to_thread(self._pids_of, other)
                 parting.pids = await asyncio.to_thread(self._pids_of, node)
-
-    async def unreachable(self, one: str, other: str, seconds: float) -> None:
-        """Cut two nodes off from each other; each still reaches all other nodes, and etcd."""
-        with Parting() as parting:
-            async for _ in self._looks(seconds):
-                parting.others = await asyncio.to_thread(self._pids_of, other)
-                parting.pids = await asyncio.to_thread(self._pids_of, one)
 
     async def full_disk(self, node: str, seconds: float) -> None:
         """Let no file of a node's processes grow."""
@@ -279,6 +274,7 @@ class Outages:
 
     def _pids_of(self, node: str) -> tuple[int, ...]:
         """Return the processes of a node's daemon and workers; a new worker is included a moment after its start."""
+        assert self._targets is not None, "refused before"
         daemon = self._targets.daemons().get(node)
         return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()
 

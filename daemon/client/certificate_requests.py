@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 
 from headway.daemon.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Delete, Put
@@ -146,7 +146,9 @@ async def invite(
     """
     if session.identity is None:
         raise ConfigError("an operator's certificate is needed", "--certs")
-    signers = sorted((node for node in (await session.view()).nodes.values() if node.has_authority), key=_by_name)
+    signers = sorted(
+        (node for node in (await session.view()).nodes.values() if node.has_authority), key=lambda node: node.name
+    )
     if not signers:
         what = "no daemon has the authority: set `authority` in the settings of one, or use `headway certs`"
         raise ConfigError(what, "invite")
@@ -156,11 +158,8 @@ async def invite(
     request = control_pb2.InviteRequest(
         name=name, role=role, hosts=hosts, etcd=members, lasts_s=lasts_s, valid_s=valid_s, again=again
     )
-    client = NodeClient(session.identity)
-    try:
+    async with node_client(session.identity) as client:
         signer, reply = await _first_answer(client, signers, request)
-    finally:
-        await client.close()
     asked_first = sorted(signers, key=lambda node: node is not signer)
     addresses = tuple(shared_address(node.address, SERVER_NAME) for node in asked_first[:MAX_ADDRESSES])
     return write_token(JoinToken(name, addresses, reply.ca_sha256, reply.secret))
@@ -179,10 +178,6 @@ async def _first_answer(
             if signer is signers[-1]:
                 raise
     raise AssertionError("there are no signers")
-
-
-def _by_name(node: NodeRecord) -> str:
-    return node.name
 
 
 def _check_members(members: Iterable[str], signers: Iterable[NodeRecord]) -> None:

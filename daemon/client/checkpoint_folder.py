@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
@@ -323,11 +323,8 @@ async def folder_access(session: ClusterSession, view: ClusterView, checkpoint_d
     names = sorted(view.nodes)[:MOST_NODES]
     if session.identity is None or not is_store(checkpoint_dir):
         return FolderAccess(checkpoint_dir=checkpoint_dir)
-    client = NodeClient(session.identity)
-    try:
+    async with node_client(session.identity) as client:
         answers = await asyncio.gather(*(_ask(client, view, name, checkpoint_dir) for name in names))
-    finally:
-        await client.close()
     return sorted_out(checkpoint_dir, dict(zip(names, answers, strict=True)))
 
 

@@ -10,24 +10,25 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 import msgspec
 
 from headway.daemon.addresses import NodeEndpoint, is_node_name
-from headway.daemon.errors import CompactedError, ConfigError, StoreUnreachableError
+from headway.daemon.errors import CompactedError, ConfigError, ConflictError, RecoveryError, StoreUnreachableError
 from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import NodeRecord, SpecRecord
 from headway.daemon.records.signature import Signature
 from headway.daemon.view.cluster_view import ClusterView
+from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 MAX_KNOWN: Final = 64
@@ -61,9 +62,14 @@ def _path(etcd: Sequence[str]) -> Path:
     return default_cache_dir() / "clusters" / f"{digest}.json"
 
 
+if TYPE_CHECKING:
+    from headway.daemon.etcd.transaction import Change, Compare
+    from headway.daemon.rpc.peer_client import NodeClient
+
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
 RESUME_PAUSE_S = 0.1
+MAX_ATTEMPTS = 5
 
 ResultT = TypeVar("ResultT")
 
@@ -339,3 +345,47 @@ class ClusterSession:
                 restored = f"another operator may `headway certs restore {name}`"
                 return f"{where}: {name} is revoked, and changes nothing: {restored}"
         return ""
+
+
+@asynccontextmanager
+async def node_client(identity: TlsIdentity | None) -> "AsyncIterator[NodeClient]":
+    """Open a client of daemons, and close it. Raises ConfigError without a certificate."""
+    from headway.daemon.rpc import peer_client
+
+    if identity is None:
+        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
+    client = peer_client.NodeClient(identity)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def first_answer(nodes: Iterable[NodeRecord], ask: Callable[[NodeEndpoint], Awaitable[ResultT]]) -> ResultT:
+    """Return what the first node answers that does. Raises UnavailableError with the reasons of all."""
+    reasons = []
+    for node in nodes:
+        try:
+            return await ask(node.endpoint)
+        except (PeerError, RecoveryError) as error:
+            reasons.append(str(error))
+    raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")
+
+
+async def change(
+    session: ClusterSession,
+    what: str,
+    changes_of: Callable[[ClusterView], "tuple[list[Compare], list[Change], ResultT]"],
+) -> ResultT:
+    """Do in one transaction what follows from the view; look again when another was faster. Return the third part.
+
+    Raises ConflictError when that never ends. what: names what is changed.
+    """
+    for _ in range(MAX_ATTEMPTS):
+        compares, changes, answer = changes_of(await session.view())
+        try:
+            await session.client.transaction(compares, changes)
+        except ConflictError:
+            continue
+        return answer
+    raise ConflictError(what, "keeps changing; try again")

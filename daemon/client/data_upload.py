@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.places import is_url
@@ -51,11 +51,8 @@ async def send_missing(
     if session.identity is None or not parts:
         return []
     nodes = (await session.view()).nodes
-    client = NodeClient(session.identity)
-    try:
+    async with node_client(session.identity) as client:
         sent = [await _send_if_missing(client, nodes, part, warn, tell) for part in parts]
-    finally:
-        await client.close()
     return [each for each in sent if each is not None]
 
 

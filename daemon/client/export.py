@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.data.byte_tokenizer import tokenizer_json
 from headway.daemon.data.data_tokenizer import DataTokenizer
 from headway.daemon.errors import ConfigError, RecoveryError
@@ -104,10 +104,7 @@ async def export(
     spec = found.spec
     assert spec is not None
     boundary = newest_boundary(found, view.nodes)
-    if session.identity is None:
-        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
-    client = NodeClient(session.identity)
-    try:
+    async with node_client(session.identity) as client:
         carried = await _carried(client, view, job, spec, on_warning)
         with (
             _writer(out, spec, carried, dtype=dtype, merge=merge, force=force) as writer,
@@ -128,8 +125,6 @@ async def export(
                 writer.add(layer, weights)
             if on_layer is not None:
                 on_layer(len(spec.layers), len(spec.layers))
-    finally:
-        await client.close()
     return boundary
 
 

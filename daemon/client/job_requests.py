@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, change, node_client
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.jobs.job import JobSpec
@@ -37,7 +37,6 @@ from headway.daemon.records.signature import Signature
 from headway.daemon.reports.job_report import JobReport, duration
 from headway.daemon.reports.set_aside import sentence_on, vanished_jobs
 from headway.daemon.rpc.job_signature import judge, signed_again
-from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -48,7 +47,6 @@ from headway.stages.sockets.tls_identity import TlsIdentity
 REMOVABLE_PHASES = TERMINAL_PHASES | {Phase.PAUSED}
 MOST_NAMED = 20
 """Maximum number of jobs that an error names, the newest."""
-MAX_ATTEMPTS = 5
 
 
 async def submit(
@@ -164,23 +162,17 @@ async def cancel(session: ClusterSession, name: str) -> str:
 
 async def remove(session: ClusterSession, name: str) -> str:
     """Forget a job that is over or paused. Its checkpoint folder stays. Raises ConfigError while it is active."""
-    from headway.daemon.etcd.transaction import Compare, Delete, Put
+    from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
 
-    for _ in range(MAX_ATTEMPTS):
-        view = await session.view()
-        job = job_of(view, name)
+    def removed(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
+        job, key = job_of(view, name), Keys.of(name, "phase")
         if job.phase.phase not in REMOVABLE_PHASES:
             raise ConfigError(f"is {job.phase.phase}; first `headway cancel {name}`", f"job {name}")
-        key = Keys.of(name, "phase")
         left = Put(Keys.retired(name), encode(retired_record(view, job, now=time.time())))
-        try:
-            await session.client.transaction(
-                [Compare.unchanged(key, view.revision_of(key))], [left, Delete(Keys.job(name), is_prefix=True)]
-            )
-        except ConflictError:
-            continue
-        return f"{name}: removed{_kept(session, job)}"
-    raise ConflictError(f"job {name}", "keeps changing; try again")
+        unchanged = Compare.unchanged(key, view.revision_of(key))
+        return [unchanged], [left, Delete(Keys.job(name), is_prefix=True)], job
+
+    return f"{name}: removed{_kept(session, await change(session, f'job {name}', removed))}"
 
 
 def _kept(session: ClusterSession, job: JobView) -> str:
@@ -195,24 +187,17 @@ async def _request(
     session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase], remedy: str = ""
 ) -> JobView:
     """Write the requested phase with a new request number. Return the job before the request."""
-    from headway.daemon.etcd.transaction import Compare, Put
+    from headway.daemon.etcd.transaction import Change, Compare, Put
 
-    for _ in range(MAX_ATTEMPTS):
-        view = await session.view()
-        job = job_of(view, name)
+    def requested(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
+        job, key = job_of(view, name), Keys.of(name, "desired")
         if job.phase.phase in refuse:
             raise ConfigError(f"is {job.phase.phase} already{remedy}", f"job {name}")
-        key = Keys.of(name, "desired")
         record = DesiredRecord(state=wanted, request=max(job.desired.request, job.phase.request) + 1)
-        try:
-            await session.client.transaction(
-                [Compare.present(Keys.of(name, "spec")), Compare.unchanged(key, view.revision_of(key))],
-                [Put(key, encode(record))],
-            )
-        except ConflictError:
-            continue
-        return job
-    raise ConflictError(f"job {name}", "keeps changing; try again")
+        is_there = Compare.present(Keys.of(name, "spec"))
+        return [is_there, Compare.unchanged(key, view.revision_of(key))], [Put(key, encode(record))], job
+
+    return await change(session, f"job {name}", requested)
 
 
 def node_of(view: ClusterView, name: str) -> NodeRecord:
@@ -319,11 +304,8 @@ class DaemonStatus:
 
 async def ask_daemons(addresses: Sequence[str | NodeEndpoint], identity: TlsIdentity | None) -> DaemonStatus:
     """Return the answer of the first daemon that answers. Raises UnavailableError, naming all, when none does."""
-    if identity is None:
-        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
-    client = NodeClient(identity)
     reasons = []
-    try:
+    async with node_client(identity) as client:
         for address in addresses:
             try:
                 endpoint = address if isinstance(address, NodeEndpoint) else NodeEndpoint("", address)
@@ -339,6 +321,4 @@ async def ask_daemons(addresses: Sequence[str | NodeEndpoint], identity: TlsIden
                 raise ProtocolError(f"node at {address}", f"sent an unreadable status: {error}") from error
             except PeerError as error:
                 reasons.append(str(error))
-    finally:
-        await client.close()
     raise UnavailableError(", ".join(map(str, addresses)), "; ".join(reasons))

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.client.cluster_access import ClusterSession, first_answer, node_client
 from headway.daemon.client.job_requests import job_of
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.preview.plan_simulation import Forecast, forecast
@@ -17,7 +18,6 @@ from headway.daemon.terminal import table
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
-from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.simulator import TimedOp
 
@@ -129,33 +129,22 @@ async def trace_job(session: ClusterSession, name: str, *, num_batches: int) -> 
     Raises ConfigError for a job that does not exist or does not run, RecoveryError when there is nothing to show,
     UnavailableError when no daemon answers.
     """
-    if session.identity is None:
-        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
-    client = NodeClient(session.identity)
-    try:
+    async with node_client(session.identity) as client:
         for _ in range(MAX_ATTEMPTS):
             view = await session.view()
             job = job_of(view, name)
-            if job.plan is None:
+            if (plan := job.plan) is None:
                 raise ConfigError(f"is {job.phase.phase}: no worker runs, so there is nothing to trace", f"job {name}")
-            traces = await _collect(client, view, job.plan, name)
-            if all(trace.operations.generation == job.plan.generation for trace in traces if not trace.trouble):
-                return _put_together(view, job, job.plan, traces, num_batches=num_batches)
-    finally:
-        await client.close()
+            own = {worker.node for worker in plan.workers}
+            nodes = sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name))
+            traces = await first_answer(nodes, lambda endpoint: _collect(client, endpoint, name))
+            if all(trace.operations.generation == plan.generation for trace in traces if not trace.trouble):
+                return _put_together(view, job, plan, traces, num_batches=num_batches)
     raise RecoveryError(f"job {name}", "its plan is changing; ask again")
 
 
-async def _collect(client: NodeClient, view: ClusterView, plan: PlanRecord, job: str) -> list[WorkerTrace]:
-    """Collect the operations through the first daemon that answers; the plan's daemons are asked first."""
-    own = {worker.node for worker in plan.workers}
-    reasons: list[str] = []
-    for node in sorted(view.nodes.values(), key=lambda node: (node.name not in own, node.name)):
-        try:
-            return [trace async for trace in client.trace(node.endpoint, job)]
-        except PeerError as error:
-            reasons.append(str(error))
-    raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could be asked")
+async def _collect(client: NodeClient, endpoint: NodeEndpoint, job: str) -> list[WorkerTrace]:
+    return [trace async for trace in client.trace(endpoint, job)]
 
 
 def _put_together(

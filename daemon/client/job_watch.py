@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, first_answer, node_client
 from headway.daemon.client.job_requests import job_of, node_of
 from headway.daemon.errors import ConfigError, JobFailedError, RecoveryError
 from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase
@@ -158,17 +158,8 @@ class JournalCopy:
             ) from error
 
     async def copy(self, view: ClusterView) -> int:
-        """Append the batches that the file lacks; return their number. Raises UnavailableError or RecoveryError."""
-        if not view.nodes:
-            raise UnavailableError("the cluster", "no node is up that could send the journal")
-        failure: PeerError | RecoveryError | None = None
-        for name in sorted(view.nodes):
-            try:
-                return await self._copy_from(view.nodes[name].endpoint)
-            except (PeerError, RecoveryError) as error:
-                failure = error
-        assert failure is not None
-        raise failure
+        """Append the batches that the file lacks; return their number. Raises UnavailableError ."""
+        return await first_answer((view.nodes[name] for name in sorted(view.nodes)), self._copy_from)
 
     async def _copy_from(self, endpoint: NodeEndpoint) -> int:
         before = self.file.last_batch
@@ -192,12 +183,9 @@ async def read_logs(
     job_of(view, job)
     if node:
         node_of(view, node)
-    if session.identity is None:
-        raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")
     request = control_pb2.LogsRequest(job=job, node=node, follow=follow, last_lines=last_lines)
-    client = NodeClient(session.identity)
     reasons: list[str] = []
-    try:
+    async with node_client(session.identity) as client:
         for name in sorted(view.nodes, key=lambda name: name != node):
             has_begun = False
             try:
@@ -209,6 +197,4 @@ async def read_logs(
                 if has_begun:
                     raise
                 reasons.append(str(error))
-    finally:
-        await client.close()
     raise UnavailableError("the cluster", "; ".join(reasons) or "no node is up that could send logs")

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import MAX_ATTEMPTS, ClusterSession, change
 from headway.daemon.client.job_requests import node_of
 from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
 from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
@@ -23,8 +23,6 @@ from headway.daemon.view.usage import (
     per_share,
     weight,
 )
-
-MAX_ATTEMPTS = 5
 
 
 async def drain(session: ClusterSession, name: str) -> str:
@@ -169,15 +167,9 @@ def describe(record: SharesRecord) -> str:
 
 
 async def _change(session: ClusterSession, changed: Callable[[SharesRecord], SharesRecord]) -> SharesRecord:
-    from headway.daemon.etcd.transaction import Compare, Put
-
-    for _ in range(MAX_ATTEMPTS):
-        view = await session.view()
+    def changes_of(view: ClusterView) -> tuple[list[Compare], list[Change], SharesRecord]:
         record = changed(view.shares)
-        try:
-            compare = Compare.unchanged(Keys.SHARES, view.revision_of(Keys.SHARES))
-            await session.client.transaction([compare], [Put(Keys.SHARES, encode(record))])
-        except ConflictError:
-            continue
-        return record
-    raise ConflictError("shares", "keep changing; try again")
+        unchanged = Compare.unchanged(Keys.SHARES, view.revision_of(Keys.SHARES))
+        return [unchanged], [Put(Keys.SHARES, encode(record))], record
+
+    return await change(session, "shares", changes_of)

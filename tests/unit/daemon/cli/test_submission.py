@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from headway.daemon.cli import options, submission
-from headway.daemon.client import checkpoint_folder, data_upload, job_requests
+from headway.daemon.client import job_requests
+from headway.daemon.rpc import peer_client
 from headway.daemon.storage import checkpoint
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.data.shard_writer import writing_shards
@@ -55,8 +56,7 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
             """There is nothing to close."""
 
     monkeypatch.setattr(job_requests, "submit", submit)
-    monkeypatch.setattr(checkpoint_folder, "NodeClient", Client)
-    monkeypatch.setattr(data_upload, "NodeClient", Client)
+    monkeypatch.setattr(peer_client, "NodeClient", Client)
     monkeypatch.setattr(checkpoint, "probe", tried.append)
     submission.submit(tmp_path / "job.toml", where=Where())
     assert submitted == ["j"]
