@@ -1,6 +1,7 @@
 """Commands about nodes and users, and commands that set up a machine."""
 
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,8 +140,6 @@ def relay(
     \b
     headway relay --certs relay --etcd 10.0.0.5:2379 --listen 0.0.0.0:7070
     """
-    import os
-
     from headway.daemon.etcd.members import read_members
     from headway.daemon.node.config import CLIENT_CERTIFICATES
     from headway.daemon.node.relay_host import RelayConfig, run
@@ -173,15 +172,20 @@ def doctor(
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
     headway doctor --from gpu-1 --to node-b
     """
+    from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR
     from headway.daemon.doctor.examination import examine, examine_from
     from headway.daemon.errors import ConfigError
 
     if to and source is None:
         raise ConfigError("needs --from: the node that dials", "--to")
     if source is not None:
-        findings = examine_from(source, to or (), etcd=where.etcd, certs=where.certs, cluster=where.cluster)
+        findings = examine_from(source, to or (), where.find)
     else:
-        findings = examine(etcd_binary=etcd_binary, etcd=where.etcd, certs=where.certs, cluster=where.cluster)
+        is_elsewhere = where.etcd or (where.cluster is None and os.environ.get("HEADWAY_ETCD"))
+        named = where.cluster or os.environ.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR.exists()
+        is_local = bool(named and not is_elsewhere)
+        find = where.find if is_elsewhere or is_local or where.certs else None
+        findings = examine(find, etcd_binary=etcd_binary, is_local=is_local)
     if as_json:
         say(as_json_text(findings))
     for finding in [] if as_json else findings:

@@ -8,13 +8,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from headway.daemon.addresses import split_address
-from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR, ClusterAddress, ClusterSession, find_cluster
+from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession, node_client
 from headway.daemon.doctor.outcome import LEADERLESS, OF_ETCD, Finding, Outcome, advice_on, outcome_of, plain
 from headway.daemon.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.etcd.binary import BINARY_VARIABLE, binary_release, find_etcd_binary, remark
@@ -43,105 +43,8 @@ MOST_LISTED: Final = 20
 """Maximum number of ways listed. If there are more, those that answer are only counted."""
 
 
-async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Finding]:
-    """Return one finding for each way from a node to another, and one for all. A reader may not ask for that."""
-    names = sorted(view.nodes)[:MOST_NODES]
-    if session.identity is None or not names:
-        return []
-    borne = names_in(read_certificate(session.identity.certificate, CERTIFICATE_FILE))
-    if not roles_among(borne) & {Role.OPERATOR, Role.NODE}:
-        found = f"not tried: {holder(borne)} may not ask the daemons"
-        return [Finding(what=ALL_WAYS, is_fine=True, found=found, advice="an operator's `headway doctor` tries them")]
-    client = NodeClient(session.identity)
-    try:
-        answers = await asyncio.gather(*(_ask(client, session.identity, view, name, names) for name in names))
-    finally:
-        await client.close()
-    ways = [way for answer in answers for way in answer]
-    blocked = [way for way in ways if not way.is_fine]
-    listed = ways if len(ways) <= MOST_LISTED else blocked
-    left_out = len(view.nodes) - len(names)
-    found = f"{len(ways) - len(blocked)} of {len(ways)} answer"
-    if left_out:
-        found += f"; {left_out} more nodes were not asked"
-    return [*listed, Finding(what=ALL_WAYS, is_fine=not blocked, found=found)] if ways else []
-
-
-async def examine_ways_from(
-    session: ClusterSession, view: ClusterView, source: str, targets: Sequence[str]
-) -> list[Finding]:
-    """Return one finding for each way from one node to others, as that node's daemon dials them now.
-
-    targets: empty stands for all others. Raises ConfigError for a name that no node has, or without a certificate.
-    """
-    for name in (source, *targets):
-        if name not in view.nodes:
-            known = ", ".join(sorted(view.nodes)[:MOST_LISTED]) or "none"
-            raise ConfigError(f"no node has this name; the cluster has {known}", name)
-    if session.identity is None:
-        raise ConfigError("an operator's or a node's certificate is needed", "--certs")
-    client = NodeClient(session.identity)
-    try:
-        return await _ask(client, session.identity, view, source, sorted(set(targets or view.nodes) - {source}))
-    finally:
-        await client.close()
-
-
-async def _ask(
-    client: NodeClient, identity: TlsIdentity, view: ClusterView, source: str, names: Sequence[str]
-) -> list[Finding]:
-    others = [name for name in names if name != source]
-    try:
-        reply = await client.dial_peers(view.nodes[source].endpoint, others)
-    except (PeerError, RecoveryError) as error:
-        return [await _from_here(identity, view.nodes[source], error)]
-    return [way_of(source, other, [port for port in reply.ports if port.node == other]) for other in others]
-
-
-async def _from_here(identity: TlsIdentity, node: NodeRecord, error: Exception) -> Finding:
-    """Return why a daemon could not be asked: this machine dials it as a node would, which tells more than a call."""
-    daemon = next(target for target in ports_of(node) if target.port is Port.DAEMON)
-    reason = await dial(daemon, identity, source=HERE)
-    if not reason:  # it answers, but not this question
-        advice = "the ways from it were not tried: see its log, or ask again"
-        return Finding(what=f"{HERE} → {node.name}", is_fine=False, found=str(error), advice=advice)
-    port = DialledPort(node=node.name, port=str(daemon.port), address=daemon.address, reason=reason)
-    return way_of(HERE, node.name, [port])
-
-
-def way_of(source: str, target: str, ports: Iterable[DialledPort]) -> Finding:
-    """Return the finding of one way: which ports of the target answered the source."""
-    told, what = list(ports), f"{source} → {target}"
-    if not told:
-        return Finding(what=what, is_fine=True, found="the node is no longer registered")
-    silent = [port for port in told if port.reason]
-    outcomes = [outcome_of(port.reason, port.address) for port in silent or told]
-    return Finding(
-        what=what,
-        is_fine=not silent,
-        found="; ".join(_refusal(source, port) for port in silent) or ", ".join(map(_answer, told)),
-        advice=WORKER_PORTS if silent and _only_workers(silent, outcomes) else advice_on(outcomes),
-        outcomes=tuple(outcomes),
-    )
-
-
-def _only_workers(silent: Iterable[DialledPort], outcomes: Iterable[Outcome]) -> bool:
-    """Return whether the network lets the daemon's port through, but no worker's."""
-    is_closed = {Outcome.REFUSED, Outcome.SILENT, Outcome.NO_ROUTE}.issuperset(outcomes)
-    return is_closed and all(port.port == Port.WORKER for port in silent)
-
-
-def _refusal(source: str, port: DialledPort) -> str:
-    """The line is that of the side that dials, and speaks of itself."""
-    line = plain(port.reason).replace("this machine's", f"{source}'s").replace("this side's", f"{source}'s")
-    return f"its {port.port} at {port.address}: {line}"
-
-
-def _answer(port: DialledPort) -> str:
-    took = f" in {1e3 * port.seconds:.0f} ms" if port.seconds else ""
-    return f"{port.port} at {port.address} answers{took}"
-
-
+Find = Callable[[], ClusterAddress]
+"""Finds the cluster that options, variables or a folder name."""
 LEAST_SHARED_BYTES = 256 << 20
 DEADLINE = "deadline exceeded"
 """gRPC's words for a call that took too long."""
@@ -149,46 +52,40 @@ _PROXIES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 _SLOW = frozenset({Outcome.UNCLEAR, Outcome.SILENT, Outcome.HANGS})
 
 
-def examine_from(
-    source: str, targets: Sequence[str], *, etcd: str | None, certs: Path | None, cluster: Path | None
-) -> list[Finding]:
+def examine_from(source: str, targets: Sequence[str], find: Find) -> list[Finding]:
     """Return a finding for each way from one node to others; no targets: to all.
 
     Raises ConfigError, and StoreUnreachableError if no local cluster runs.
     """
-
-    address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
+    address = find()
 
     async def ask() -> list[Finding]:
         try:
             async with ClusterSession(address) as session:
-                view = await session.view()
-                return await examine_ways_from(session, view, source, targets)
+                return await examine_ways_from(session, await session.view(), source, targets)
         except StoreError as error:
             return [await _away(error, address.etcd)]
 
     return _said_once(asyncio.run(ask()))
 
 
-def examine(*, etcd_binary: Path | None, etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Return every finding about this machine, and about the cluster of the flags, environment or folder."""
-    is_elsewhere = etcd or (cluster is None and os.environ.get("HEADWAY_ETCD"))
-    is_local = not is_elsewhere and (cluster or os.environ.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR.exists())
+def examine(find: Find | None, *, etcd_binary: Path | None, is_local: bool) -> list[Finding]:
+    """Return every finding about this machine, and about its cluster.
+
+    find: None: no cluster is named, and none lies here. is_local: a local cluster is meant, which needs a binary.
+    """
     findings = [
         _python(),
         _torch(),
         _machine(),
-        _etcd_binary(etcd_binary, is_needed=bool(is_local)),
+        _etcd_binary(etcd_binary, is_needed=is_local),
         _loopback(),
         _memory_folder(),
         _temporary_folder(),
         *_web_proxies(os.environ),
     ]
-    if is_elsewhere or is_local or certs:
-        findings.append(_cluster(etcd, certs, cluster))
-        findings += _members(etcd, certs, cluster)
-        findings += _ways(etcd, certs, cluster)
-        findings += _records(etcd, certs, cluster)
+    if find is not None:
+        findings += _cluster(find)
     return _said_once(findings)
 
 
@@ -301,27 +198,60 @@ def _web_proxies(environment: Mapping[str, str]) -> list[Finding]:
     return [Finding(what="web proxy", is_fine=True, found=found, advice=advice)]
 
 
-def _cluster(etcd: str | None, certs: Path | None, cluster: Path | None) -> Finding:
-    async def ask(address: ClusterAddress) -> Finding:
-        try:
-            async with ClusterSession(address) as session:
-                status = await session.client.status()
-                view, full = await session.view(), await session.why_full()
-        except StoreError as error:
-            away = await _away(error, address.etcd)
-            return replace(away, what="cluster", found=f"{away.what}: {away.found}")
-        leader = view.leader.node if view.leader else "nobody"
-        found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
-        found = "; ".join(filter(None, (found, plain_sites(view))))
-        advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
-        if full:
-            return Finding(what="cluster", is_fine=False, found=full)
-        return Finding(what="cluster", is_fine=True, found=found, advice=advice)
-
+def _cluster(find: Find) -> list[Finding]:
+    """Return what is wrong with etcd and the cluster; if it does not answer, that alone."""
     try:
-        return asyncio.run(ask(find_cluster(etcd=etcd, certs=certs, cluster=cluster)))
+        address = find()
+        return asyncio.run(_examined(address))
     except (ConfigError, StoreError) as error:
-        return Finding(what="cluster", is_fine=False, found=str(error))
+        return [Finding(what="cluster", is_fine=False, found=str(error))]
+
+
+async def _examined(address: ClusterAddress) -> list[Finding]:
+    try:
+        async with ClusterSession(address) as session:
+            status = await session.client.status()
+            view, full = await session.view(), await session.why_full()
+            ways = await examine_ways(session, view)
+    except StoreError as error:
+        away = await _away(error, address.etcd)
+        return [replace(away, what="cluster", found=f"{away.what}: {away.found}"), *await _members(address)]
+    leader = view.leader.node if view.leader else "nobody"
+    found = f"etcd {status.version}, nodes: {len(view.nodes)}, {leader} leads, jobs: {len(view.jobs)}"
+    advice = "; ".join(filter(None, (remark(status.version), address.certificate_end())))
+    cluster = Finding(what="cluster", is_fine=True, found=f"{found}; {plain_sites(view)}", advice=advice)
+    if full:
+        cluster = Finding(what="cluster", is_fine=False, found=full)
+    return [cluster, *await _members(address), *ways, *_records(view)]
+
+
+async def _members(address: ClusterAddress) -> list[Finding]:
+    """Return the members of etcd that do not answer, or have no majority; a single one is the cluster's finding."""
+
+    async def ask(member: str) -> Finding | None:
+        try:
+            async with ClusterSession(replace(address, etcd=(member,))) as session:
+                if (await session.client.status()).has_leader:
+                    return None
+        except StoreError as error:
+            return await _away(error, (member,))
+        outcome = outcome_of(LEADERLESS)
+        advice, what = advice_on([outcome], OF_ETCD), f"etcd at {member}"
+        return Finding(what=what, is_fine=False, found=LEADERLESS, advice=advice, outcomes=(outcome,))
+
+    if len(address.etcd) == 1:
+        return []
+    return [found for found in await asyncio.gather(*map(ask, address.etcd)) if found is not None]
+
+
+def _records(view: ClusterView) -> list[Finding]:
+    """Return records in etcd that cannot be read, and certificates that two daemons have."""
+    told = {name: node.ailments[IDENTITY] for name, node in sorted(view.nodes.items()) if IDENTITY in node.ailments}
+    findings = [Finding(what=f"{IDENTITY} of {name}", is_fine=False, found=text) for name, text in told.items()]
+    advice = "a newer release wrote them: update this one; else delete the keys with etcdctl"
+    if lines := set_aside_lines(view):
+        findings.append(Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice))
+    return findings
 
 
 async def _away(error: StoreError, members: Sequence[str]) -> Finding:
@@ -347,64 +277,94 @@ async def _is_silent(member: str) -> bool:
     return False
 
 
-def _members(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report the members of etcd that do not answer, or have no majority; nothing if there is only one, which is the
-    cluster's finding.
+async def examine_ways(session: ClusterSession, view: ClusterView) -> list[Finding]:
+    """Return one finding for each way from a node to another, and one for all. A reader may not ask for that."""
+    names = sorted(view.nodes)[:MOST_NODES]
+    if session.identity is None or not names:
+        return []
+    borne = names_in(read_certificate(session.identity.certificate, CERTIFICATE_FILE))
+    if not roles_among(borne) & {Role.OPERATOR, Role.NODE}:
+        found = f"not tried: {holder(borne)} may not ask the daemons"
+        return [Finding(what=ALL_WAYS, is_fine=True, found=found, advice="an operator's `headway doctor` tries them")]
+    async with node_client(session.identity) as client:
+        answers = await asyncio.gather(*(_ask(client, session.identity, view, name, names) for name in names))
+    ways = [way for answer in answers for way in answer]
+    blocked = [way for way in ways if not way.is_fine]
+    listed = ways if len(ways) <= MOST_LISTED else blocked
+    left_out = len(view.nodes) - len(names)
+    found = f"{len(ways) - len(blocked)} of {len(ways)} answer"
+    if left_out:
+        found += f"; {left_out} more nodes were not asked"
+    return [*listed, Finding(what=ALL_WAYS, is_fine=not blocked, found=found)] if ways else []
+
+
+async def examine_ways_from(
+    session: ClusterSession, view: ClusterView, source: str, targets: Sequence[str]
+) -> list[Finding]:
+    """Return one finding for each way from one node to others, as that node's daemon dials them now.
+
+    targets: empty stands for all others. Raises ConfigError for a name that no node has, or without a certificate.
     """
+    for name in (source, *targets):
+        if name not in view.nodes:
+            known = ", ".join(sorted(view.nodes)[:MOST_LISTED]) or "none"
+            raise ConfigError(f"no node has this name; the cluster has {known}", name)
+    if session.identity is None:
+        raise ConfigError("an operator's or a node's certificate is needed", "--certs")
+    async with node_client(session.identity) as client:
+        return await _ask(client, session.identity, view, source, sorted(set(targets or view.nodes) - {source}))
 
-    async def ask(address: ClusterAddress) -> Finding | None:
-        try:
-            async with ClusterSession(address) as session:
-                has_leader = (await session.client.status()).has_leader
-        except StoreError as error:
-            return await _away(error, address.etcd)
-        if has_leader:
-            return None
-        outcome = outcome_of(LEADERLESS)
-        advice = advice_on([outcome], OF_ETCD)
-        what = f"etcd at {address.etcd[0]}"
-        return Finding(what=what, is_fine=False, found=LEADERLESS, advice=advice, outcomes=(outcome,))
 
-    async def ask_each(address: ClusterAddress) -> list[Finding]:
-        found = await asyncio.gather(*(ask(replace(address, etcd=(member,))) for member in address.etcd))
-        return [finding for finding in found if finding is not None]
-
+async def _ask(
+    client: NodeClient, identity: TlsIdentity, view: ClusterView, source: str, names: Sequence[str]
+) -> list[Finding]:
+    others = [name for name in names if name != source]
     try:
-        address = find_cluster(etcd=etcd, certs=certs, cluster=cluster)
-        return asyncio.run(ask_each(address)) if len(address.etcd) > 1 else []
-    except (ConfigError, StoreError):
-        return []
+        reply = await client.dial_peers(view.nodes[source].endpoint, others)
+    except (PeerError, RecoveryError) as error:
+        return [await _from_here(identity, view.nodes[source], error)]
+    return [way_of(source, other, [port for port in reply.ports if port.node == other]) for other in others]
 
 
-def _records(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report records in etcd that cannot be read, and certificates that two daemons have; nothing if no cluster
-    answers.
-    """
-
-    async def ask() -> ClusterView:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            return await session.view()
-
-    try:
-        view = asyncio.run(ask())
-    except (ConfigError, StoreError):
-        return []
-    told = {name: node.ailments[IDENTITY] for name, node in sorted(view.nodes.items()) if IDENTITY in node.ailments}
-    findings = [Finding(what=f"{IDENTITY} of {name}", is_fine=False, found=text) for name, text in told.items()]
-    advice = "a newer release wrote them: update this one; else delete the keys with etcdctl"
-    if lines := set_aside_lines(view):
-        findings.append(Finding(what="records", is_fine=False, found="; ".join(lines), advice=advice))
-    return findings
+async def _from_here(identity: TlsIdentity, node: NodeRecord, error: Exception) -> Finding:
+    """Return why a daemon could not be asked: this machine dials it as a node would, which tells more than a call."""
+    daemon = next(target for target in ports_of(node) if target.port is Port.DAEMON)
+    reason = await dial(daemon, identity, source=HERE)
+    if not reason:  # it answers, but not this question
+        advice = "the ways from it were not tried: see its log, or ask again"
+        return Finding(what=f"{HERE} → {node.name}", is_fine=False, found=str(error), advice=advice)
+    port = DialledPort(node=node.name, port=str(daemon.port), address=daemon.address, reason=reason)
+    return way_of(HERE, node.name, [port])
 
 
-def _ways(etcd: str | None, certs: Path | None, cluster: Path | None) -> list[Finding]:
-    """Report the ways between nodes. Report nothing if the cluster is unreachable, which is a finding of its own."""
+def way_of(source: str, target: str, ports: Iterable[DialledPort]) -> Finding:
+    """Return the finding of one way: which ports of the target answered the source."""
+    told, what = list(ports), f"{source} → {target}"
+    if not told:
+        return Finding(what=what, is_fine=True, found="the node is no longer registered")
+    silent = [port for port in told if port.reason]
+    outcomes = [outcome_of(port.reason, port.address) for port in silent or told]
+    return Finding(
+        what=what,
+        is_fine=not silent,
+        found="; ".join(_refusal(source, port) for port in silent) or ", ".join(map(_answer, told)),
+        advice=WORKER_PORTS if silent and _only_workers(silent, outcomes) else advice_on(outcomes),
+        outcomes=tuple(outcomes),
+    )
 
-    async def ask() -> list[Finding]:
-        async with ClusterSession(find_cluster(etcd=etcd, certs=certs, cluster=cluster)) as session:
-            return await examine_ways(session, await session.view())
 
-    try:
-        return asyncio.run(ask())
-    except (ConfigError, StoreError):
-        return []
+def _only_workers(silent: Iterable[DialledPort], outcomes: Iterable[Outcome]) -> bool:
+    """Return whether the network lets the daemon's port through, but no worker's."""
+    is_closed = {Outcome.REFUSED, Outcome.SILENT, Outcome.NO_ROUTE}.issuperset(outcomes)
+    return is_closed and all(port.port == Port.WORKER for port in silent)
+
+
+def _refusal(source: str, port: DialledPort) -> str:
+    """The line is that of the side that dials, and speaks of itself."""
+    line = plain(port.reason).replace("this machine's", f"{source}'s").replace("this side's", f"{source}'s")
+    return f"its {port.port} at {port.address}: {line}"
+
+
+def _answer(port: DialledPort) -> str:
+    took = f" in {1e3 * port.seconds:.0f} ms" if port.seconds else ""
+    return f"{port.port} at {port.address} answers{took}"

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.doctor import examination
 from headway.daemon.doctor.examination import examine_ways, examine_ways_from
 from headway.daemon.doctor.outcome import OF_ETCD, OF_NODES, Finding, Outcome
@@ -345,7 +345,7 @@ async def test_an_etcd_that_is_none_is_named_with_what_to_do(
     opened, outcome = ETCD_PLACES[case]
     certs = CertificateAuthority.open(tmp_path / "authority").issue("me", role=Role.OPERATOR)
     async with opened(place) as address:
-        found = await asyncio.to_thread(examination._cluster, address, certs, None)
+        (found,) = await asyncio.to_thread(examination._cluster, partial(find_cluster, etcd=address, certs=certs))
     assert (found.is_fine, found.outcomes, found.advice) == (False, (outcome,), OF_ETCD[outcome]), found
     assert not any(jargon in found.found for jargon in ("SSL", "last error", "\n"))
 
@@ -357,11 +357,10 @@ async def test_one_member_of_etcd_that_is_away_is_told(etcd: Etcd, tmp_path: Pat
         unused.bind(("127.0.0.1", 0))
         closed = f"127.0.0.1:{unused.getsockname()[1]}"
         members = f"{etcd.endpoint},{closed}"
-        cluster = await asyncio.to_thread(examination._cluster, members, certs, None)
-        (away,) = await asyncio.to_thread(examination._members, members, certs, None)
+        cluster, away = await examination._examined(find_cluster(etcd=members, certs=certs))
     assert cluster.is_fine
     assert (away.what, away.outcomes) == (f"etcd at {closed}", (Outcome.REFUSED,))
-    assert await asyncio.to_thread(examination._members, etcd.endpoint, certs, None) == []
+    assert len(await examination._examined(find_cluster(etcd=etcd.endpoint, certs=certs))) == 1
 
 
 async def test_a_member_of_etcd_without_a_majority_is_told(own_server_config: EtcdServerConfig) -> None:
@@ -370,12 +369,13 @@ async def test_a_member_of_etcd_without_a_majority_is_told(own_server_config: Et
     async with started_members(own_server_config) as servers:
         left, *lost = servers
         members = ",".join(server.endpoint for server in servers)
-        assert await asyncio.to_thread(examination._members, members, certs, None) == []
+        address = find_cluster(etcd=members, certs=certs)
+        assert await examination._members(address) == []
         await asyncio.gather(*(server.kill() for server in lost))
         async with EtcdClient(left.access()) as client, asyncio.timeout(20.0):
             while (await client.status()).has_leader:
                 await asyncio.sleep(0.05)
-        found = await asyncio.to_thread(examination._members, members, certs, None)
+        found = await examination._members(address)
     told = {finding.what: finding.outcomes for finding in found}
     gone = {f"etcd at {server.endpoint}": (Outcome.REFUSED,) for server in lost}
     assert told == gone | {f"etcd at {left.endpoint}": (Outcome.NO_MAJORITY,)}

@@ -26,10 +26,10 @@ def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.chdir(tmp_path)
-    for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder", "_cluster"):
+    for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder"):
         finding = Finding(what=look.strip("_"), is_fine=True, found="fine")
         monkeypatch.setattr(doctor, look, lambda *_, finding=finding: finding)
-    monkeypatch.setattr(doctor, "_members", lambda *_: [])
+    monkeypatch.setattr(doctor, "_cluster", lambda *_: [])
 
 
 def is_fault(headway: Headway, *arguments: str) -> bool:
@@ -85,8 +85,8 @@ def test_a_remark_about_one_release_is_made_once(
     """The binary here is the etcd that runs: beside the cluster alone. One of another release has its own."""
     for name, release in (("_etcd_binary", "3.5.1"), ("_cluster", "3.5.1")):
         finding = Finding(what=name, is_fine=True, found=release, advice=remark(release))
-        monkeypatch.setattr(doctor, name, lambda *_, finding=finding, **__: finding)
-    monkeypatch.setattr(doctor, "_ways", lambda *_: [])
+        told = [finding] if name == "_cluster" else finding
+        monkeypatch.setattr(doctor, name, lambda *_, told=told, **__: told)
     (tmp_path / ".headway").mkdir()
     code, out, _ = headway("doctor")
     assert (code, out.count("may lose")) == (0, 1)
@@ -104,7 +104,7 @@ def test_a_package_that_another_one_replaced_is_named(
     """Generated code refuses an older protobuf with a traceback, in any command: one line says what to install."""
     version = metadata.version
 
-    def refuse(**_: object) -> list[Finding]:
+    def refuse(*_: object, **__: object) -> list[Finding]:
         raise RuntimeError("Detected incompatible Protobuf Gencode/Runtime versions")
 
     monkeypatch.setattr(metadata, "version", lambda name: found if name == "protobuf" else version(name))
