@@ -5,8 +5,8 @@ often: a worker's record of how its seconds were spent. decision_EVENT_N_ms: aft
 (progress), a measured way (probe), a generation that a node has seen (seen), a device's speed (speed), the first node
 that comes while no job waits for a plan (newcomer). From then on all running jobs lack a plan: another node comes
 (join), an idle one drains (drain) or goes (leave), a node of a plan is lost, which one job answers (lost), GROUP nodes
-come or go at once (joins, leaves). decision_waiting_N_ms: after a report of seconds meanwhile. decision_repeated_N_ms:
-when all judgements are old, which is so every REPEATED_S. agent_N_ms, agent_EVENT_N_ms: the work of a node's agent for
+come or go at once (joins, leaves). decision_waiting_N_ms: after a report of seconds meanwhile.
+agent_N_ms, agent_EVENT_N_ms: the work of a node's agent for
 such an event; the newest boundary of every job lacks copies. listing_N_mb: what a daemon reads when it lists
 everything. Plans are computed by other processes, and are not part of this: after the first measured way they are all
 stale. Medians of several, in milliseconds of this thread's own work. growth_decision: the time at the largest size
@@ -32,7 +32,6 @@ from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.commands import Command, Transaction
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.earlier import REPEATED_S, Earlier
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import answer
 from headway.daemon.records.format import encode
@@ -284,10 +283,10 @@ class Records:
             self.put(Keys.state(spec.job.name, plan.timeline, boundary, node), record)
 
 
-def settle(records: Records, plans: PlanCache, earlier: Earlier, *, now: float) -> None:
+def settle(records: Records, plans: PlanCache, *, now: float) -> None:
     """Compute plans and carry out decisions until nothing is left to do, as it is at most moments of a cluster."""
     for _ in range(MOST_ROUNDS):
-        decision = decide(records.view, now=now, plans=plans, earlier=earlier)
+        decision = decide(records.view, now=now, plans=plans)
         for request in decision.missing:
             plans.answered(request, answer(request.question))
         plans.decided((), jobs=records.view.jobs, now=now)
@@ -317,9 +316,9 @@ def timed(work: Callable[[], object], *, repeats: int, before: Callable[[], obje
 
 def measure(size: int, *, repeats: int) -> dict[str, float]:
     """Return the figures of a cluster of one size."""
-    records, plans, earlier = Records(size), PlanCache(), Earlier()
+    records, plans = Records(size), PlanCache()
     for now in (SETTLED_AT - 3600.0, SETTLED_AT):
-        settle(records, plans, earlier, now=now)
+        settle(records, plans, now=now)
     phases = Counter(job.phase.phase for job in records.view.jobs.values())
     running = min(NUM_RUNNING, size)
     if phases != {Phase.RUNNING: running, Phase.QUEUED: NUM_QUEUED}:
@@ -334,7 +333,7 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
 
     def decision(*, does_nothing: bool = True) -> None:
         records.see(now=now)
-        decided = decide(records.view, now=now, plans=plans, earlier=earlier)
+        decided = decide(records.view, now=now, plans=plans)
         plans.decided(decided.missing, jobs=records.view.jobs, now=now)
         # The record of use, of no job, is not carried out, so it is due each time.
         if does_nothing and any(command.job for command in decided.commands):
@@ -347,7 +346,7 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
     def rest_and_join() -> None:
         nonlocal now
         now += SETTLE_S
-        settle(records, plans, earlier, now=now)
+        settle(records, plans, now=now)
         happens(records.join)
 
     def find_and_lose() -> None:
@@ -366,8 +365,6 @@ def measure(size: int, *, repeats: int) -> dict[str, float]:
         found[f"agent_{kind}{size}_ms"] = timed(work_of_an_agent, repeats=repeats, before=before)
     before = partial(happens, records.goodput)
     found[f"decision_waiting_{size}_ms"] = timed(decision, repeats=repeats, before=before)
-    before = partial(happens, records.goodput, after_s=REPEATED_S)
-    found[f"decision_repeated_{size}_ms"] = timed(decision, repeats=repeats, before=before)
     changes: tuple[Event, ...] = (records.drain, records.leave, records.joins, records.leaves)
     for event in changes:
         before = partial(happens, event)

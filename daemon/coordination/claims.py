@@ -16,7 +16,6 @@ from headway.daemon.planning.cluster_plan import devices
 from headway.daemon.planning.plan_question import usable_devices
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
-from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
 from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
 from headway.daemon.situation.situation import JobSituation, Standing
@@ -29,24 +28,6 @@ STARTS_WORTH: Final = 5.0
 NOTHING: Final = frozenset[DeviceKey]()
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Whether a job would move to a plan: true or false until its progress is another, or the time has come."""
-
-    plan: ClusterPlan
-    is_worth_it: bool
-    progress: ProgressRecord | None
-    until: float
-
-    @classmethod
-    def of(cls, situation: JobSituation, plan: ClusterPlan) -> "Gain":
-        """Judge the plan now."""
-        outlook = situation.plans.outlook_of(plan)
-        verdict = judge(outlook) if outlook is not None else None
-        until = situation.now + verdict.wait_s if verdict is not None and verdict.wait_s > 0 else float("inf")
-        return cls(plan, verdict is not None and verdict.is_worth_it, situation.job.progress, until)
-
-
 @dataclass(slots=True)
 class Claims:
     """The claims of all jobs at one moment."""
@@ -56,10 +37,6 @@ class Claims:
     """Job to its claimed devices."""
     errors: dict[str, Exception] = field(default_factory=dict)
     """Errors raised about a job. Such a job claims nothing, and fails when it is decided about."""
-    until: float = field(default=float("inf"), compare=False)
-    """The moment at which time alone may change them, beside what jobs wait for."""
-    gains: dict[str, "Gain"] = field(default_factory=dict, compare=False)
-    """Running jobs that were dealt more devices, and whether they would move."""
 
     def without(self, job: str) -> "Claims":
         """Return the claims of the other jobs."""
@@ -122,20 +99,6 @@ def settle_claims(situations: Mapping[str, JobSituation], view: ClusterView, *, 
     return _Settling(situations, view, now).settle()
 
 
-def still_worth(claims: Claims, situations: Mapping[str, JobSituation]) -> bool:
-    """Return whether each job that was dealt more devices would still move to them, or still not."""
-    for name, gain in claims.gains.items():
-        situation = situations[name]
-        if gain.progress is not situation.job.progress or situation.now >= gain.until:
-            try:
-                claims.gains[name] = Gain.of(situation, gain.plan)
-            except Exception:  # that job's own: it is settled anew, where its error stays with it
-                return False
-            if claims.gains[name].is_worth_it != gain.is_worth_it:
-                return False
-    return True
-
-
 def uses(situations: Iterable[JobSituation], view: ClusterView, *, now: float) -> tuple[float, ...]:
     """Return what the user of each active job has used, in steps. It only orders users, so for one alone it is 0."""
     users = [situation.job.user for situation in situations if _is_active(situation)]
@@ -165,8 +128,6 @@ class _Settling:
         self._errors: dict[str, Exception] = {}
         self._situations = {name: situation for name, situation in situations.items() if _is_active(situation)}
         self._used = dict(zip(self._situations, uses(situations.values(), view, now=now), strict=True))
-        self._gains: dict[str, Gain] = {}
-        self._until = float("inf")
         set_aside = (job for name, job in view.jobs.items() if name not in situations)
         self._not_dealt = NOTHING.union(*(job.devices for job in set_aside))
         self._nobody_waits = not any(_is_waiting(situation) for situation in self._situations.values())
@@ -181,7 +142,7 @@ class _Settling:
         for is_again in (False, True):
             claimants = self._claimants()
             dealt = deal(list(claimants.values()), slice_s=self._view.shares.slice_s)
-            claims = Claims(claimants, {}, self._errors, self._until, self._gains)
+            claims = Claims(claimants, {}, self._errors)
             claim, give = partial(self._claim, claims, dealt, is_again), partial(self._give, claims, is_again)
             is_settled = self._of_each(claimants, claim)
             is_settled &= self._of_each(claimants, give)
@@ -258,12 +219,8 @@ class _Settling:
 
     def _is_worth_it(self, situation: JobSituation, plan: ClusterPlan) -> bool:
         """Return whether a running job would move to a plan with more devices."""
-        gain = self._gains[situation.job.name] = Gain.of(situation, plan)
-        return gain.is_worth_it
-
-    def _lasts_until(self, *moments: float) -> None:
-        """Note moments at which a claim may change by time alone."""
-        self._until = min((self._until, *(at for at in moments if at > self._now)))
+        outlook = situation.plans.outlook_of(plan)
+        return outlook is not None and judge(outlook).is_worth_it
 
     def _claimants(self) -> dict[str, Claimant]:
         found = {}
@@ -284,8 +241,6 @@ class _Settling:
         if (held := _held(situation)) is None:
             return None
         left_out = {*plans.on_probation, *plans.unsettled}
-        unrest = self._view.unrest
-        self._lasts_until(unrest.settled_at, *plans.on_probation.values(), *map(unrest.steady_at, plans.unsettled))
         possible = usable_devices(spec, plans.present, quarantined=plans.quarantined, busy=self._not_dealt)
         own = held & possible
         if left_out:
@@ -319,7 +274,6 @@ class _Settling:
         if claimant.is_recovering or _phase(situation) is not Phase.RUNNING:
             return claimant.holds
         turn_ends_at = situation.job.devices_changed_at + self._view.shares.slice_s
-        self._lasts_until(turn_ends_at, left_alone_until(situation))
         if self._nobody_waits and self._now < turn_ends_at:
             return claimant.holds  # running jobs take turns by time slices
         return claimant.least_of_its_own() if self._now < left_alone_until(situation) else NOTHING

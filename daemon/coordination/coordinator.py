@@ -5,9 +5,8 @@ etcd and continues. A command that is lost, late or overtaken is simply decided 
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from headway.daemon.coordination.actions import (
@@ -30,7 +29,7 @@ from headway.daemon.coordination.actions import (
     write_checkpoint,
     write_periodic_checkpoint,
 )
-from headway.daemon.coordination.claims import Claims, settle_claims, still_worth, uses
+from headway.daemon.coordination.claims import NOTHING, Claims, settle_claims
 from headway.daemon.coordination.commands import BrokenJob, Command, Decision, Transaction, move
 from headway.daemon.coordination.conditions import (
     TELL_AFTER_S,
@@ -85,18 +84,14 @@ from headway.daemon.coordination.conditions import (
     workers_late,
     workers_late_to_stop,
 )
-from headway.daemon.coordination.earlier import Basis, Earlier, Judged, Renew
 from headway.daemon.coordination.fair_share import in_turn, is_queued
 from headway.daemon.errors import in_one_line
 from headway.daemon.planning.cluster_plan import ClusterPlan, devices
 from headway.daemon.records.format import encode
-from headway.daemon.records.identity import Same
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import TERMINAL_PHASES, DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.situation.outlook import all_ways, planned_nodes, slowest_way
 from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
-from headway.daemon.situation.reads import Reads
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
@@ -300,22 +295,19 @@ def decide(
     written_at: float = 0.0,
     quarantine_after: int = QUARANTINE_AFTER,
     plans: Plans | None = None,
-    earlier: Earlier | None = None,
 ) -> Decision:
     """Decide about every job, first in first: at most one command each.
 
     now: seconds of the monotonic clock that `view` was fed with. written_at: seconds since the epoch, for records that
     people read; no decision depends on it. quarantine_after: failures of a node after which plans leave it out; 0:
     never.
-    plans: the source of plans; None: they are computed at once. earlier: what was decided before about this view with
-    these plans; it saves work and changes nothing.
+    plans: the source of plans; None: they are computed at once.
     """
     if view.steady_since is None:
         return Decision()  # etcd is unreachable: the view may be long out of date, and no write is possible
     if view.epoch and view.started_at is not None and now < view.started_at + LEASE_TTL_S:
         # etcd was restored from a backup: first every node reports the generations that it has seen
         return Decision(wake_at=view.started_at + LEASE_TTL_S)
-    earlier, plans = earlier or Earlier(), plans or PlansAtOnce()
     situations = {
         job.name: JobSituation(
             job=job,
@@ -323,123 +315,78 @@ def decide(
             now=now,
             written_at=written_at,
             quarantine_after=quarantine_after,
-            plan_source=plans,
+            plan_source=plans or PlansAtOnce(),
         )
         for job in in_turn(view, now=now)
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
-    common = (view.num_changes, quarantine_after, slowest_way(view), Same(planned_nodes(view)))
-    renew = partial(Reads.now, probes=view.probes, ways=all_ways(view), plans=plans)
-    versions = {job.name: (job.num_changes, plans.version_of(job.name)) for job in view.jobs.values()}
-    turn = _Turn(view, earlier, _claims(situations, view, earlier, (common, versions), renew, now=now), renew)
-    judged = {name: turn.judged(situation, common) for name, situation in situations.items()}
-    deadlines = [at for one in judged.values() for at in one.deadlines]
-    commands = [one.command for one in judged.values() if one.command is not None]
+    # Shares depend on all jobs together, so they are settled before any job is decided about.
+    turn = _Turn(view, settle_claims(situations, view, now=now))
+    judged = [turn.judged(situation) for situation in situations.values()]
+    commands = [one.command for one in judged if one.command is not None]
+    deadlines = [at for one in judged for at in one.deadlines]
     if (usage := write_usage(view, now=now, written_at=written_at)) is not None:
         commands.append(usage)
     elif (due_at := usage_due_at(view)) is not None:
         deadlines.append(due_at)
-    wake_at = min(deadlines, default=None)
-    earlier.decided(situations, wake_at=wake_at)
-    missing = [request for one in judged.values() for request in one.reads.missing]
-    reads = (*earlier.claims_read.values(), *(one.reads for one in judged.values()))
-    stale = (request for each in reads for request in each.stale)
+    broken_names = {one.job for one in turn.broken}
+    missing = [
+        request
+        for name, situation in situations.items()
+        if name not in broken_names
+        for request in situation.plans.inquiry.missing
+    ]
     # A job that already trains can wait for its plan: its requests are computed after others.
     content = {name for name in {request.job for request in missing} if _is_content(situations[name])}
     return Decision(
         commands=tuple(commands),
-        wake_at=wake_at,
+        wake_at=min(deadlines, default=None),
         missing=tuple(sorted(missing, key=lambda request: urgency(request, is_content=request.job in content))),
-        stale=tuple({id(request): request for request in stale}.values()),
+        stale=tuple(request for situation in situations.values() for request in situation.plans.inquiry.stale),
         broken=tuple(turn.broken),
     )
 
 
-def _claims(
-    situations: Mapping[str, JobSituation],
-    view: ClusterView,
-    earlier: Earlier,
-    common: Basis,
-    renew: Renew,
-    *,
-    now: float,
-) -> Claims:
-    """Return the claims of all jobs. Shares depend on all jobs together, so they are settled before any job is
-    decided about.
-    """
-    basis = (common, uses(situations.values(), view, now=now))
-    found = earlier.claims(basis, renew, now=now)
-    if found is not None and still_worth(found, situations):
-        for name, reads in earlier.claims_read.items():
-            situations[name].plans.inquiry.recall(reads.look_ups)
-        return found
-    found = settle_claims(situations, view, now=now)
-    earlier.settled(basis, found, {name: situation.plans.reads for name, situation in situations.items()})
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """The decision about one job, and its effect on the jobs after it."""
+
+    command: Command | None
+    takes: frozenset[DeviceKey] = frozenset()
+    """Devices that the command assigns to the job."""
+    deadlines: tuple[float, ...] = ()
 
 
 class _Turn:
     """One decision's way through the jobs, first in first."""
 
-    def __init__(self, view: ClusterView, earlier: Earlier, claims: Claims, renew: Renew) -> None:
+    def __init__(self, view: ClusterView, claims: Claims) -> None:
         self.broken: list[BrokenJob] = []
-        self._view, self._earlier, self._claims = view, earlier, claims
-        self._renew = renew
+        self._claims = claims
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
-        self._others = tuple((job.name, job.phase.phase, job.started_at) for job in view.jobs.values())
         self._ahead: list[str] = []
-        self._is_as_seen = True
-        """False once a job took devices or failed, which the jobs after it see and no version number shows."""
 
-    def judged(self, situation: JobSituation, common: Basis) -> Judged:
+    def judged(self, situation: JobSituation) -> _Judged:
         """Decide about the next job."""
-        job, now = situation.job, situation.now
-        # A job that trains reads of jobs only its own records. Others name, in a sentence, those that have devices.
-        others = self._others if job.phase.phase is not RUNNING else ()
-        version = situation.plan_source.version_of(job.name)
-        basis = self._earlier.basis(job, common, version, others, *self._ahead)
-        found = self._earlier.judged(job, basis, self._renew, now=now) if self._is_as_seen else None
-        if found is None:
-            found = self._judged_anew(situation)
-            if self._is_as_seen and not self._is_broken(job.name):
-                self._earlier.remember(job, basis, found, now=now)
-        if is_queued(job):
-            self._ahead.append(job.name)
-        # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
-        self._owned[job.name] |= found.takes
-        self._is_as_seen &= not found.takes and not self._is_broken(job.name)
-        return found
-
-    def _judged_anew(self, situation: JobSituation) -> Judged:
         name = situation.job.name
-        situation.busy, claimed = self._of_others(name), self._claims.against(name)
-        if claimed:  # otherwise it stays the same object, which caches know
-            situation.busy |= claimed
+        situation.busy = NOTHING.union(*(self._owned[other] for other in self._owned if other != name))
+        situation.busy |= self._claims.against(name)
         situation.standing = self._claims.standing(situation, ahead=self._ahead)
+        if is_queued(situation.job):
+            self._ahead.append(name)
         try:
             if (raised := self._claims.errors.get(name)) is not None:
                 raise raised
-            return _judge(situation)
+            found = _judge(situation)
         except Exception as error:  # an unexpected error concerns one job; the other jobs are still decided about
-            found = broken(name, error)
-            self.broken.append(found)
+            self.broken.append(broken(name, error))
             # A job that fails now must not keep devices from the jobs after it.
             self._claims = self._claims.without(name)
-            return Judged(command=give_up(situation, found, error))
-
-    def _of_others(self, name: str) -> frozenset[DeviceKey]:
-        """Return the devices that other jobs have."""
-
-        def of_others() -> frozenset[DeviceKey]:
-            return frozenset[DeviceKey]().union(*(self._owned[other] for other in self._owned if other != name))
-
-        if not self._is_as_seen:
-            return of_others()
-        return self._view.derived.of(f"devices of others than {name}", (self._view.num_plan_changes,), of_others)
-
-    def _is_broken(self, name: str) -> bool:
-        return bool(self.broken) and self.broken[-1].job == name
+            found = _Judged(command=give_up(situation, self.broken[-1], error))
+        # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
+        self._owned[name] |= found.takes
+        return found
 
 
 def _is_content(situation: JobSituation) -> bool:
@@ -447,7 +394,7 @@ def _is_content(situation: JobSituation) -> bool:
     return situation.job.phase.phase in (RUNNING, CHANGING) and not situation.current.draining
 
 
-def _judge(situation: JobSituation) -> Judged:
+def _judge(situation: JobSituation) -> _Judged:
     row, now = first_row(situation), situation.now
     command = _command(situation, row) if row is not None else None
     is_held_up = row is not None and command is None
@@ -459,10 +406,10 @@ def _judge(situation: JobSituation) -> Judged:
         takes = devices(offered) if isinstance(offered, ClusterPlan) else takes
     deadlines = [deadline for deadline in waits(situation) if deadline > now]
     inquiry = situation.plans.inquiry
-    if inquiry.misses_any:
+    if inquiry.missing:
         since = inquiry.waits_since
         deadlines += [at for at in ((now if since is None else since) + TELL_AFTER_S,) if at > now]
-    return Judged(command=command, takes=takes, deadlines=tuple(deadlines), reads=situation.plans.reads)
+    return _Judged(command=command, takes=takes, deadlines=tuple(deadlines))
 
 
 def first_row(situation: JobSituation) -> Row | None:

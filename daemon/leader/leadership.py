@@ -135,10 +135,12 @@ STAND_BACK_S = 5.0
 STOOD_BACK_S = 300.0
 """…and the minimum interval between two such retreats, because perhaps no node has access."""
 MANIFEST_TIMEOUT_S = 60.0
-GATHER_S = 0.1
-"""Longest wait for changes that arrive in a row, before one decision about all of them."""
-GATHER_STEP_S = 0.002
-"""A wait in which no change arrives ends the row."""
+LEAST_PERIOD_S = 0.02
+"""Least time from one decision to the next, so that one is about all changes that arrive in a row…"""
+PERIOD_PER_DECISION = 5.0
+"""…and in decisions' own time, so that the view takes in changes for most of it when many nodes are lost at once…"""
+MOST_PERIOD_S = 0.5
+"""…but never longer than this."""
 SLOW_DECISION_S = 0.05
 """A slower decision is logged, because a decision delays everything else in the daemon."""
 
@@ -196,6 +198,8 @@ class Leadership:
         self._plans = plans if plans is not None else PlanCache()
         self._troubles = troubles if troubles is not None else JobTroubles(clock=clock)
         self._leader_revision = 0
+        self._period_s = LEAST_PERIOD_S
+        """Time from the last decision to the next one, at least."""
         self._stood_back_at: float | None = None
         self._log = _log.bind(node=record.node)
 
@@ -282,7 +286,6 @@ class Leadership:
                 began_at = self._clock()
                 # Results come before the decision, so that a plan that has just finished is used in this round.
                 decision = self._decided(runner)
-                decided_s = self._clock() - began_at
                 self._troubles.not_decided(decision.broken)
                 self._troubles.keep_only({"", *self._cluster.view.jobs})
                 for command in decision.commands:
@@ -296,7 +299,7 @@ class Leadership:
                 deadlines = [at for at in (decision.wake_at, runner.wake_at) if at is not None]
                 wake_at = min(deadlines, default=None)
                 await self._pause(seen, {*busy.values(), *runner.under_way}, wake_at=wake_at)
-                await self._gather(min(decided_s, GATHER_S))
+                await asyncio.sleep(began_at + self._period_s - self._clock())
         finally:
             planners.close()
             self._troubles.clear()
@@ -312,6 +315,7 @@ class Leadership:
             decision = self._decide(view, now=now)
             self._plans.decided(decision.missing, jobs=view.jobs, now=now)
             seconds = time.perf_counter() - began
+            self._period_s = min(max(LEAST_PERIOD_S, PERIOD_PER_DECISION * seconds), MOST_PERIOD_S)
             if seconds > SLOW_DECISION_S:
                 self._log.warning("decision_slow", seconds=round(seconds, 3), num_jobs=len(view.jobs))
             if not runner.take_up(decision.missing, decision.stale, until=until):
@@ -319,16 +323,6 @@ class Leadership:
 
     def _is_deposed(self) -> bool:
         return self._cluster.view.revision_of(Keys.LEADER) != self._leader_revision
-
-    async def _gather(self, longest_s: float) -> None:
-        """Let changes that arrive in a row enter the view, for as long as the last decision took.
-
-        Otherwise the view would take in one change for each decision, and fall behind when many nodes are lost at once.
-        """
-        until, seen = self._clock() + longest_s, -1
-        while self._clock() < until and seen != self._cluster.version:
-            seen = self._cluster.version
-            await asyncio.sleep(GATHER_STEP_S)
 
     async def _pause(self, seen: int, busy: set[asyncio.Future[Any]], *, wake_at: float | None) -> None:
         """Return at the first of these: the view changes, a command or a plan is done, the deadline passes."""

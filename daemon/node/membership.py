@@ -21,7 +21,6 @@ from headway.daemon.cleanup.data_cache import sweep_data
 from headway.daemon.cleanup.job_logs import keep_logs_small
 from headway.daemon.coordination.commands import CopyPart, SetAside
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.errors import (
     ConfigError,
     DamagedCopyError,
@@ -135,7 +134,7 @@ class Membership:
         self._state_folder = FileThreads("state folder", num_at_once=1, silence_s=STATE_DIR_SILENCE_S, most_hung=1)
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
-        plans, earlier = PlanCache(), Earlier()
+        plans = PlanCache()
         self._checkpoint_sweep = CheckpointSweep(
             house.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
@@ -162,7 +161,6 @@ class Membership:
                 written_at=time.time(),
                 quarantine_after=config.quarantine_after,
                 plans=plans,
-                earlier=earlier,
             ),
             plans=plans,
             troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),

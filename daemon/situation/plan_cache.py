@@ -8,8 +8,7 @@ the plan exists. The cluster may change in the meantime, so an answer may be for
   devices may still be used, although it ignores later newcomers.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, Unpack
@@ -78,14 +77,6 @@ class Found:
     """True if the plan answers the present question, measurements included; otherwise a newer one is requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """A plan that a decision asked for, and the answer; None: the plan does not exist yet."""
-
-    request: PlanRequest
-    found: Found | None
-
-
 class PlanMissingError(Exception):
     """A decision needs a plan that does not exist yet."""
 
@@ -105,12 +96,6 @@ class Plans(Protocol):
         """Return since when a job has missed a plan, by the clock of the decisions; None: it misses none."""
         ...
 
-    def version_of(self, job: str, /) -> int:
-        """Return a number that changes whenever `find` may answer a question of the job in another way, or a job misses
-        plans for a shorter time than before.
-        """
-        ...
-
 
 class PlansAtOnce:
     """Computes every plan at once when it is requested, for callers that can wait."""
@@ -122,10 +107,6 @@ class PlansAtOnce:
     def wanted_since(self, job: str) -> None:
         """Return None: nothing is missing."""
 
-    def version_of(self, _job: str, /) -> int:
-        """Return 0: equal questions have equal answers."""
-        return 0
-
 
 class Inquiry:
     """The plans that one decision about one job looks up, and those that it misses."""
@@ -133,23 +114,19 @@ class Inquiry:
     def __init__(self, plans: Plans, job: str) -> None:
         self._plans = plans
         self._job = job
-        self.look_ups: list[LookUp] = []
         self._missing: dict[Purpose, PlanMissingError] = {}
+        self.stale: list[PlanRequest] = []
+        """Plans that were used although measurements have changed since then."""
 
     @property
-    def misses_any(self) -> bool:
-        """Return whether a decision was impossible without some plan."""
-        return bool(self._missing)
+    def missing(self) -> tuple[PlanRequest, ...]:
+        """Return the plans that do not exist yet, without which a decision was impossible."""
+        return tuple(each.request for each in self._missing.values())
 
     @property
     def waits_since(self) -> float | None:
         """Return since when decisions have missed a plan that this one misses; None: none, or this is the first."""
         return self._plans.wanted_since(self._job) if self._missing else None
-
-    def recall(self, look_ups: Iterable[LookUp]) -> None:
-        """Take over what was looked up for the job when the claims of all jobs were settled."""
-        for each in look_ups:
-            self._note(each)
 
     def plan(
         self,
@@ -166,15 +143,12 @@ class Inquiry:
         question = ask(spec, nodes, profiles=profiles, **conditions)
         request = PlanRequest(job=self._job, purpose=purpose, question=question)
         found = self._plans.find(request)
-        self._note(LookUp(request, found))
         if found is None:
+            self._missing[purpose] = PlanMissingError(request)
             raise self._missing[purpose]
+        if not found.is_current:
+            self.stale.append(request)
         return found
-
-    def _note(self, look_up: LookUp) -> None:
-        self.look_ups.append(look_up)
-        if look_up.found is None:
-            self._missing[look_up.request.purpose] = PlanMissingError(look_up.request)
 
 
 @dataclass(slots=True)
@@ -195,11 +169,6 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, Purpose], _Entry] = {}
-        self._versions = Counter[str]()
-
-    def version_of(self, job: str, /) -> int:
-        """Return the number, see Plans."""
-        return self._versions[job]
 
     def find(self, request: PlanRequest) -> Found | None:
         """Look a plan up, see Plans."""
@@ -226,23 +195,19 @@ class PlanCache:
         """Store a computed plan. The next decision shows whether it came in time."""
         entry = self._entry(request)
         entry.question, entry.outcome, entry.is_unread = request.question, outcome, True
-        self._versions[request.job] += 1
 
     def decided(self, missing: Sequence[PlanRequest], *, jobs: Collection[str], now: float) -> None:
         """Note a decision. missing: the plans that it needed and did not have. jobs: all present jobs."""
         for key in [key for key in self._entries if key[0] not in jobs]:
             del self._entries[key]
-            self._versions.pop(key[0], None)
         wanted = {(request.job, request.purpose) for request in missing}
         for request in missing:
             self._entry(request)
         for key, entry in self._entries.items():
             if entry.is_unread:
-                self._versions[key[0]] += 1
                 entry.num_overtaken = entry.num_overtaken + 1 if key in wanted else 0
                 entry.is_unread = False
             if key not in wanted:
-                self._versions[key[0]] += entry.wanted_since is not None
                 entry.wanted_since = None
             elif entry.wanted_since is None:
                 entry.wanted_since = now
@@ -256,11 +221,9 @@ class PlanCache:
         entry = self._entries.get((request.job, request.purpose))
         if entry is not None and entry.question == request.question:
             entry.question = entry.outcome = None
-            self._versions[request.job] += 1
 
     def clear(self) -> None:
         """Forget everything: the next leader begins with an empty cache."""
-        self._versions.update({job for job, _ in self._entries})
         self._entries.clear()
 
     def _entry(self, request: PlanRequest) -> _Entry:

@@ -22,8 +22,7 @@ from headway.daemon.situation.outlook import (
     willing_nodes,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
-from headway.daemon.situation.predictions import concerned, predicted, relays_of
-from headway.daemon.situation.reads import Reads
+from headway.daemon.situation.predictions import concerned, predicted
 from headway.daemon.view.quarantine import charged_by, left_out
 
 if TYPE_CHECKING:
@@ -37,13 +36,6 @@ class PlanLookup:
         self._situation = situation
         self.inquiry = Inquiry(situation.plan_source, situation.job.name)
         """Records which plans were requested, and which are missing."""
-        self._ways_of: set[str] = set()
-        """Nodes whose ways to each other predictions have read."""
-
-    @property
-    def reads(self) -> Reads:
-        """Return what has been read so far of what changes often."""
-        return Reads.of(self.inquiry.look_ups, self._ways_of, self._situation.view)
 
     @cached_property
     def best(self) -> Outcome:
@@ -239,7 +231,6 @@ class PlanLookup:
         if present is not None and stages is not present.workers and stages == present.workers:
             return self.predicted_s  # the best plan is mostly the one in force
         situation, known = self._situation, concerned(stages, self.nodes)
-        self._ways_of.update(self.nodes if relays_of(stages, known) else known)
         return predicted(
             f"{plan} of {situation.job.name}",
             situation.spec,

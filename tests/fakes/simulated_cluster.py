@@ -21,7 +21,6 @@ from headway.daemon.coordination.commands import (
     parts,
 )
 from headway.daemon.coordination.coordinator import decide
-from headway.daemon.coordination.earlier import Earlier
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.leader.checkpoint_sweep import BoundaryFolder, stale_checkpoints
 from headway.daemon.records.cluster_records import LeaderRecord
@@ -98,7 +97,6 @@ class SimulatedCluster(SimulatedInvariants):
         self.leader = ""
         self.quarantine_after = 0
         self.planning = SimulatedPlanning(seed)
-        self._earlier: dict[int, tuple[ClusterView, Earlier]] = {}
         self._facts = steady_view()
         self._facts_seen = 0
 
@@ -354,14 +352,13 @@ class SimulatedCluster(SimulatedInvariants):
             self.planning.looked(lambda plans: self._decide_twice(view, plans), jobs=view.jobs, now=self.now)
 
     def _decide_twice(self, view: ClusterView, plans: Plans) -> Decision:
-        """Decide with the memory of what this node has decided and derived, and without: the two must be equal."""
+        """Decide with the memory of what this node has derived, and without: the two must be equal."""
         decide_now = partial(
             decide, now=self.now, written_at=self.now, quarantine_after=self.quarantine_after, plans=plans
         )
-        _, earlier = self._earlier.setdefault(id(view), (view, Earlier()))
         bare = copy(view)
         bare.derived = Derived()
-        remembering, anew = decide_now(view, earlier=earlier), decide_now(bare)
+        remembering, anew = decide_now(view), decide_now(bare)
         assert remembering.commands == anew.commands, "a decision rests on what is no longer true"
         assert (remembering.missing, remembering.broken) == (anew.missing, anew.broken)
         assert bool(remembering.stale) == bool(anew.stale)

@@ -188,25 +188,3 @@ def test_the_plan_of_a_recovery_comes_before_a_start_and_that_before_a_better_cu
     wanted = [(request.job, request.purpose) for request in ask_for(cluster, PlanCache(), after_s=30.0).missing]
     assert wanted[0] == ("recovers", Purpose.RECOVERY)
     assert wanted.index(("starts", Purpose.BEST)) < wanted.index(("runs", Purpose.BEST))
-
-
-def test_whatever_changes_an_answer_changes_the_jobs_version() -> None:
-    """A plan is wanted no more, comes, proves overtaken, is asked for again, or all are forgotten. Asking changes
-    nothing.
-    """
-    cache, wanted, other = PlanCache(), request(node("a"), node("b")), request(node("a"), node("c"))
-    seen = [cache.version_of("first")]
-    cache.find(wanted)
-    cache.decided([wanted], jobs=["first"], now=0.0)
-    assert cache.version_of("first") == seen[0]
-    cache.decided([], jobs=["first"], now=0.0)
-    seen.append(cache.version_of("first"))
-    cache.answered(wanted, answer(wanted.question))
-    seen.append(cache.version_of("first"))
-    cache.decided([other], jobs=["first"], now=0.0)
-    seen.append(cache.version_of("first"))
-    cache.forget(wanted)
-    seen.append(cache.version_of("first"))
-    cache.clear()
-    seen.append(cache.version_of("first"))
-    assert len(set(seen)) == len(seen)
