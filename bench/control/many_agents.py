@@ -31,7 +31,7 @@ from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.records import Phase
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.view.cluster_view import ClusterView

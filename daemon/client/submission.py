@@ -13,11 +13,10 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.data_upload import Sent, Tell, send_missing
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.changed_keys import Changes
-from headway.daemon.jobs.data_choices import epochs_text
+from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.rate_schedule import continued_schedule
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.origin.origin_config import model_opener, whole_path
 from headway.daemon.origin.submission import read_parts

@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.data_choices import check_agreement, with_epochs_of, with_flags_of, with_held_out_of
+from headway.daemon.jobs.data_choices import (
+    check_agreement,
+    with_epochs_of,
+    with_flags_of,
+    with_held_out_of,
+    with_schedule,
+)
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.places import is_url
-from headway.daemon.jobs.rate_schedule import with_schedule
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.source_choice import mixture_sha256

@@ -30,8 +30,7 @@ from headway.daemon.errors import ConfigError, StoreError
 from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig, Sweeper
-from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
+from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, Sweeper
 from headway.daemon.machine_share import folder_in_memory
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless

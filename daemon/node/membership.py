@@ -62,8 +62,8 @@ from headway.daemon.storage.checkpoint import (
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_store import StateStore
-from headway.daemon.telemetry.device_speeds import DeviceSpeeds
 from headway.daemon.telemetry.probing import Probing
+from headway.daemon.telemetry.profiling import DeviceSpeeds
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.workers.process import WorkerOptions

@@ -15,7 +15,7 @@ import pytest
 
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -12,7 +12,7 @@ import pytest_asyncio
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 

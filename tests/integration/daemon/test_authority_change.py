@@ -18,7 +18,7 @@ from headway.daemon.joining.join_messages import AskCertificate
 from headway.daemon.joining.renewals import LOOKED_AT_EVERY_S
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.records import Desired, Phase
 from headway.daemon.rpc import authority_change
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of

@@ -15,7 +15,7 @@ from headway.daemon.errors import ConfigError, RecoveryError, StoreError
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase, PhaseRecord, SpecRecord

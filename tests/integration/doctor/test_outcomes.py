@@ -24,7 +24,7 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
 from headway.daemon.joining.signing_request import new_key
-from headway.daemon.local.etcd_server import EtcdServerConfig
+from headway.daemon.local.processes import EtcdServerConfig
 from headway.daemon.reach import reach_dial
 from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reaching import dial_ports

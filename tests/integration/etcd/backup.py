@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from headway.daemon.local.etcd_server import MEMBER_NAME, EtcdServer
+from headway.daemon.local.processes import MEMBER_NAME, EtcdServer
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 TOOL_TIMEOUT_S = 30

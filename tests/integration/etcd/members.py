@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 
 
 async def main(binary: str, data_dir: str, log_file: str, certificates: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from headway.daemon.errors import CompactedError, StoreUnreachableError
 from headway.daemon.etcd.client import Changes, EtcdClient, Snapshot
 from headway.daemon.etcd.watch import WatchBatch
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import ProbeRecord

@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.errors import StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from tests.integration.etcd.backup import etcdctl
 from tests.integration.etcd.test_server import free_port
 

@@ -11,7 +11,7 @@ import structlog
 
 from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.client import FIRST_PAGE_KEYS, EtcdClient
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord, NodeRecord

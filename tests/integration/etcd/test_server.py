@@ -17,7 +17,7 @@ from headway.daemon.errors import CompactedError, ConfigError, StoreError, Store
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.etcd.watch import KeyEvent, WatchBatch
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd

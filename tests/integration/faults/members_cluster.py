@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.etcd_server import EtcdServer, EtcdServerConfig
+from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from tests.integration.etcd.backup import etcdctl
 from tests.integration.etcd.members import leader_of, started_members
 

@@ -25,8 +25,8 @@ from headway.daemon.client.checkpoint_folder import (
 )
 from headway.daemon.errors import ConfigError, DamagedCopyError
 from headway.daemon.jobs.changed_keys import Changes, changes
+from headway.daemon.jobs.data_choices import continued_schedule, with_schedule
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.rate_schedule import continued_schedule, with_schedule
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.lineage import sealed
 from headway.daemon.records.records import CheckpointRecord

@@ -12,7 +12,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.local import cards as module
 from headway.daemon.local.cards import machine_cards, share_cards, sharing
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.node_process import NodeProcess
+from headway.daemon.local.processes import NodeProcess
 
 
 @pytest.mark.parametrize("num_cards", range(1, 10))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.local import node_process
+from headway.daemon.local import processes as node_process
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.node_process import MAX_FALSE_STARTS, NodeProcess
+from headway.daemon.local.processes import MAX_FALSE_STARTS, NodeProcess
 from headway.stages.errors import UnavailableError
 
 

@@ -13,8 +13,8 @@ from headway.daemon.costs.layer_costs import CPU_BYTES_PER_S
 from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.situation.outlook import as_fast_as_their_like
-from headway.daemon.telemetry import device_speeds
-from headway.daemon.telemetry.device_speeds import FILE, DeviceSpeeds, stepped
+from headway.daemon.telemetry import profiling
+from headway.daemon.telemetry.profiling import FILE, DeviceSpeeds, stepped
 from headway.daemon.worker import benchmark
 from headway.daemon.worker.benchmark import flops_per_s, measure_speed, speed
 from headway.daemon.workers.goal import Heartbeat
@@ -81,7 +81,7 @@ def test_a_device_that_lacks_a_dtype_has_no_speed_in_it(monkeypatch: pytest.Monk
 
 async def test_what_a_worker_measured_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat has it → the device has it, and so it is after a restart; another torch is measured anew."""
-    monkeypatch.setattr(device_speeds, "PERIOD_S", 0.0)
+    monkeypatch.setattr(profiling, "SPEEDS_PERIOD_S", 0.0)
     speeds = DeviceSpeeds(tmp_path, arithmetic_class="torch one")
     assert not speeds.knows(DEVICE)
     told: list[tuple[Device, ...]] = []
@@ -112,7 +112,7 @@ def test_a_plan_asks_for_the_speed_in_the_jobs_own_dtype(
     tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A 4090 has the float32 of an H100 and a quarter of its bfloat16: most layers are where the job runs faster."""
-    monkeypatch.setattr(device_speeds, "PERIOD_S", 0.0)
+    monkeypatch.setattr(profiling, "SPEEDS_PERIOD_S", 0.0)
     measured = {
         "NVIDIA GeForce RTX 4090": DeviceSpeed(float32=1.9, bfloat16=0.5),
         "NVIDIA H100": DeviceSpeed(float32=1.4, bfloat16=2.0),
