@@ -1,18 +1,40 @@
 """`status` asks, while etcd is away, the daemons that were seen when it was there."""
 
+import json
+import re
+import shlex
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, job_requests
-from headway.daemon.client.cluster_access import known, remember
-from headway.daemon.errors import StoreUnreachableError
-from tests.unit.daemon.cli.fake_cluster import node
+from headway.daemon.client.cluster_access import ClusterSession, known, remember
+from headway.daemon.client.job_requests import DaemonStatus
+from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
+from headway.daemon.errors import ConfigError, StoreUnreachableError
+from headway.daemon.install import machine
+from headway.daemon.joining.join_client import Joined
+from headway.daemon.joining.join_messages import JoinAnswer
+from headway.daemon.joining.join_token import JoinToken, write_token
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
+from headway.daemon.records.records import Desired, DesiredRecord, Phase, PhaseRecord
+from headway.daemon.reports.node_list import node_lines, plain_sites
+from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.serving.status_report import status_reply
+from headway.daemon.view.cluster_view import ClusterView
+from headway.proto.control_pb2 import JournalEntry
+from headway.stages.errors import UnavailableError
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.unit.daemon.cli.fake_cluster import cluster_view, node
 
 ETCD = ("10.0.0.5:2379", "10.0.0.6:2379")
 
@@ -72,3 +94,253 @@ def test_status_asks_them_while_etcd_is_away(
     assert run(["status"]) == 0
     assert asked == [NodeEndpoint("a", "a:4711")]
     assert "etcd has been away for 7 s, says node a" in capsys.readouterr().out
+
+
+class FollowedSession:
+    """Shows one view after another."""
+
+    def __init__(self, *views: ClusterView) -> None:
+        self._views = views
+
+    async def follow(self) -> AsyncGenerator[ClusterView, None]:
+        """All views, and no more."""
+        for view in self._views:
+            yield view
+
+
+def broken(phase: PhaseRecord, desired: DesiredRecord) -> ClusterView:
+    """The cluster's failed job, a little later."""
+    view = cluster_view()
+    for leaf, record in (("phase", phase), ("desired", desired)):
+        view.apply(Keys.of("broken", leaf), encode(record), mod_revision=1000, create_revision=1000)
+    return view
+
+
+async def test_watching_a_resumed_job_ignores_its_old_failure() -> None:
+    """`resume` is written, and no leader has answered it yet."""
+    failed, resumed = PhaseRecord(phase=Phase.FAILED, request=1), DesiredRecord(state=Desired.RUNNING, request=2)
+    finished = PhaseRecord(phase=Phase.FINISHED, request=2)
+    session: Any = FollowedSession(broken(failed, resumed), broken(finished, resumed))
+    job = await wait_for_phase(session, "broken", frozenset({Phase.FINISHED}), timeout_s=5)
+    assert job.phase.phase is Phase.FINISHED
+    again = PhaseRecord(phase=Phase.FAILED, request=2)
+    session = FollowedSession(broken(failed, resumed), broken(again, resumed))
+    job = await wait_for_phase(session, "broken", frozenset({Phase.FINISHED}), timeout_s=5)
+    assert job.phase == again
+
+
+class Session:
+    """Always sees the same cluster."""
+
+    identity = TlsIdentity(ca=b"", certificate=b"", key=b"")
+
+    async def view(self) -> ClusterView:
+        return cluster_view()
+
+
+class Daemons:
+    """Answers of each node, call after call; the last answer stays. -1: no answer."""
+
+    def __init__(self, **known: list[int]) -> None:
+        self._known = known
+
+    async def journal(self, endpoint: NodeEndpoint, job: str, *, from_batch: int) -> AsyncIterator[JournalEntry]:
+        """Rows below what the daemon knows of."""
+        assert job == "demo"
+        answers = self._known[endpoint.address[0]]
+        below = answers.pop(0) if len(answers) > 1 else answers[0]
+        if below < 0:
+            raise UnavailableError(str(endpoint), "refused")
+        for batch in range(from_batch, below):
+            yield JournalEntry(batch=batch, loss=1.0, tokens=1, seconds=0.1, generation=1)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def copied(tmp_path: Path, num_batches: int, *, timeout_s: float = 5.0, **known: list[int]) -> list[int]:
+    """The batches in the file."""
+    copy = JournalCopy(cast(ClusterSession, Session()), "demo", tmp_path / "metrics.jsonl")
+    copy._client = cast(Any, Daemons(**known))
+    try:
+        await copy.copy_whole(num_batches, timeout_s=timeout_s)
+    finally:
+        await copy.close()
+    return [json.loads(line)["batch"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+async def test_a_daemon_that_lags_does_not_end_the_copy(tmp_path: Path) -> None:
+    """The first daemon knows an older boundary only; the second gives the rest."""
+    assert await copied(tmp_path, 24, a=[20], b=[24]) == list(range(24))
+
+
+async def test_all_daemons_lag_and_are_asked_again(tmp_path: Path) -> None:
+    """Nobody knows of the end at first, one does not answer at all."""
+    assert await copied(tmp_path, 24, a=[20, 20, 24], b=[-1]) == list(range(24))
+
+
+async def test_a_journal_that_never_comes_is_named(tmp_path: Path) -> None:
+    """The deadline ends the wait, and says how far it came and what the last daemon said."""
+    with pytest.raises(TimeoutError, match=r"20 of 24 batches came within 0.3 s .*refused"):
+        await copied(tmp_path, 24, timeout_s=0.3, a=[20], b=[-1])
+
+
+def told(reply: Any) -> DaemonStatus:
+    """The reply as the command line takes it."""
+    return DaemonStatus(
+        node=reply.node,
+        etcd_reachable=reply.etcd_reachable,
+        etcd_away_s=reply.etcd_away_s,
+        waits_for=reply.waits_for,
+        jobs=msgspec.json.decode(reply.jobs),
+    )
+
+
+def test_reports_survive_the_way_over_the_wire() -> None:
+    """The report of the running job is what `status` shows from etcd; a job that nobody knows is named."""
+    status = told(status_reply(cluster_view(), node="a", away_s=None))
+    report = status.report("demo")
+    assert (report.phase, report.batch, [stage.node for stage in report.stages]) == ("running", 49, ["a", "b"])
+    assert status.line == "node a reaches etcd"
+    with pytest.raises(ConfigError, match="node a knows demo, broken"):
+        status.report("nope")
+    assert list(told(status_reply(cluster_view(), node="a", away_s=None, job="demo")).jobs) == ["demo"]
+
+
+def test_status_says_what_waits_for_etcd() -> None:
+    """It names a recovering job, and says that training continues."""
+    view = cluster_view()
+    view.apply(
+        Keys.of("demo", "phase"), encode(PhaseRecord(phase=Phase.RECOVERING)), mod_revision=1000, create_revision=1
+    )
+    line = told(status_reply(view, node="a", away_s=75.0)).line
+    assert line.startswith("etcd has been away for 1:15, says node a; training continues; these wait for etcd: ")
+    assert "demo: its recovery" in line
+
+
+def test_failures_are_listed_below_their_node() -> None:
+    """Of a node that is up and of one that is gone, with the way to forget them."""
+    view = cluster_view()
+    for number, name in enumerate(("b", "gone")):
+        record = NodeFailureRecord(at=1.0, text="worker cpu:0 was killed by signal 9")
+        view.apply(Keys.failure(name, 1), encode(record), mod_revision=1000 + number, create_revision=1000)
+    lines = node_lines(view)
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["a", "b", "gone"]
+    assert any("1 failure within 10 minutes" in line for line in lines if line.startswith("b "))
+    assert sum("killed by signal 9" in line for line in lines) == 2
+    assert any("headway nodes release gone" in line for line in lines)
+
+
+def test_a_worker_that_does_not_start_is_listed_below_its_node() -> None:
+    """The reason comes from the node's record; only that device counts as down."""
+    view, trouble = cluster_view(), "worker cpu:0 does not start: port 7100 at 10.0.0.7 is in use"
+    record = replace(view.nodes["b"], down_devices=(0,), worker_trouble=trouble)
+    view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
+    lines = node_lines(view)
+    assert lines[lines.index(f"    {trouble}") - 1].startswith("b ")
+
+
+def test_a_private_site_is_shown() -> None:
+    """Where links may be plain, `nodes` says so for each node and `doctor` once."""
+    view = cluster_view()
+    assert plain_sites(view) == "no plain links between machines"
+    record = replace(view.nodes["b"], site="hall", site_is_private=True)
+    view.apply(Keys.node("b"), encode(record), mod_revision=1000, create_revision=1)
+    assert plain_sites(view) == "plain links between machines of site hall"
+    private = [line for line in node_lines(view) if "private: its machines may have plain links" in line]
+    assert [line.split()[0] for line in private] == ["b"]
+
+
+def test_a_quarantined_node_says_so() -> None:
+    """Three failures count: plans leave it out. With two it is only listed."""
+    view = cluster_view()
+    for number in (1, 2):
+        record = encode(NodeFailureRecord(at=1.0, text="lost"))
+        view.apply(Keys.failure("b", number), record, mod_revision=1000 + number, create_revision=1000)
+    assert not any("quarantined" in line for line in node_lines(view))
+    view.apply(Keys.failure("b", 3), record, mod_revision=1003, create_revision=1003)
+    assert sum("quarantined: plans leave it out" in line for line in node_lines(view)) == 1
+
+
+def test_errors_of_one_job_are_listed_and_leave_no_node_out() -> None:
+    """Three times the same job: listed. The leader's own limit counts, and who charges the node is said."""
+    view = cluster_view()
+    for number, job in enumerate(("a", "a", "a", "b")):
+        record = NodeFailureRecord(at=1.0, text=f"its worker failed in job {job}", job=job, is_jobs_error=True)
+        view.apply(Keys.failure("b", number), encode(record), mod_revision=1000 + number, create_revision=1000)
+    assert sum("its worker failed in job" in line for line in node_lines(view)) == 4
+    assert not any("quarantined" in line for line in node_lines(view))
+    strict = LeaderRecord(node="b", incarnation="b-1", quarantine_after=2)
+    view.apply(Keys.LEADER, encode(strict), mod_revision=2000, create_revision=1)
+    [told] = [line for line in node_lines(view) if "quarantined" in line]
+    assert told == "    quarantined: plans leave it out while 2 failures count; it has errors of jobs a and b"
+    view.apply(Keys.LEADER, encode(replace(strict, quarantine_after=0)), mod_revision=2001, create_revision=1)
+    assert not any("quarantined" in line for line in node_lines(view))
+
+
+def test_nodes_as_json_have_their_failures(headway: Any, fake_cluster: Any) -> None:
+    """`nodes --json`: each record with its failures."""
+    _, out, _ = headway("nodes", "--json")
+    assert [found["failures"] for found in json.loads(out)] == [[], []]
+
+
+def test_days_of_an_authority_that_exists_are_refused(tmp_path: Any, headway: Any) -> None:
+    """`certs --days` counts for a new authority only; it is not silently ignored later."""
+    assert headway("certs", str(tmp_path / "ca"), "a", "--days", "10")[0] == 0
+    code, _, err = headway("certs", str(tmp_path / "ca"), "b", "--days", "20")
+    assert code == 2
+    assert "leave --days out" in err
+    assert headway("certs", str(tmp_path / "ca"), "b")[0] == 0
+
+
+LINE = write_token(JoinToken("n", ("10.0.0.7:7070/join",), bytes(32), b"s" * 24))
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JoinAnswer:
+    """The authority's answer to a node's request, in a folder where users may write."""
+    identity = TlsIdentity.read(CertificateAuthority.create(tmp_path / "ca").issue("n"))
+    answer = JoinAnswer(
+        authority=identity.ca.decode(), certificate=identity.certificate.decode(), role="node", etcd=("10.0.0.5:2379",)
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "BOOTED", tmp_path)
+    monkeypatch.setattr("headway.daemon.joining.join_client.join", lambda *_: Joined(answer, "10.0.0.9"))
+    return answer
+
+
+def command(out: str, what: str) -> list[str]:
+    """The words of a printed command, as a shell reads them."""
+    found = re.search(rf"^{what}: *(.*)$", out, re.MULTILINE)
+    assert found, out
+    return shlex.split(found[1])
+
+
+def test_each_command_is_one_that_a_shell_takes(answer: JoinAnswer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder has spaces in its name: the daemon at once, as a service, and as a relay, at the port named."""
+    assert run(["join", LINE, "--dir", "node b two", "--listen", "0.0.0.0:7171"]) == 0
+    out = capsys.readouterr().out
+    identity = ["--config", "node b two/daemon.toml", "--certs", "node b two"]
+    assert command(out, "at once") == ["headway", "daemon", *identity, "--state-dir", "node b two/state"]
+    assert shlex.join(identity) in out.split("as a service:")[1]
+    relay = ["headway", "relay", "--certs", "node b two", "--etcd", "10.0.0.5:2379", "--listen", "0.0.0.0:7171"]
+    assert command(out, "as a relay") == relay
+
+
+def test_the_line_run_again_tells_the_same_start(answer: JoinAnswer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the folders of certificate and state, the daemon would look for the service's."""
+    assert run(["join", LINE]) == 0
+    first = command(capsys.readouterr().out, "at once")
+    assert run(["join", LINE]) == 2
+    assert f"start it with `{shlex.join(first)}`" in capsys.readouterr().err
+
+
+def test_a_persons_shell_takes_the_export(
+    answer: JoinAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One assignment each, although the folder has a space in its name."""
+    person = Joined(msgspec.structs.replace(answer, role="reader"), "10.0.0.9")
+    monkeypatch.setattr("headway.daemon.joining.join_client.join", lambda *_: person)
+    assert run(["join", LINE, "--dir", "my own"]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words == ["export", "HEADWAY_ETCD=10.0.0.5:2379", f"HEADWAY_CERTS={tmp_path}/my own"]

@@ -1,6 +1,8 @@
 """Nodes try a job's checkpoint folder when it is submitted."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,13 @@ import pytest
 
 from headway.daemon.cli import options, submission
 from headway.daemon.client import job_requests
+from headway.daemon.client.checkpoint_folder import sorted_out
+from headway.daemon.client.job_requests import submitter
+from headway.daemon.errors import ConfigError
 from headway.daemon.rpc import peer_client
 from headway.daemon.storage import checkpoint
 from headway.daemon.view.cluster_view import ClusterView
+from headway.proto.control_pb2 import TryFolderReply
 from headway.stages.data.shard_writer import writing_shards
 
 JOB = """
@@ -61,3 +67,112 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
     submission.submit(tmp_path / "job.toml", where=Where())
     assert submitted == ["j"]
     assert tried == ([] if identity else ["s3://bucket/c"])
+
+
+Headway = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("command", [("plan", "--nodes", "2"), ("reference", "--out", "out"), ("run", "--out", "out")])
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("hidden_size = 640000", "model.hidden_size: must be at most 65536, is 640000"),
+        ("num_hidden_layers = 50000000", "model.num_hidden_layers: must be at most 1024"),
+    ],
+)
+def test_an_impossible_size_is_one_line(
+    headway: Headway, tmp_path: Path, command: tuple[str, ...], model: str, line: str
+) -> None:
+    """A width or depth that no machine holds is refused by every command that reads the file."""
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "x"\n[model]\n{model}\n')
+    name, *flags = command
+    code, out, err = headway(name, str(job), *flags)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_needed"),
+    [
+        ("[model]\nhidden_size = 65536\nintermediate_size = 65536", "TiB"),
+        ("[train]\nmicrobatch_size = 65536\n[model]\nvocab_size = 65536", "TiB"),
+    ],
+)
+def test_the_reference_of_a_job_that_does_not_fit_is_one_line(
+    headway: Headway, tmp_path: Path, size: str, bytes_needed: str
+) -> None:
+    """A model or microbatch of several TiB keeps every rule; the loop that would hold it in one process refuses it."""
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "x"\n{size}\n')
+    code, out, err = headway("reference", str(job), "--out", str(tmp_path / "out"))
+    assert (code, out) == (2, "")
+    assert "job.toml:model: weights, optimizers and one microbatch take" in err
+    assert f"{bytes_needed}, and this machine has" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_user_without_a_name_may_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the user's number may be in no list of users: the number is written."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert submitter() == f"{os.getuid()}@{socket.gethostname()}"
+
+
+@pytest.mark.parametrize("command", [("run", "small.toml", "--out"), ("up", "--state-dir")])
+def test_a_state_folder_that_no_node_can_have_is_told_at_once(
+    headway: Headway, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A path that is no UTF-8: one line before anything is read or made."""
+    code, out, err = headway(*command, str(tmp_path / "o\udcff"))
+    assert (code, out) == (2, "")
+    assert "cannot be the state folder: its path is not UTF-8" in err
+    assert "--state-dir" in err
+    assert not list(tmp_path.iterdir())
+
+
+URL = "s3://bucket/c"
+FINE = TryFolderReply()
+POOR = TryFolderReply(reason="this node has no credentials for it", lacks_access=True)
+AWAY = TryFolderReply(reason="its server does not answer")
+
+
+def test_a_folder_that_no_node_has_access_to_is_refused() -> None:
+    """Both nodes lack credentials: one line with the key, the folder, a node and its reason."""
+    with pytest.raises(ConfigError) as caught:
+        sorted_out(URL, {"a": POOR, "b": POOR}).check("j.toml:fault.checkpoint_dir")
+    assert str(caught.value) == (
+        "j.toml:fault.checkpoint_dir: no node has access to s3://bucket/c, among them a: this node has no credentials "
+        "for it; give the daemons what is missing, or name another folder"
+    )
+
+
+@pytest.mark.parametrize("other", [FINE, AWAY, "node b: no answer"])
+def test_a_node_without_access_to_the_folder_is_named_in_a_warning(other: TryFolderReply | str) -> None:
+    """The job is accepted, because another node can write, may write later, or could not be asked."""
+    found = sorted_out(URL, {"a": POOR, "b": other})
+    found.check("")
+    assert found.warnings[0] == "a has no access to s3://bucket/c: this node has no credentials for it"
+
+
+def test_an_outage_of_the_folder_gives_one_warning() -> None:
+    """No node reaches the store now; the warning names the first of them."""
+    found = sorted_out(URL, {"b": AWAY, "a": AWAY})
+    found.check("")
+    assert found.warnings == [
+        "a cannot write to s3://bucket/c now: its server does not answer; the job trains, and its checkpoints wait"
+    ]
+
+
+def test_submit_warns_when_no_node_answers_about_the_folder() -> None:
+    """One silent node of an older release does not matter."""
+    assert sorted_out(URL, {"a": FINE, "b": "not implemented"}).warnings == []
+    assert sorted_out(URL, {"a": "not implemented"}).warnings == [
+        "no node could be asked whether it can write to s3://bucket/c: not implemented"
+    ]
+    assert sorted_out(URL, {}).warnings == []

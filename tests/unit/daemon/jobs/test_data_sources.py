@@ -1,6 +1,7 @@
 """A job of several data sources: what its file says, what `submit` makes of it, and which sources go together."""
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,14 +9,16 @@ import numpy as np
 import pytest
 
 from headway.daemon.errors import ConfigError
+from headway.daemon.jobs.data_choices import epoch_of, with_flags_of
 from headway.daemon.jobs.job import DataSpec, JobSpec, SourceSpec, shares_text
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.records import Device
 from headway.daemon.shards.tokenizer_match import check_tokenizer
-from headway.stages.data.shard_index import read_index
+from headway.stages.data.shard_index import Shard, ShardIndex, read_index
 from headway.stages.data.shard_writer import writing_shards
+from headway.stages.spec import TrainSpec
 
 HEAD = '[job]\nname = "mixed"\n[train]\nmicrobatches = 4\nmicrobatch_size = 2\nsequence_length = 16\n'
 TWO = '[[data.sources]]\nsource = "a"\nweight = 3\n[[data.sources]]\nsource = "b"\n'
@@ -147,3 +150,112 @@ def test_an_evaluation_takes_what_all_sources_have(tmp_path: Path, held_out: tup
         return
     with pytest.raises(ConfigError, match=f"data source {held_out.index(0)} has no validation split"):
         resolved(tmp_path, text)
+
+
+JOB = """
+[job]
+name = "epochs"
+
+[data]
+source = "data"
+
+[train]
+microbatches = 4
+microbatch_size = 2
+sequence_length = 16
+epochs = 3
+"""
+
+
+def batches_of(folder: Path, text: str, *, num_tokens: int = 16 * 21 + 1) -> int:
+    """Resolve a job on so many tokens: 21 rows by default."""
+    with writing_shards(folder / "data", vocab_size=256) as writer:
+        writer.append(np.arange(num_tokens) % 256)
+    file = folder / "job.toml"
+    file.write_text(text)
+    given, named = read_job_file(file)
+    devices = [Device(kind="cpu")]
+    found = resolve_job(given, job_file=file, devices=devices, cache_dir=folder, named=named)
+    assert resolve_job(found, job_file=file, devices=devices, cache_dir=folder) == found, "the record says it again"
+    return found.train.batches
+
+
+def test_epochs_become_batches(tmp_path: Path) -> None:
+    """Three times 21 rows, eight a batch: eight batches, of which the last sees one row of a fourth epoch."""
+    assert batches_of(tmp_path, JOB) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "reason"),
+    [
+        (
+            JOB + "batches = 9",
+            337,
+            "train.batches: 3 epochs of 21 rows take 8 batches, not 9; leave one of the",
+        ),
+        (JOB, 16, "16 tokens of data are too few"),
+        (JOB + 'data_order = "sample"', 337, "train.data_order: rows drawn anew each time make no epochs"),
+    ],
+)
+def test_what_makes_no_epochs_is_refused(tmp_path: Path, text: str, num_tokens: int, reason: str) -> None:
+    """Two lengths at once, data of less than a row, rows that are drawn anew each time."""
+    with pytest.raises(ConfigError) as refused:
+        batches_of(tmp_path, text, num_tokens=num_tokens)
+    assert reason in str(refused.value)
+
+
+def test_a_batch_knows_its_epoch() -> None:
+    """Eight batches of three epochs: the last is of the third, though one of its rows begins a fourth."""
+    train = TrainSpec(epochs=3, batches=8)
+    assert [epoch_of(train, batch) for batch in range(8)] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert epoch_of(TrainSpec(batches=8), 3) is None
+
+
+def index(*, has_flags: bool, row_tokens: int = 0) -> ShardIndex:
+    shard = Shard(file="a", num_tokens=0, sha256="", flags="b" if has_flags else "")
+    return ShardIndex(dtype="uint8", vocab_size=256, shards=(shard,), sha256="", row_tokens=row_tokens, format=2)
+
+
+@pytest.mark.parametrize(
+    ("has_flags", "row_tokens", "given", "mask"),
+    [
+        (False, 0, "auto", "none"),
+        (False, 129, "auto", "none"),
+        (True, 0, "auto", "data"),
+        (True, 129, "auto", "data"),
+        (True, 0, "none", "none"),
+        (True, 129, "data", "data"),
+    ],
+)
+def test_auto_becomes_what_the_data_has(has_flags: bool, row_tokens: int, given: str, mask: str) -> None:
+    """Flags → the mask counts, unless the job says otherwise."""
+    train = TrainSpec(loss_mask=given)  # type: ignore[arg-type]
+    found = with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")
+    assert found.loss_mask == mask
+    assert found.documents == ("separate" if has_flags and row_tokens else "joined")
+
+
+def test_pairs_and_what_is_learned_go_together() -> None:
+    """Pairs with next_token, or rows of single documents with dpo → the key, and what to do."""
+    rows = index(has_flags=True, row_tokens=129)
+    with pytest.raises(ConfigError, match=r'job.toml:train.objective: .*; set it to "dpo"'):
+        with_flags_of(TrainSpec(), replace(rows, holds_pairs=True), "job.toml")
+    with pytest.raises(ConfigError, match=r"job.toml:train.objective: .*prepare the data with --pairs"):
+        with_flags_of(TrainSpec(objective="dpo"), rows, "job.toml")
+    found = with_flags_of(TrainSpec(objective="dpo"), replace(rows, holds_pairs=True), "job.toml")
+    assert (found.loss_mask, found.documents) == ("data", "separate")
+
+
+@pytest.mark.parametrize(
+    ("train", "has_flags", "row_tokens", "reason"),
+    [
+        (TrainSpec(loss_mask="data"), False, 0, r'job.toml:train.loss_mask: "data" needs flags'),
+        (TrainSpec(loss_mask="none"), True, 129, r"job.toml:train.loss_mask: .* padding of packed rows"),
+        (TrainSpec(documents="separate"), False, 0, r'job.toml:train.documents: "separate" needs data with flags'),
+        (TrainSpec(), True, 65, r"job.toml:train.sequence_length: .* sequences of 64 tokens, not 128; set it to 64"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(train: TrainSpec, has_flags: bool, row_tokens: int, reason: str) -> None:
+    """A mask without flags, all targets of padded rows, rows of another length → the key and what to do."""
+    with pytest.raises(ConfigError, match=reason):
+        with_flags_of(train, index(has_flags=has_flags, row_tokens=row_tokens), "job.toml")

@@ -3,9 +3,12 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from headway.daemon import interrupts as early_interrupt
 from headway.daemon.interrupts import run_interruptible
 
 
@@ -46,3 +49,34 @@ def test_an_interrupt_while_the_loop_is_made_waits_for_it(
     assert run_interruptible(main) == 128 + signal.SIGINT
     assert capsys.readouterr().err == ""
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.fixture(autouse=True)
+def python_handler() -> Iterator[None]:
+    """Each test begins and ends with the handler that was there."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+async def _work(_: asyncio.Event) -> int:
+    return 0
+
+
+def test_a_dropped_interrupt_is_raised_before_the_work() -> None:
+    """As a callback of the import system drops it."""
+    early_interrupt.begin()
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(_work)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run_interruptible(_work) == 0, "it counts once"
+
+
+def test_without_an_interrupt_python_handles_the_next_one() -> None:
+    """asyncio replaces Python's own handler alone."""
+    early_interrupt.begin()
+    early_interrupt.end()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
