@@ -27,7 +27,7 @@ from headway.proto.control_pb2 import StageAssignment, Start
 from headway.stages.schedule.operations import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
-from headway.stages.stage.observer import StageObserver
+from headway.stages.stage.launched_ops import StageObserver
 from headway.stages.telemetry.goodput import NUM_KEPT, Goodput
 
 WORKLOADS = {256: (4, 8), 128: (2, 24)}

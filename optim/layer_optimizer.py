@@ -16,10 +16,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
-from headway.optim.lr_schedule import LrSchedule
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
-from headway.optim.spec import GroupSpec, OptimSpec
+from headway.optim.spec import GroupSpec, LrSchedule, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.update_shares import from_shares, joined
 

@@ -31,9 +31,8 @@ from headway.stages.schedule.next_op import WAIT, next_op
 from headway.stages.schedule.operations import Update
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.content import StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
-from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_state import LayerState
 

@@ -42,18 +42,17 @@ from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.model.determinism import configure
-from headway.stages.schedule.depth import depths_with_slack, schedule_depth
 from headway.stages.schedule.next_op import next_op
 from headway.stages.schedule.operations import Backward, Op
+from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.allocator import keep_freed_memory
 from headway.stages.stage.content import MicrobatchSource, StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.loop import StageLoop
-from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_state import LayerState
 from rigs.emulated_stage import FixedOrder, SleepTimes, sleeping_graph

@@ -17,15 +17,14 @@ from headway.stages.device.streamed import StreamedDevice
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
-from headway.stages.schedule.depth import depths_with_slack, schedule_depth
 from headway.stages.schedule.operations import Backward, Forward, Update
+from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.content import StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.loop import StageLoop
-from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
 from rigs.pipeline_processes import Operations, RandomTokens, cut

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.stages.device.cpu import CpuMark, Held
 from headway.stages.device.device import Moment
-from headway.stages.device.streams import Event, Stream
+from headway.stages.device.streamed import Event, Stream
 from headway.stages.links.link import Frame, Link
 from headway.stages.schedule.operations import Op
 

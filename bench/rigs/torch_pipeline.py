@@ -17,7 +17,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.model.decoder import build_layer, token_loss
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.stage.norm_relay import clip_coefficient
+from headway.stages.stage.relays import clip_coefficient
 from rigs.pipeline_processes import Host, RandomTokens, cut
 
 TIMEOUT = timedelta(seconds=60)

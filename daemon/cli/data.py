@@ -154,7 +154,7 @@ def show(
     headway data show data/chats --row 3 --html row.html
     """
     from headway.daemon.errors import ConfigError
-    from headway.daemon.preparing.row_drawing import html as page_of
+    from headway.daemon.preparing.shown_row import html as page_of
     from headway.daemon.preparing.shown_row import read_row
 
     found = read_row(folder, row, is_validation=validation)
@@ -172,7 +172,7 @@ def show(
 
 def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
     """Print a row. max_characters: of its text; 0: all."""
-    from headway.daemon.preparing.row_drawing import drawn
+    from headway.daemon.preparing.shown_row import drawn
     from headway.daemon.terminal import console
 
     screen = console(sys.stdout)

@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from headway.daemon.client.cluster_access import ClusterSession, node_client
-from headway.daemon.data.byte_tokenizer import tokenizer_json
-from headway.daemon.data.data_tokenizer import DataTokenizer
+from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir

@@ -21,7 +21,7 @@ from headway.daemon.costs.layer_costs import (
 from headway.daemon.costs.replica_shares import Counts, Floats, group_ends
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.links.codec import codec_between, feedback_bytes
-from headway.stages.schedule.depth import replica_depth, schedule_depth
+from headway.stages.schedule.stage_schedule import replica_depth, schedule_depth
 from headway.stages.spec import timed_kind
 
 

@@ -16,12 +16,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from headway.daemon.data.chat_template import ChatTemplate, Rendered
+from headway.daemon.data.chat_template import ENDED, ChatTemplate, Rendered
 from headway.daemon.data.documents import Conversation
 from headway.daemon.data.message_form import called, thought_of
 from headway.daemon.data.special_words import unguarded
 from headway.daemon.data.template_limits import MAX_CHARACTERS
-from headway.daemon.data.template_loops import ENDED
 from headway.daemon.errors import ConfigError
 
 MAX_MESSAGES: Final = 2048

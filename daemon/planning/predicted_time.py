@@ -38,7 +38,7 @@ from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.records.records import NodeRecord, WorkerPart, replicas_of
-from headway.stages.schedule.depth import depths_with_slack
+from headway.stages.schedule.stage_schedule import depths_with_slack
 
 SEGMENT_BYTES: Final = 1448
 """Payload of a packet of 1500 bytes."""

@@ -1,21 +1,52 @@
 """Encodes documents in batches, in order: the tokenizer's library then works on all cores, and takes bounded memory."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from headway.daemon.data.chat_encoder import EncodedChat, Spoken, Tokens
 from headway.daemon.data.documents import TOO_DEEP, BadRecord, Conversation, Document, Pair
-from headway.daemon.data.encoder import Encoder
+from headway.daemon.data.encoder import EncodedChat, Encoder, Spoken, Tokens
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.destination import EncodedPiece
-from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.sources.text_sources import Source
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
+
+# Chooses the documents of the validation split: by their content and a seed, wherever they stand. Pure.
+#
+# Equal documents are on the same side, so no copy of a training document is validated on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A share of all documents."""
+
+    share: float = 0.0
+    seed: int = 0
+
+    def contains(self, beginning: bytes | Conversation | Pair) -> bool:
+        """Return whether a document is held out. beginning: its first piece, the conversation, or the pair.
+
+        It is, if BLAKE2b's first 8 bytes, a little-endian number, are below share · 2^64. The key is the seed.
+        """
+        if not self.share:
+            return False
+        digest = blake2b(_content(beginning), digest_size=8, key=self.seed.to_bytes(8, "little")).digest()
+        return int.from_bytes(digest, "little") < int(self.share * 2**64)
+
+
+def _content(beginning: bytes | Conversation | Pair) -> bytes:
+    if isinstance(beginning, bytes):
+        return beginning
+    if isinstance(beginning, Pair):
+        return _content(beginning.preferred) + _content(beginning.other)
+    return json.dumps([beginning.messages, beginning.tools], sort_keys=True, default=str).encode()
+
 
 BATCH_BYTES: Final = 1 << 20
 """Text of a batch: a tokenizer takes many times its text's memory. The last piece may go beyond it."""

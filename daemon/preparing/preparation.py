@@ -8,8 +8,8 @@ from typing import Final
 from headway.daemon.data.data_tokenizer import BYTES
 from headway.daemon.data.encoder import TODAY, Reading
 from headway.daemon.errors import ConfigError
+from headway.daemon.preparing.batch_encoding import HeldOut
 from headway.daemon.preparing.destination import SplitCounts
-from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.sources.records import Field
 from headway.stages.data.shard_index import ShardIndex
 

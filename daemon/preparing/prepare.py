@@ -25,11 +25,10 @@ from headway.daemon.data.data_tokenizer import BYTES, TOKENIZER_CONFIG_NAME, TOK
 from headway.daemon.data.documents import BadRecord, FileSource
 from headway.daemon.data.encoder import Encoder, read_encoder
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.bad_records import BadRecords
-from headway.daemon.preparing.batch_encoding import Noted, Position, Read, encoded_pieces
+from headway.daemon.preparing.batch_encoding import HeldOut, Noted, Position, Read, encoded_pieces
 from headway.daemon.preparing.destination import Destination
-from headway.daemon.preparing.held_out import HeldOut
 from headway.daemon.preparing.preparation import Preparation, Prepared
+from headway.daemon.preparing.summary import BadRecords
 from headway.daemon.preparing.unfinished import Left, Unfinished, unfinished
 from headway.daemon.sources.text_sources import Source, open_sources
 from headway.daemon.terminal import printable_name

@@ -1,14 +1,46 @@
-"""What a finished preparation says of itself."""
+"""What a preparation says of itself: records that it leaves out, and a summary when it is finished."""
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from headway.daemon.data.chat_mask import Way
-from headway.daemon.preparing.bad_records import MAX_NAMED
+from headway.daemon.data.documents import BadRecord
+from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.batch_encoding import FORMS, SPECIAL_WORDS, THOUGHTS_LEFT_OUT
 from headway.daemon.preparing.destination import SplitCounts
 from headway.daemon.preparing.preparation import Prepared
+
+MAX_NAMED: Final = 10
+"""Warnings that name a record; further ones are counted."""
+
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class BadRecords:
+    """The records that are left out."""
+
+    def __init__(self, limit: int, warn: Callable[[str], None]) -> None:
+        self.count = 0
+        """Of an earlier run too, if this one goes on with it."""
+        self.kinds: Counter[str] = Counter()
+        """Reasons, without the numbers in them."""
+        self._limit = limit
+        self._warn = warn
+
+    def leave_out(self, bad: BadRecord) -> None:
+        """Count a record, with a warning. Raises ConfigError when it is one too many."""
+        self.count += 1
+        self.kinds[_NUMBER.sub("…", bad.what)] += 1
+        if self.count > self._limit:
+            too_many = f"; more than {self._limit} records are bad (--max-bad)" if self._limit else ""
+            raise ConfigError(f"{bad.what}{too_many}", bad.where)
+        if self.count <= MAX_NAMED:
+            last = "; further ones are only counted" if self.count == MAX_NAMED else ""
+            self._warn(f"{bad.where}: {bad.what}; it is left out{last}")
+
 
 _WAYS: Final = {
     Way.MARKED: "the chat template marks the answers",

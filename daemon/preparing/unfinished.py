@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.row_packer import Piece
+from headway.daemon.preparing.destination import Piece
 from headway.stages.durable import make_durable
 from headway.stages.errors import DataError
 

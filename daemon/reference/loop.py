@@ -27,11 +27,10 @@ from headway.stages.model.adapters import set_draw
 from headway.stages.model.compilation import compile_ahead, compile_layer
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.determinism import configure
-from headway.stages.model.documents import document_rows
 from headway.stages.model.experts import set_router_losses
-from headway.stages.model.frozen_weights import frozen_beside
-from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.model.initial_weights import frozen_beside, initial_adapters, initial_parameters
 from headway.stages.model.objective import beside_frozen, objective_loss
+from headway.stages.model.positions import document_rows
 from headway.stages.spec import ROUTER_BIAS, TIED, weight_version
 from headway.stages.state.optimizer import OptimizerFactory
 

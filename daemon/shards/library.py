@@ -24,8 +24,7 @@ from headway.daemon.shards.incoming_data import IncomingData
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_system import check_allowed
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.stages.data.shard_files import fingerprint
-from headway.stages.data.shard_index import INDEX_NAME, read_index
+from headway.stages.data.shard_index import INDEX_NAME, fingerprint, read_index
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 

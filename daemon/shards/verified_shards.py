@@ -16,8 +16,7 @@ from typing import Final
 
 import structlog
 
-from headway.stages.data.shard_files import FileState, state_of
-from headway.stages.data.shard_index import read_index
+from headway.stages.data.shard_index import FileState, read_index, state_of
 from headway.stages.errors import DataError
 
 log = structlog.get_logger()

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headway.daemon.data.documents import BadRecord, Conversation, Document, Pair
 from headway.daemon.errors import ConfigError
-from headway.daemon.sources.pieces import pieces_of
+from headway.daemon.sources.file_content import pieces_of
 
 Messages = list[dict[str, Any]]
 SHAREGPT: Final = "ShareGPT (from + value)"

@@ -22,8 +22,8 @@ from headway.daemon.sources.file_content import (
     file_content,
     is_compressed,
     kind_of,
+    pieces_from,
 )
-from headway.daemon.sources.pieces import pieces_from
 from headway.daemon.sources.record_files import JsonLinesSource, JsonSource, TableSource
 from headway.daemon.sources.records import Field, without_nulls
 

@@ -19,8 +19,7 @@ from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.receive_buffers import bytes_for
-from headway.stages.stage.context import StageContext
-from headway.stages.stage.stage_links import StageLinks
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.state.snapshot_writer import SnapshotEnded
 
 WorkerItem = Goal | Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.data.shard_files import Tokens, fingerprint, mapped, verify_file
 from headway.stages.data.shard_index import (
     BEGINS_DOCUMENT,
     INDEX_NAME,
@@ -25,8 +24,12 @@ from headway.stages.data.shard_index import (
     TOKEN_TYPES,
     Shard,
     ShardIndex,
+    Tokens,
+    fingerprint,
+    mapped,
     read_index,
     rows_in,
+    verify_file,
 )
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
-from headway.stages.device.streamed import StreamedDevice
-from headway.stages.device.streams import Event, Stream
+from headway.stages.device.streamed import Event, Stream, StreamedDevice
 
 # CUDA's streams, events and pinned memory, as `streamed.py` wants them.
 #

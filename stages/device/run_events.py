@@ -12,6 +12,13 @@ from torch import Tensor
 from headway.stages.device.device import DeviceCopy, HostCopy, Mark, StageDevice
 
 
+def numbers_of(tensor: Tensor) -> list[float]:
+    """Return the numbers of a tensor in host memory, flat, whatever its shape is."""
+    assert tensor.is_cpu, "the numbers of a tensor on a device are known only after a copy"
+    numbers: list[float] = tensor.reshape(-1).tolist()
+    return numbers
+
+
 @dataclass(slots=True, eq=False)
 class DeviceDone:
     """The device of a run has done something: the run's thread calls `act`. None: the run is over."""

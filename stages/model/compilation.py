@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headway.stages.errors import CompilationError
 from headway.stages.model import decoder as formulas
-from headway.stages.model.documents import document_rows
+from headway.stages.model.positions import document_rows
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 
 CXX: Final = "g++"

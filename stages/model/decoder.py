@@ -19,10 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import adapt
-from headway.stages.model.documents import DocumentRows, added_mask
 from headway.stages.model.experts import Mixture
 from headway.stages.model.linear_attention import GatedDeltaNet
-from headway.stages.model.rotary import query_scales, rotary_table
+from headway.stages.model.positions import DocumentRows, added_mask, query_scales, rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
 # Attention with a sink: one learned logit of each head takes part in the softmax, for a value of zero.

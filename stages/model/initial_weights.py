@@ -1,5 +1,9 @@
-"""Initial weights: each parameter is a function of the seed and its own name, so boundary 0 needs no holder."""
+"""Initial weights: each parameter is a function of the seed and its own name, so boundary 0 needs no holder.
 
+Beside adapters a layer has its plain weights, quantized if the job wants it, in the job's dtype.
+"""
+
+from collections.abc import Mapping
 from hashlib import blake2b
 from math import sqrt
 
@@ -8,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.stages.model.adapters import DOWN
-from headway.stages.model.decoder import ZeroCenteredNorm, build_layer, trained_shapes
-from headway.stages.spec import TIED, ModelSpec
+from headway.stages.model.decoder import ZeroCenteredNorm, build_layer, frozen_shapes, trained_shapes
+from headway.stages.model.quantized import is_plain, quantized
+from headway.stages.spec import TIED, ModelSpec, TrainSpec
 
 
 def initial_parameters(layer: str, spec: ModelSpec, *, seed: int) -> dict[str, Tensor]:
@@ -65,3 +70,19 @@ def _generator(key: str) -> np.random.Generator:
     # of a large model's parameters to start equal.
     digest = blake2b(key.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def frozen_beside(
+    weights: Mapping[str, Tensor], name: str, model: ModelSpec, train: TrainSpec, *, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Return what a layer has beside its adapters, from its plain weights. Raises MissingPackageError."""
+    return in_dtype(quantized(weights, frozen_shapes(name, model), model.adapter.quantize), train, device)
+
+
+def in_dtype(weights: Mapping[str, Tensor], train: TrainSpec, device: torch.device | str) -> dict[str, Tensor]:
+    """Return frozen weights in the job's dtype, except those that are quantized."""
+    dtype: torch.dtype = getattr(torch, train.dtype)
+    return {
+        key: tensor.to(device=device, dtype=dtype if is_plain(key, tensor.dtype) else None)
+        for key, tensor in weights.items()
+    }

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.stages.model.adapters import without_adapters
 from headway.stages.model.decoder import Head, token_loss
-from headway.stages.model.documents import DocumentRows
+from headway.stages.model.positions import DocumentRows
 from headway.stages.spec import TrainSpec
 
 # The loss of a microbatch, with the logits of a few rows at a time.

@@ -14,10 +14,9 @@ from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import trained_shapes
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.spec import TIED, ModelSpec
-from headway.stages.stage.context import StageContext
-from headway.stages.stage.norm_relay import NormRelay
+from headway.stages.stage.context import StageContext, StageLinks
+from headway.stages.stage.relays import NormRelay
 from headway.stages.stage.replicas import Siblings
-from headway.stages.stage.stage_links import StageLinks
 
 # Adds up the gradient of a tied embedding, which the first and the last stage both use.
 #

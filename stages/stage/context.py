@@ -1,6 +1,7 @@
-"""What a stage is, for the time of one generation."""
+"""What a stage is for the time of one generation, and the links of its worker."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,9 +9,44 @@ from torch import Tensor
 from headway.stages.ids import Batch, Boundary, Generation, LayerName, MicrobatchIndex, StageIndex, Timeline
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.link import Frame, FrameKind
+from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.update_shares import UpdateShares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLinks:
+    """The links of a worker. A frame of microbatch i goes to the neighbour that holds group i mod G.
+
+    Several groups may share a link. Only the link of group 0 carries the norm: it joins the leading replicas of both
+    stages.
+    """
+
+    upstream: Mapping[int, Link] = field(default_factory=dict)
+    """Links by the reduction groups that this worker holds; empty on the first stage."""
+    downstream: Mapping[int, Link] = field(default_factory=dict)
+    """Links by the reduction groups that this worker holds; empty on the last stage."""
+    siblings: Mapping[int, Link] = field(default_factory=dict)
+    """Links by position among the stage's replicas, without this one; empty when it is alone on its stage."""
+
+    tied: Mapping[int, Link] = field(default_factory=dict)
+    """Links to the other end of a tied embedding, by the reduction groups that this worker holds; empty elsewhere."""
+
+    @property
+    def upstream_lead(self) -> Link | None:
+        """Return the link to the lead of the stage before, if both lead."""
+        return self.upstream.get(0)
+
+    @property
+    def downstream_lead(self) -> Link | None:
+        """Return the link to the lead of the stage after, if both lead."""
+        return self.downstream.get(0)
+
+
+def by_microbatch(links: Mapping[int, Link], *, num_microbatches: int, num_groups: int) -> tuple[Link | None, ...]:
+    """Return the link of each microbatch of a batch; None if there is none, or another replica has the microbatch."""
+    return tuple(links.get(i % num_groups) for i in range(num_microbatches))
+
 
 PATIENCE_S = 600.0
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.device.device import StageDevice
-from headway.stages.device.host_values import numbers_of
-from headway.stages.device.run_events import DeviceDone, Inbox, RunEvents
+from headway.stages.device.run_events import DeviceDone, Inbox, RunEvents, numbers_of
 from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
@@ -22,17 +21,14 @@ from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks, by_microbatch
 from headway.stages.stage.drawn_tokens import DrawnTokens
-from headway.stages.stage.end_relay import EndRelay
 from headway.stages.stage.frame_reception import FrameReception
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
-from headway.stages.stage.launched_ops import LaunchedOps
-from headway.stages.stage.norm_relay import NormRelay
-from headway.stages.stage.observer import StageObserver
+from headway.stages.stage.launched_ops import LaunchedOps, StageObserver
+from headway.stages.stage.relays import EndRelay, NormRelay
 from headway.stages.stage.replicas import Siblings
-from headway.stages.stage.stage_links import StageLinks, by_microbatch
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.telemetry.layer_times import LayerTimes

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import DeviceCopy, StageDevice
-from headway.stages.device.host_values import numbers_of
-from headway.stages.device.run_events import RunEvents
+from headway.stages.device.run_events import RunEvents, numbers_of
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
 from headway.stages.links.codec import Codec, num_coded_tensors
 from headway.stages.links.compression import decode
@@ -23,12 +22,10 @@ from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.next_op import Awaited
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
-from headway.stages.stage.context import StageContext
-from headway.stages.stage.end_relay import EndRelay
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.journal_writer import JournalWriter
-from headway.stages.stage.norm_relay import NormRelay
+from headway.stages.stage.relays import EndRelay, NormRelay
 from headway.stages.stage.replicas import Siblings
-from headway.stages.stage.stage_links import StageLinks
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from headway.stages.data.microbatch import Microbatch
 from headway.stages.model.adapters import set_draw
 from headway.stages.model.compilation import compile_layer
 from headway.stages.model.decoder import Block, build_layer, trained_shapes
-from headway.stages.model.documents import DocumentRows, document_rows
 from headway.stages.model.experts import set_router_losses
 from headway.stages.model.objective import beside_frozen, objective_loss
+from headway.stages.model.positions import DocumentRows, document_rows
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
 from headway.stages.state.weight_versions import ParameterSet

@@ -1,4 +1,4 @@
-"""The operations that a stage has launched and its device has not done yet. The observer hears of what the device does.
+"""The operations that a stage has launched and its device has not done yet, and who hears of what the device does.
 
 The host may be MOST_AHEAD operations ahead: enough that the device never waits for a launch, and few enough that what
 the stage says of itself is true.
@@ -7,12 +7,33 @@ the stage says of itself is true.
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
 from headway.stages.device.device import Mark, StageDevice
 from headway.stages.device.run_events import RunEvents
 from headway.stages.schedule.operations import Op
-from headway.stages.stage.observer import StageObserver
+from headway.stages.state.journal import JournalRow
+
+
+class StageObserver(Protocol):
+    """Runs in the stage's thread, on the way of every microbatch. Times are `perf_counter`'s."""
+
+    def waits(self, what: str, now: float) -> None:
+        """No operation can run. what: the class of the wait, by `stages/telemetry/goodput.py`."""
+        ...
+
+    def begins(self, op: Op, now: float) -> None:
+        """An operation begins."""
+        ...
+
+    def ended(self, op: Op, *, version: int, num_versions_live: int, started: float, ended: float) -> None:
+        """An operation has ended, and its frames are with the links. version: the weight version that it read."""
+        ...
+
+    def batch_done(self, row: JournalRow) -> None:
+        """All losses of a batch are known. Only the worker that writes the journal hears of it."""
+        ...
+
 
 MOST_AHEAD: Final = 2
 

@@ -10,8 +10,7 @@ from torch.nn import Parameter
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import is_of_adapter
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes, trained_shapes
-from headway.stages.model.frozen_weights import frozen_beside, in_dtype
-from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.model.initial_weights import frozen_beside, in_dtype, initial_adapters, initial_parameters
 from headway.stages.spec import ModelSpec, TrainSpec, weight_version
 from headway.stages.state.optimizer import LayerOptimizer, OptimizerFactory
 from headway.stages.state.weight_versions import WeightVersions

@@ -20,8 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from headway.stages.device.streamed import StreamedDevice
-from headway.stages.device.streams import Event, Stream
+from headway.stages.device.streamed import Event, Stream, StreamedDevice
 
 MAX_LATE_S = 0.002
 POISON_BYTE = 0xFF

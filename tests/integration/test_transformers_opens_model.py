@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from headway.daemon.data.byte_tokenizer import tokenizer_json
-from headway.daemon.data.data_tokenizer import DataTokenizer
+from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.daemon.results.model_folder import read_model, write_model
 from headway.daemon.results.sample import sample
 from headway.stages.model.decoder import build_layer

@@ -32,7 +32,7 @@ from headway.stages.data.tokens import TokenShards
 from headway.stages.ids import LayerName
 from headway.stages.model.adapters import merged
 from headway.stages.model.decoder import parameter_shapes, trained_shapes
-from headway.stages.model.frozen_weights import frozen_beside
+from headway.stages.model.initial_weights import frozen_beside
 from headway.stages.model.quantized import dequantized
 from headway.stages.spec import AdapterSpec, layer_names
 from tests.integration.exactness.training import WITHOUT_SPARES, finished, small_job, until_batch

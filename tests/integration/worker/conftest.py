@@ -42,7 +42,7 @@ from headway.optim.spec import OptimSpec
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.schedule.depth import depths_with_slack, schedule_depth
+from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 
 DEADLINE_S = 60.0

@@ -39,7 +39,7 @@ from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
 from headway.stages.data.shard_writer import writing_shards
-from headway.stages.schedule.depth import schedule_depth
+from headway.stages.schedule.stage_schedule import schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 
 DEADLINE_S = 60.0

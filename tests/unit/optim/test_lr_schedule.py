@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from headway.optim.lr_schedule import AfterEnd, lr_schedule
+from headway.optim.spec import AfterEnd, lr_schedule
 
 
 def factors(kind: Literal["constant", "cosine", "wsd"], num_batches: int, warmup_batches: int) -> list[float]:

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.optim.layer_optimizer import optimizer_factory
-from headway.optim.newton_schulz import NUM_STEPS, orthogonalize
+from headway.optim.muon import NUM_STEPS, orthogonalize
 from headway.optim.spec import OptimSpec
 from headway.optim.step_count import STEPS
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.optim.layer_optimizer import TorchLayerOptimizer, UpdateOrderError, optimizer_factory
-from headway.optim.newton_schulz import orthogonalize
+from headway.optim.muon import orthogonalize
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.optim.update_shares import iteration_cost, joined, matrix_owners, parted
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.optim import newton_schulz, spec
+from headway.optim import muon, spec
 from headway.optim.layer_optimizer import ErrorFeedback
-from headway.optim.lr_schedule import LrSchedule, lr_schedule
 from headway.optim.muon import Muon
+from headway.optim.spec import LrSchedule, lr_schedule
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model import decoder as model
@@ -24,7 +24,7 @@ Planting = Callable[[pytest.MonkeyPatch], None]
 
 
 def another_coefficient(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(newton_schulz, "B", -4.7751)
+    patch.setattr(muon, "B", -4.7751)
 
 
 def weight_decay_without_the_rate(patch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from headway.daemon.storage.checkpoint import read_manifest as read_stored
 from headway.daemon.storage.checkpoint_names import part_name, parts_url
 from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_key import JOURNAL
-from headway.optim.lr_schedule import AfterEnd
+from headway.optim.spec import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 from tests.fakes.mortal_work import dies_at

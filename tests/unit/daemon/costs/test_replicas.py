@@ -21,7 +21,7 @@ from headway.daemon.planning.planner import ClusterPlan
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import replicas_of
 from headway.optim.spec import OptimSpec
-from headway.stages.schedule.depth import replica_depth
+from headway.stages.schedule.stage_schedule import replica_depth
 from tests.unit.daemon.planning.brute_force import backward_moment
 from tests.unit.daemon.planning.clusters import job, node, planned, refused
 

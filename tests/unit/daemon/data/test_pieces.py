@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.sources import pieces
-from headway.daemon.sources.pieces import pieces_from, pieces_of
+from headway.daemon.sources import file_content
+from headway.daemon.sources.file_content import pieces_from, pieces_of
 
 
 @given(st.text(st.sampled_from("aé€😀 \n")), st.integers(8, 20))
 def test_pieces_are_the_text_and_bounded(text: str, size: int) -> None:
     """Of any text: nothing is lost, none is longer than allowed, no character is cut."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", size)
-        patch.setattr(pieces, "MAX_PIECE_BYTES", 2 * size)
+        patch.setattr(file_content, "PIECE_BYTES", size)
+        patch.setattr(file_content, "MAX_PIECE_BYTES", 2 * size)
         raw = text.encode()
         for found in (list(pieces_of(raw)), list(pieces_from(io.BytesIO(raw)))):
             assert b"".join(found) == raw

@@ -23,8 +23,8 @@ from headway.daemon.storage.state_key import CARRIED_PART
 from headway.daemon.view.admission import why_refused
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.ids import Boundary, LayerName
-from headway.stages.model.frozen_weights import frozen_beside
 from headway.stages.model.hugging_face import checkpoint_name
+from headway.stages.model.initial_weights import frozen_beside
 from headway.stages.state.layer_file import read_layer
 from headway.stages.state.layer_state import frozen_weights
 from headway.stages.state.state_file import content_checksum, read_state

@@ -14,7 +14,7 @@ from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.layer_costs import LayerCost, layer_costs, microbatch_seconds, shareable_part, update_seconds
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import NodeRecord
-from headway.stages.schedule.depth import schedule_depth
+from headway.stages.schedule.stage_schedule import schedule_depth
 
 
 @dataclass(frozen=True)

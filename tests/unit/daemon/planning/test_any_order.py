@@ -18,7 +18,7 @@ from headway.daemon.planning.any_order import AnyOrder
 from headway.daemon.planning.order_search import WORTH_A_STAGE
 from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.records.records import NodeRecord
-from headway.stages.schedule.depth import schedule_depth
+from headway.stages.schedule.stage_schedule import schedule_depth
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, fits, worker_seconds
 from tests.unit.daemon.planning.clusters import job, node, planned
 

@@ -20,7 +20,7 @@ from headway.daemon.preparing import prepare as preparing
 from headway.daemon.preparing import prepare as restartable_run
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.unfinished import Unfinished
-from headway.daemon.sources import pieces
+from headway.daemon.sources import file_content
 from headway.stages.data.shard_writer import ShardWriter, SplitWriter, data_form
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,9 +39,9 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
 
 
 def shrink(patch: Callable[[Any, str, Any], None]) -> None:
-    """Make pieces, batches and shards small, and each batch end with a journal."""
-    patch(pieces, "PIECE_BYTES", 200)
-    patch(pieces, "MAX_PIECE_BYTES", 400)
+    """Make file_content, batches and shards small, and each batch end with a journal."""
+    patch(file_content, "PIECE_BYTES", 200)
+    patch(file_content, "MAX_PIECE_BYTES", 400)
     patch(batch_encoding, "BATCH_BYTES", 1000)
     patch(restartable_run, "SAVE_EVERY_S", 0.0)
     patch(restartable_run, "SAVING_SHARE", 1e9)

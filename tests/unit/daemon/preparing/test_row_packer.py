@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.preparing.row_packer import RowPacker
+from headway.daemon.preparing.destination import RowPacker
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 
 PAD = 0

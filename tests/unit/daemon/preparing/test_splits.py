@@ -8,7 +8,7 @@ import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.data_choices import with_flags_of
-from headway.daemon.preparing.held_out import HeldOut
+from headway.daemon.preparing.batch_encoding import HeldOut
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
 from headway.daemon.preparing.summary import lines_of

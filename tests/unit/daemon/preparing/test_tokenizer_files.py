@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.data.data_tokenizer import tokenizer_of
-from headway.daemon.data.special_tokens import special_tokens
+from headway.daemon.data.data_tokenizer import special_tokens, tokenizer_of
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare

@@ -286,7 +286,7 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
     ).stdout.split()
     stages = {"errors", "ids", "spec", "links", "links.codec", "links.compression", "data", "data.tokens"}
     stages |= {"early_stop"}
-    stages |= {f"data.{name}" for name in ("microbatch", "row_flags", "row_order", "shard_files", "shard_index")}
+    stages |= {f"data.{name}" for name in ("microbatch", "shard_index")}
     stages |= {"state", "state.optimizer", "model"}
     allowed = {
         "headway.daemon",

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headway.daemon.data.byte_tokenizer import tokenizer_json
-from headway.daemon.data.data_tokenizer import DataTokenizer
+from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.origin.carried import carried_in, carried_of

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.daemon.data.data_tokenizer import DataTokenizer
-from headway.daemon.data.special_tokens import SpecialTokens
+from headway.daemon.data.data_tokenizer import DataTokenizer, SpecialTokens
 from headway.daemon.errors import ConfigError
 from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
 from headway.daemon.results.model_place import make_out

@@ -22,8 +22,7 @@ from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import MOST_READINGS, JobView
-from headway.stages.data.shard_files import fingerprint
-from headway.stages.data.shard_index import read_index
+from headway.stages.data.shard_index import fingerprint, read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError

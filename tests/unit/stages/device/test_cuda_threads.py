@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.stages.device.opening import CudaStreams
-from headway.stages.device.streams import Stream
+from headway.stages.device.streamed import Stream
 from headway.stages.links.collective.nccl_direction import _CudaSideStream
 
 CARD = torch.device("cuda", 3)

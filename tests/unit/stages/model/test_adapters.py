@@ -15,9 +15,8 @@ from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, LayerName
 from headway.stages.model.adapters import adapt, kept_values, merged
 from headway.stages.model.decoder import build_layer, parameter_shapes, trained_shapes
-from headway.stages.model.frozen_weights import frozen_beside
 from headway.stages.model.hugging_face import checkpoint_name, model_spec
-from headway.stages.model.initial_weights import initial_adapters, initial_parameters
+from headway.stages.model.initial_weights import frozen_beside, initial_adapters, initial_parameters
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, layer_names
 from headway.stages.state.layer_state import LayerState
 

@@ -10,9 +10,9 @@ from headway.daemon.costs.layer_costs import document_bytes
 from headway.stages.attention_kernels import why_not
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import build_layer
-from headway.stages.model.documents import document_rows
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config
 from headway.stages.model.initial_weights import initial_parameters
+from headway.stages.model.positions import document_rows
 from headway.stages.spec import ModelSpec, RopeSpec, TrainSpec, layer_names
 from tests.unit.stages.stage.pipeline import make_job
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec
-from headway.stages.model.rotary import rotary_table
+from headway.stages.model.positions import rotary_table
 from headway.stages.spec import ModelSpec, RopeSpec
 
 

@@ -11,9 +11,9 @@ from headway.daemon.costs.block_widths import block_widths
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.optim.routing import Group, kind_of_rest, route
 from headway.stages.model.decoder import build_layer, parameter_shapes
-from headway.stages.model.documents import document_rows
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.model.linear_attention import gated_delta_rule
+from headway.stages.model.positions import document_rows
 from headway.stages.spec import AdapterSpec, TrainSpec
 from headway.stages.state.journal import Journal
 from tests.unit.daemon.costs.test_block_widths import MOST_BESIDE, TOKENS, saved_values

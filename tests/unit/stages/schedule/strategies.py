@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from headway.stages.early_stop import stop_lag
-from headway.stages.schedule.depth import depths_with_slack, replica_depth, schedule_depth
 from headway.stages.schedule.simulator import LinkTimes, Simulation, SnapshotTimes, StageTimes, StopRequest, simulate
-from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.schedule.stage_schedule import StageSchedule, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ScheduleName
 
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.schedule.depth import depths_with_slack, schedule_depth
 from headway.stages.schedule.next_op import WAIT, Awaited, awaited, next_op
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.schedule_state import ScheduleState
-from headway.stages.schedule.stage_schedule import StageSchedule
+from headway.stages.schedule.stage_schedule import StageSchedule, depths_with_slack, schedule_depth
 from headway.stages.spec import ScheduleName
 
 MIDDLE = StageSchedule(delay=1, depth=2, num_microbatches=2, is_first=False, is_last=False, num_batches=3)

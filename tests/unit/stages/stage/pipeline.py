@@ -29,16 +29,15 @@ from headway.stages.links.codec import Codec
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link, LinkLost
-from headway.stages.schedule.depth import depths_with_slack, replica_depth, schedule_depth
 from headway.stages.schedule.operations import Op
+from headway.stages.schedule.stage_schedule import depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ModelSpec, Recompute, TrainSpec
 from headway.stages.stage.content import MicrobatchSource, StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
+from headway.stages.stage.launched_ops import StageObserver
 from headway.stages.stage.loop import StageLoop
-from headway.stages.stage.observer import StageObserver
 from headway.stages.stage.snapshots import Snapshots
-from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal, JournalRow
 from headway.stages.state.layer_file import SUFFIX, read_journal, read_layer, write_journal, write_layer

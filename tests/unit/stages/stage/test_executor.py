@@ -16,10 +16,9 @@ from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatc
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.stage.content import StageContent
-from headway.stages.stage.context import StageContext
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.loop import StageLoop
-from headway.stages.stage.stage_links import StageLinks
 from headway.stages.state.journal import Journal, JournalRow
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (

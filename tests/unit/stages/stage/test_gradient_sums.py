@@ -5,7 +5,7 @@ import torch
 
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.stage.batch_gradients import GradientSums
-from headway.stages.stage.norm_relay import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
+from headway.stages.stage.relays import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
 from headway.stages.sums import fold
 
 

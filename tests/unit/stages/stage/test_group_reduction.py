@@ -13,7 +13,7 @@ from headway.stages.device.cpu import Held
 from headway.stages.links.frame_contract import SIBLING_KINDS, FrameContract, num_elements
 from headway.stages.links.link import FrameKind
 from headway.stages.stage.batch_gradients import GradientSums
-from headway.stages.stage.group_reduction import GroupReduction
+from headway.stages.stage.replicas import GroupReduction
 from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
 from tests.unit.stages.stage.pipeline import MODEL, with_train
