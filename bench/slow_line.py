@@ -31,7 +31,7 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.agent.agent import REST_S
 from headway.daemon.agent.files import StateKeeper
-from headway.daemon.agent.steps import FetchState
+from headway.daemon.agent.steps import Fetch
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, SpecRecord
@@ -62,7 +62,7 @@ class Cluster:
     folder: Path
     authority: CertificateAuthority
     view: ClusterView
-    steps: list[FetchState] = field(default_factory=list)
+    steps: list[Fetch] = field(default_factory=list)
     sent: list[OutgoingTransfers] = field(default_factory=list)
 
     @property
@@ -93,7 +93,7 @@ class CountingClient(NodeClient):
         return super().fetch_state(endpoint, key, offset=offset, forward=forward, unhurried=unhurried)
 
 
-async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int) -> list[FetchState]:
+async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layers: int) -> list[Fetch]:
     """One boundary, the same bytes in every store; what brings it to a reader."""
     torch.manual_seed(1)
     steps = []
@@ -104,7 +104,7 @@ async def write_layers(store: StateStore, holders: tuple[str, ...], *, num_layer
         written = await asyncio.to_thread(write_state, path, weights, header)
         await store.adopt(key, path, size_bytes=written.size_bytes, checksum=written.checksum)
         expected = written.digest
-        steps.append(FetchState(0, FETCH_OF, key, holders, "", expected))
+        steps.append(Fetch(0, FETCH_OF, key, holders, "", expected))
     return steps
 
 
@@ -168,7 +168,7 @@ async def read_all(cluster: Cluster, name: str) -> int:
         outgoing=OutgoingTransfers(),
     )
 
-    async def fetch(step: FetchState) -> None:
+    async def fetch(step: Fetch) -> None:
         while True:
             try:
                 await keeper.fetch(step)

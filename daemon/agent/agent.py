@@ -18,25 +18,20 @@ from headway.daemon.agent.link_steps import ProvenLinks
 from headway.daemon.agent.local_state import NodeState, is_over
 from headway.daemon.agent.own_records import OwnRecords, Surroundings
 from headway.daemon.agent.steps import (
-    AnswerStop,
-    CopyToCheckpoint,
-    DeleteState,
-    FetchCopies,
-    FetchState,
+    Delete,
+    Fetch,
     GiveUp,
     OpenData,
     ProveLink,
-    RegisterState,
-    RegisterWorker,
+    Register,
     SetGoal,
     Step,
     StepFailures,
-    UnregisterState,
+    Upload,
     claims,
-    fetched_by,
     is_still_wanted,
     name_of,
-    stands_back,
+    wanted_fetches,
 )
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.errors import (
@@ -65,7 +60,7 @@ from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
 
-WorkersStep = OpenData | FetchState
+WorkersStep = OpenData | Fetch
 """Steps without which a worker cannot do its part of a generation."""
 EXPECTED: Final = (StoreError, PeerError, RecoveryError, ConfigError, OSError)
 """Errors that explain themselves; for any other the traceback is logged."""
@@ -204,19 +199,22 @@ class Agent:
         self._failures.keep_only({*map(name_of, steps), *self._resting, *self._tasks} if self._failures else ())
         self._give_up_broken(broken, node, supervisor)
         # An unwanted fetch keeps its claim until it ends; then this loop runs again.
-        self._end_unwanted_fetches(steps)
+        wanted = wanted_fetches(steps)
+        self._end_unwanted_fetches(steps, wanted)
         self._forget_storage_that_answers(steps)
         for step in steps:
             # A failed step stays due; its timer wakes this loop when the pause is over.
             if name_of(step) in self._resting:
                 continue
             try:
-                has_changed |= self._begin(step, steps, supervisor, group)
+                has_changed |= self._begin(step, wanted, supervisor, group)
             except Exception as error:  # an error of one step concerns one job
                 self._failed(step, error, supervisor)
         return has_changed
 
-    def _begin(self, step: Step, steps: list[Step], supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
+    def _begin(
+        self, step: Step, wanted: dict[StateKey, Fetch], supervisor: Supervisor, group: asyncio.TaskGroup
+    ) -> bool:
         """Send an order, or start a task. Return whether a worker's status changed. Raises the step's errors."""
         # A goal only enters the worker's queue, so it needs no task: what becomes of it is a change of status.
         if isinstance(step, SetGoal):
@@ -231,7 +229,8 @@ class Agent:
         if isinstance(step, GiveUp):
             supervisor.fail(step.device_index, step.run_key, step.reason)
             return True
-        if self._may_begin(step) and not stands_back(step, steps):
+        is_replaced = isinstance(step, Fetch) and not is_still_wanted(step, wanted)
+        if self._may_begin(step) and not is_replaced:
             # The conditions are taken now, together with the decision: the view may change before the task runs.
             working = self._carry_out(step, supervisor, self._records.conditions(step))
             task = group.create_task(working, name=type(step).__name__)
@@ -267,25 +266,22 @@ class Agent:
         is_free = all(claimed.isdisjoint(claims(other, self._around.node)) for other, _ in self._tasks.values())
         return is_free and name_of(step) not in self._resting and not self._records.is_under_way(step)
 
-    def _end_unwanted_fetches(self, steps: list[Step]) -> None:
+    def _end_unwanted_fetches(self, steps: list[Step], wanted: dict[StateKey, Fetch]) -> None:
         """End fetches that are no longer due, whose file is being deleted, or whose holder is gone.
 
         A slow copy also ends when a worker now waits for its file. Bytes that were already fetched stay: the next step
         continues from them.
 
         """
-        wanted: dict[StateKey, frozenset[str]] = {}
-        for step in steps:
-            for key, holders in fetched_by(step).items():
-                wanted[key] = wanted.get(key, frozenset()) | holders
         due = {step for step in steps if isinstance(step, OpenData)}
+        fetching = set()
         for step, task in self._tasks.values():
-            fetched = fetched_by(step)
-            if isinstance(step, OpenData) and step not in due and not task.cancelling():
+            if isinstance(step, Fetch):
+                fetching.add(step.key)
+                if not is_still_wanted(step, wanted):
+                    task.cancel()
+            elif isinstance(step, OpenData) and step not in due and not task.cancelling():
                 task.cancel()
-            if fetched and (not is_still_wanted(fetched, wanted) or stands_back(step, steps)):
-                task.cancel()
-        fetching = {key for step, _ in self._tasks.values() for key in fetched_by(step)}
         self._keeper.abandon(self._around.store.awaited - wanted.keys() - fetching)
 
     def _node_state(self, supervisor: Supervisor) -> NodeState:
@@ -373,10 +369,10 @@ class Agent:
             self._storage_troubles.add(ailment)
             self._around.activities.trouble(ailment, str(error))
         is_hopeless = isinstance(error, ConfigError | DamagedCopyError) or self._failures.charged(name) >= MAX_ATTEMPTS
-        if is_hopeless and isinstance(step, WorkersStep):
+        if is_hopeless and isinstance(step, WorkersStep) and step.device_index is not None:
             self._failures.start_over(name)
             damaged = ""
-            if isinstance(step, FetchState) and isinstance(error, DamagedCopyError) and not step.key.is_of_origin:
+            if isinstance(step, Fetch) and isinstance(error, DamagedCopyError) and not step.key.is_of_origin:
                 damaged = step.checkpoint_url
             supervisor.fail(step.device_index, step.run_key, f"node {self._around.node}: {reason}", damaged=damaged)
         else:
@@ -410,18 +406,16 @@ class Agent:
                             self._data_paths[part.sha256] = str(folder)
             case ProveLink():
                 await self._links.prove(step)
-            case FetchState() if step.key.is_of_origin:
+            case Fetch() if step.key.is_of_origin:
                 async with self._readings.telling(step.run_key.job, lambda: keeper.reads.of(step.run_key.job)):
                     await keeper.fetch(step)
-            case FetchState():
+            case Fetch():
                 await keeper.fetch(step)
-            case FetchCopies():
-                await keeper.fetch_copies(step)
-            case CopyToCheckpoint():
+            case Upload():
                 await keeper.copy_to_checkpoint(step)
-            case RegisterWorker() | RegisterState() | UnregisterState() | AnswerStop():
+            case Register():
                 await self._records.write(step, conditions)
-            case DeleteState():
+            case Delete():
                 await keeper.delete(step)
 
 
@@ -429,4 +423,4 @@ def _storage_ailment(step: Step) -> str:
     """Return the ailment to report for a start's step that waits for storage; empty: it is another step."""
     if isinstance(step, OpenData):
         return data_ailment(step.run_key.job)
-    return checkpoint_ailment(step.run_key.job) if isinstance(step, FetchState) and step.checkpoint_url else ""
+    return checkpoint_ailment(step.run_key.job) if isinstance(step, Fetch) and step.checkpoint_url else ""

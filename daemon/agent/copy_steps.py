@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
+from headway.daemon.agent.steps import Fetch, Step
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.copy_places import Looked, Possible, copy_places, num_copies, possible_holders
 from headway.daemon.records.records import Phase, PlanRecord, WorkerPart
@@ -51,12 +51,10 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         (coming, places),
         lambda: _stages_to_copy(coming, places, node.name),
     )
-    for stage_index, workers, is_named in own:
+    for workers, is_named in own:
         if not is_named and not _has_worker(coming, workers, node):
             continue
-        step = _oldest_missing(view, job, coming, stage_index, workers, newer, node, is_named=is_named)
-        if step is not None:
-            yield step
+        yield from _oldest_missing(view, job, coming, workers, newer, node, is_named=is_named)
 
 
 def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Places:
@@ -76,11 +74,11 @@ def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Pla
     return view.derived.of(name, records, find, holds=lambda found: found[1].holds(possible))[0]
 
 
-def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[int, tuple[int, ...], bool]]:
-    """Return a node's stages and those of which it keeps copies: (stage, its workers, whether copies are meant)."""
+def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[tuple[int, ...], bool]]:
+    """Return a node's stages and those of which it keeps copies: (its workers, whether copies are meant)."""
     return [
-        (index, tuple(workers), node in names)
-        for index, (workers, names) in enumerate(zip(plan.replicas, places, strict=True))
+        (tuple(workers), node in names)
+        for workers, names in zip(plan.replicas, places, strict=True)
         if node in names or any(plan.workers[position].node == node for position in workers)
     ]
 
@@ -102,24 +100,23 @@ def _oldest_missing(
     view: ClusterView,
     job: JobView,
     plan: PlanRecord,
-    stage_index: int,
     workers: Sequence[int],
     newer: list[Place],
     node: NodeState,
     *,
     is_named: bool,
-) -> FetchCopies | None:
+) -> list[Fetch]:
     """Return the oldest missing boundary. is_named: whether this node is a place for copies of the stage."""
     missed = node.missed.get(JobGeneration(job.name, plan.generation), ())
     for place in newer:
-        files = []
+        found = []
         for part in _parts_to_fetch(plan, workers, place, node, is_named=is_named, has_missed=place[1] in missed):
             others = living_holders(job, place, part, view.nodes) - {node.name}
             if others and StateKey(job.name, *place, part) not in node.held:
-                files.append(_copy_file(job, place, part, others, plan.workers[workers[0]]))
-        if files:
-            return FetchCopies(job.name, plan.generation, *place, stage_index, tuple(files))
-    return None
+                found.append(_copy(job, plan.generation, place, part, others, plan.workers[workers[0]]))
+        if found:
+            return found
+    return []
 
 
 def _parts_to_fetch(
@@ -144,12 +141,12 @@ def _has_worker(plan: PlanRecord, positions: Iterable[int], node: NodeState) -> 
     return any(node.worker_of(plan.workers[position]) is not None for position in positions)
 
 
-def _copy_file(job: JobView, place: Place, part: str, others: Set[str], owner: WorkerPart) -> CopyFile:
+def _copy(job: JobView, generation: int, place: Place, part: str, others: Set[str], owner: WorkerPart) -> Fetch:
     found = job.holders(*place, part)
     first = owner.node if owner.node in others else min(others)
     same = sorted(name for name in others if found[name].checksum == found[first].checksum and name != first)
-    expected = found[first].digest
-    return CopyFile(part, (first, *same), expected)
+    key, run_key = StateKey(job.name, *place, part), JobGeneration(job.name, generation)
+    return Fetch(None, run_key, key, (first, *same), "", found[first].digest)
 
 
 def spacing_of(view: ClusterView, job: JobView, worker: WorkerStatus) -> Spacing:

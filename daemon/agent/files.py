@@ -14,8 +14,8 @@ import structlog
 
 from headway.daemon.agent.checkpoint_access import CheckpointAccess
 from headway.daemon.agent.state_steps import is_welcome
-from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, FetchState
-from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
+from headway.daemon.agent.steps import Delete, Fetch, Upload
+from headway.daemon.errors import NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.measurements import ReadingRecord
@@ -36,7 +36,6 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Wrote
-from headway.stages.errors import PeerError
 from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()
@@ -52,8 +51,8 @@ NUM_READS: Final = 4
 """Number of files read from one file system at once."""
 NUM_FETCHES: Final = 4
 """Number of awaited files requested from other nodes at once: the others follow in order."""
-NUM_AT_ONCE: Final = 2
-"""Number of files of one boundary requested at once."""
+NUM_AT_ONCE: Final = 4
+"""Number of copies requested from other nodes at once."""
 
 
 class StateKeeper:
@@ -81,6 +80,7 @@ class StateKeeper:
         self.access = CheckpointAccess(node=node, view=view, checkpoint_root=checkpoint_root)
         self._copies = FileThreads("copies", num_at_once=NUM_COPIES)
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
+        self._copying = asyncio.Semaphore(NUM_AT_ONCE)
         self._reads = FileThreads("reads", num_at_once=NUM_READS)
         self.reads = OriginReads()
         self.durable: set[StateKey] = set()
@@ -137,9 +137,14 @@ class StateKeeper:
 
     # --- Steps ------------------------------------------------------------------------------------------------------
 
-    async def fetch(self, step: FetchState) -> None:
-        """Fetch one file that a worker is to load. Raises RecoveryError or ConfigError."""
-        if step.key.is_of_origin:
+    async def fetch(self, step: Fetch) -> None:
+        """Fetch one file. Raises RecoveryError or ConfigError."""
+        if step.device_index is None:
+            async with self._copying:
+                await self._fetch_from(
+                    step.holders, step.key, step.expected, generation=step.run_key.generation, unhurried=True
+                )
+        elif step.key.is_of_origin:
             await self._fetch_of_origin(step)
         elif step.checkpoint_url:
             await self._fetch_stored(step)
@@ -148,7 +153,7 @@ class StateKeeper:
                 holders = _spread(step.holders, f"{self._node}/{step.key.layer}")
                 await self._fetch_from(holders, step.key, step.expected, generation=step.run_key.generation)
 
-    async def _fetch_stored(self, step: FetchState) -> None:
+    async def _fetch_stored(self, step: Fetch) -> None:
         """Fetch from the checkpoint; else through another node. Damage counts only if that one finds it too: it may be
         in this node's memory, or on its way there.
         """
@@ -168,7 +173,7 @@ class StateKeeper:
             except RecoveryError as second:
                 raise error from second
 
-    async def _fetch_of_origin(self, step: FetchState) -> None:
+    async def _fetch_of_origin(self, step: Fetch) -> None:
         """Fetch from the model's folder; else through another node."""
         key, url, spec = step.key, step.checkpoint_url, self._spec(step.run_key.job)
         with self.reads.reading(spec.job.name, key, url=url, size_bytes=step.expected.size_bytes) as read:
@@ -186,7 +191,7 @@ class StateKeeper:
                     others = self._others
                     raise type(error)(error.item, f"{error.reason}; {_asked_too(others, key)}") from second
 
-    async def _read_stored(self, step: FetchState, url: str, fetch: Callable[[Path, Beat], None]) -> None:
+    async def _read_stored(self, step: Fetch, url: str, fetch: Callable[[Path, Beat], None]) -> None:
         fetching = fetch_stored(
             self._store,
             self._reads,
@@ -199,7 +204,7 @@ class StateKeeper:
         )
         await self._naming_what_hangs(fetching)
 
-    async def _fetch_forwarded(self, step: FetchState, *, tell: Callable[[int], None] = lambda _: None) -> None:
+    async def _fetch_forwarded(self, step: Fetch, *, tell: Callable[[int], None] = lambda _: None) -> None:
         """Fetch through a node that reads the file for this one. tell: is called with the bytes that are there."""
         generation = step.run_key.generation
         try:
@@ -213,27 +218,6 @@ class StateKeeper:
     @property
     def _others(self) -> tuple[str, ...]:
         return tuple(sorted(self._view.nodes.keys() - {self._node}))
-
-    async def fetch_copies(self, step: FetchCopies) -> None:
-        """Fetch files of one boundary, a few at once. If one fails, its error is raised after the others have
-        finished.
-        """
-        at_once = asyncio.Semaphore(NUM_AT_ONCE)
-        errors: list[Exception] = []
-
-        async def one(key: StateKey, holders: tuple[str, ...], expected: FileDigest) -> None:
-            async with at_once:
-                try:
-                    await self._fetch_from(holders, key, expected, generation=step.generation, unhurried=True)
-                except (RecoveryError, ConfigError, PeerError, OSError) as error:
-                    errors.append(error)
-
-        async with asyncio.TaskGroup() as group:
-            for key, file in zip(step.keys, step.files, strict=True):
-                if key not in self._store.contents:
-                    group.create_task(one(key, file.holders, file.expected), name=f"copy of {key}")
-        if errors:
-            raise errors[0]
 
     async def _fetch_from(
         self,
@@ -269,7 +253,7 @@ class StateKeeper:
             tell=tell,
         )
 
-    async def copy_to_checkpoint(self, step: CopyToCheckpoint) -> None:
+    async def copy_to_checkpoint(self, step: Upload) -> None:
         """Copy one file to durable storage; an error is kept as its trouble. Raises RecoveryError, ConfigError.
 
         Two copies run at once per file system: that uses the network better and leaves the processor to training.
@@ -320,7 +304,7 @@ class StateKeeper:
                 raise own from error
             raise
 
-    async def delete(self, step: DeleteState) -> None:
+    async def delete(self, step: Delete) -> None:
         """Forget files at once, and wait until they are deleted."""
         self._store.delete(*step.keys)
         await self._store.removed()

@@ -9,7 +9,7 @@ from headway.daemon.agent.copy_steps import spacing_of
 from headway.daemon.agent.layer_sources import base_source, carried_source, frozen_fetches, source_of
 from headway.daemon.agent.link_steps import neighbours_of
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
-from headway.daemon.agent.steps import FetchState, OpenData, SetGoal, Step
+from headway.daemon.agent.steps import Fetch, OpenData, SetGoal, Step
 from headway.daemon.planning.cluster_plan import is_moving, place
 from headway.daemon.records.lineage import end_of, own_parts
 from headway.daemon.records.records import Phase, Save
@@ -136,13 +136,13 @@ def _start(view: ClusterView, assignment: Assignment, node: NodeState) -> Genera
             base = None if found.kind is SourceKind.LIVE else base_source(assignment, part, node)
             if isinstance(base, Source):
                 sources.append(base)
-            if not isinstance(base, FetchState):
+            if not isinstance(base, Fetch):
                 continue
             missing = base
         is_complete = False
         if missing is not None:
             yield missing
-    if assignment.position == 0 and isinstance(carried := carried_source(assignment, node), FetchState):
+    if assignment.position == 0 and isinstance(carried := carried_source(assignment, node), Fetch):
         is_complete = False
         yield carried
     neighbours = neighbours_of(view, assignment)

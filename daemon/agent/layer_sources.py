@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.agent.local_state import Assignment, NodeState
-from headway.daemon.agent.steps import FetchState, GiveUp
+from headway.daemon.agent.steps import Fetch, GiveUp
 from headway.daemon.jobs.job import OriginSpec
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.situation.deadlines import LEASE_TTL_S
@@ -17,9 +17,7 @@ HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time of uninterrupted contact with etcd after which every living node has registered again, with its files."""
 
 
-def source_of(
-    view: ClusterView, assignment: Assignment, part: str, node: NodeState
-) -> Source | FetchState | GiveUp | None:
+def source_of(view: ClusterView, assignment: Assignment, part: str, node: NodeState) -> Source | Fetch | GiveUp | None:
     """Return the source of a part, or the step that fetches it, or None while neither is known."""
     plan, worker = assignment.plan, assignment.worker
     if plan.source == "initial" and _has_adapter(assignment):
@@ -44,18 +42,18 @@ def source_of(
         expected = checkpoint.files[part]
         living = {name: file for name, file in living.items() if file.checksum == expected.checksum}
         if not living:
-            return FetchState(worker.device_index, assignment.run_key, key, (), checkpoint.url, expected)
+            return Fetch(worker.device_index, assignment.run_key, key, (), checkpoint.url, expected)
     if living:
         file = living[min(living)]
         same = tuple(sorted(name for name in living if living[name].checksum == file.checksum))
         expected = file.digest
-        return FetchState(worker.device_index, assignment.run_key, key, same, "", expected)
+        return Fetch(worker.device_index, assignment.run_key, key, same, "", expected)
     if told or not has_heard_all(view, node.now):
         return None  # its holders are away: either they come back, or their records expire
     return GiveUp(worker.device_index, assignment.run_key, f"no node holds {key}")
 
 
-def carried_source(assignment: Assignment, node: NodeState) -> Source | FetchState | None:
+def carried_source(assignment: Assignment, node: NodeState) -> Source | Fetch | None:
     """Return the source of the files that an export carries over; None: the plan does not begin with a model's folder.
 
     The node of the first worker keeps them, so that an export has them when the folder is gone.
@@ -66,7 +64,7 @@ def carried_source(assignment: Assignment, node: NodeState) -> Source | FetchSta
     return _initial_source(assignment, CARRIED_PART, node)
 
 
-def base_source(assignment: Assignment, layer: str, node: NodeState) -> Source | FetchState | None:
+def base_source(assignment: Assignment, layer: str, node: NodeState) -> Source | Fetch | None:
     """Return the source of the frozen weights beside a layer's adapters: its part of the model's folder.
 
     None: the layer has none, or they are a function of the seed.
@@ -78,21 +76,21 @@ def base_source(assignment: Assignment, layer: str, node: NodeState) -> Source |
     return replace(found, layer=f"{BASE_PREFIX}{layer}") if isinstance(found, Source) else found
 
 
-def frozen_fetches(assignment: Assignment, node: NodeState) -> list[FetchState]:
+def frozen_fetches(assignment: Assignment, node: NodeState) -> list[Fetch]:
     """Return the fetches of frozen weights for layers that come to a worker with a plan in preparation."""
     worker = assignment.worker
     if assignment.run_key in worker.failures:
         return []
     there = worker.actual.layers if worker.actual.job == assignment.job.name else ()
     found = (base_source(assignment, layer, node) for layer in assignment.stage.layers if layer not in there)
-    return [each for each in found if isinstance(each, FetchState)]
+    return [each for each in found if isinstance(each, Fetch)]
 
 
 def _has_adapter(assignment: Assignment) -> bool:
     return assignment.job.spec is not None and assignment.job.spec.model.has_adapter
 
 
-def _initial_source(assignment: Assignment, part: str, node: NodeState) -> Source | FetchState:
+def _initial_source(assignment: Assignment, part: str, node: NodeState) -> Source | Fetch:
     """Return the source of boundary 0: a function of the seed, or a part of the folder with the initial weights."""
     origin = assignment.job.spec.origin if assignment.job.spec is not None else OriginSpec()
     expected = origin.digest_of(part)
@@ -101,7 +99,7 @@ def _initial_source(assignment: Assignment, part: str, node: NodeState) -> Sourc
     key = StateKey(assignment.job.name, *ORIGIN_PLACE, part)
     if key in node.held:
         return Source(part, SourceKind.FILE, str(node.held[key].path))
-    return FetchState(assignment.worker.device_index, assignment.run_key, key, (), origin.url, expected)
+    return Fetch(assignment.worker.device_index, assignment.run_key, key, (), origin.url, expected)
 
 
 def has_heard_all(view: ClusterView, now: float) -> bool:

@@ -2,25 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from headway.daemon.agent.steps import (
-    AnswerStop,
-    DeleteState,
-    RegisterState,
-    RegisterWorker,
-    Step,
-    UnregisterState,
-    etcd_key,
-    job_of_step,
-)
+from headway.daemon.agent.steps import Register, Step, record_key
 from headway.daemon.errors import ConflictError
+from headway.daemon.etcd import transaction
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.etcd.transaction import Compare
 from headway.daemon.reach.reach_target import Reach
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -58,7 +50,6 @@ class Surroundings:
     """Generations that this node has persisted, as in NodeState."""
 
 
-RecordStep = RegisterWorker | RegisterState | UnregisterState | AnswerStop
 WATCH_S: Final = 5.0
 """If the watch does not show our own write within this time, the write was undone: its lease ended, or etcd was
 replaced.
@@ -84,47 +75,27 @@ class OwnRecords:
 
     def conditions(self, step: Step) -> list[Compare]:
         """Return conditions that no input of a record has changed since the decision."""
-        if not isinstance(step, RecordStep):
+        if not isinstance(step, Register):
             return []
-        view = self._around.view
-        job = view.jobs[job_of_step(step)]
-        match step:
-            case RegisterWorker():
-                leaves = ["plan" if job.plan is not None and job.plan.generation == step.run_key.generation else "next"]
-            case RegisterState():
-                leaves = ["plan"] if job.plan is not None else ["plan", "phase"]
-            case UnregisterState():
-                leaves = ["plan", "next", "phase"]
-            case AnswerStop():
-                leaves = ["plan", "stop"]
-        keys = (Keys.of(job.name, leaf) for leaf in leaves)
-        return [Compare.unchanged(key, view.revision_of(key)) for key in keys]
+        keys = (Keys.of(step.job, leaf) for leaf in step.rests_on)
+        return [Compare.unchanged(key, self._around.view.revision_of(key)) for key in keys]
 
-    async def write(self, step: RecordStep, conditions: list[Compare]) -> None:
-        """Write a record. Raises ConflictError when the job's plan is no longer the one for which it was decided."""
-        around = self._around
-        key = etcd_key(step, around.node)
-        job = around.view.jobs.get(job_of_step(step))
-        if job is None or (isinstance(step, AnswerStop) and job.stop is None):
+    async def write(self, step: Register, conditions: list[Compare]) -> None:
+        """Write a record. Raises ConflictError when what it rests on has changed."""
+        around, key = self._around, step.key
+        change: transaction.Change = transaction.Delete(key)
+        if step.job not in around.view.jobs:
             raise ConflictError(key, "was removed")
-        change: Put | Delete
-        match step:
-            case RegisterWorker() | RegisterState():
-                change = Put(key, encode(step.record), around.lease_id())
-            case UnregisterState():
-                change = Delete(key)
-            case AnswerStop():
-                assert job.stop is not None, "checked above"
-                change = Put(key, encode(replace(job.stop, boundary=step.boundary)))
+        if step.record is not None:
+            lease_id = around.lease_id() if step.is_leased else 0
+            change = transaction.Put(key, encode(step.record), lease_id)
         self._remember(key, await around.etcd.transaction(conditions, [change]))
         log.info("record_written", key=key)
 
     def is_under_way(self, step: Step) -> bool:
         """Return whether the watch has not yet shown our last write to the step's key."""
-        if not isinstance(step, RecordStep | DeleteState):
-            return False
-        key = etcd_key(step, self._around.node)
-        return self._around.view.last_revision_of(key) < self._written.get(key, 0)
+        key = record_key(step, self._around.node)
+        return bool(key) and self._around.view.last_revision_of(key) < self._written.get(key, 0)
 
     def _remember(self, key: str, revision: int) -> None:
         """Remember a write, so that no step relies on a view that does not show it yet."""

@@ -9,15 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import (
-    CopyFile,
-    CopyToCheckpoint,
-    DeleteState,
-    FetchCopies,
-    RegisterState,
-    Step,
-    UnregisterState,
-)
+from headway.daemon.agent.steps import Delete, Fetch, Register, Step, Upload
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import PlanRecord, Save, StateFile, StateRecord
 from headway.daemon.situation.boundaries import (
     copier,
@@ -54,7 +47,7 @@ def state_steps_of(view: ClusterView, name: str, node: NodeState) -> Iterator[St
         if view.epoch and node.now < (view.started_at or 0.0) + KEPT_AFTER_RESTORE_S:
             return  # etcd may be older than the job: leave its administrator time to restore the job
         for (timeline, boundary), files in node.held_of(name).items():
-            yield DeleteState(name, timeline, boundary, tuple(sorted(files)))
+            yield Delete(name, timeline, boundary, tuple(sorted(files)))
     elif not node.is_behind(job):
         # A node of a large cluster has nothing to do with most of its jobs.
         holds_files = any(key.job == name for key in node.held)
@@ -92,15 +85,15 @@ def _registrations(view: ClusterView, job: JobView, node: NodeState) -> Iterator
         if place == ORIGIN_PLACE and CARRIED_PART in of_this_job.get(place, {}):
             staying = {**staying, CARRIED_PART: of_this_job[place][CARRIED_PART]}  # for exports of any boundary
         registered = told.get(place)
-        record = _record(job.name, place, files, node)
+        record, key = _record(job.name, place, files, node), Keys.state(job.name, *place, node.name)
         if record.files and record != registered:
-            yield RegisterState(job.name, *place, record)
+            yield Register(key, job.name, record, ("plan",) if job.plan is not None else ("plan", "phase"))
         elif not record.files and registered is not None:
-            yield UnregisterState(job.name, *place)
+            yield Register(key, job.name, None, ("plan", "next", "phase"))
         counted_on = registered.files if registered is not None else {}
         going = tuple(sorted(held.get(place, {}).keys() - staying.keys() - counted_on.keys()))
         if going:
-            yield DeleteState(job.name, *place, going)
+            yield Delete(job.name, *place, going)
 
 
 def _of_its_parent(job: JobView) -> set[Place]:
@@ -168,7 +161,7 @@ def _durable_copies(view: ClusterView, job: JobView, node: NodeState) -> Iterato
     for part in parts_of(job):
         key = StateKey(job.name, *place, part)
         if key in node.held and key not in node.durable and copier(job, place, part, view.nodes) == node.name:
-            yield CopyToCheckpoint(key)
+            yield Upload(key)
 
 
 def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
@@ -192,9 +185,8 @@ def _copies_for_others(view: ClusterView, job: JobView, node: NodeState) -> Iter
         if not is_ours or able[number % len(able)] != node.name or any(file.is_durable for file in told.values()):
             continue
         if key in node.held:
-            yield CopyToCheckpoint(key)
+            yield Upload(key)
         else:
             source = told[min(living[part])]
-            expected = source.digest
-            file = CopyFile(part, tuple(sorted(living[part])), expected)
-            yield FetchCopies(job.name, plan.generation, *place, number, (file,))
+            run_key = JobGeneration(job.name, plan.generation)
+            yield Fetch(None, run_key, key, tuple(sorted(living[part])), "", source.digest)

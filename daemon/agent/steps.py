@@ -1,15 +1,22 @@
 """The steps that a daemon can take about plans: one dataclass per step. Pure; agent.py carries them out."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import StateRecord, WorkerRecord
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.workers.goal import Goal
 from headway.daemon.workers.status import JobGeneration
 from headway.stages.state.file_digest import FileDigest
+
+
+@dataclass(frozen=True, slots=True)
+class SetGoal:
+    """Tell a worker its goal."""
+
+    device_index: int
+    goal: Goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +41,11 @@ class ProveLink:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerStop:
-    """Fill in the boundary that the worker of position 0 chose."""
+class Fetch:
+    """Bring a file into the store: one that a worker will load, or a copy that is to survive the loss of its owner."""
 
-    run_key: JobGeneration
-    boundary: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopyToCheckpoint:
-    """Copy a held file to the job's checkpoint folder."""
-
-    key: StateKey
-
-
-@dataclass(frozen=True, slots=True)
-class FetchState:
-    """Fetch a file that a worker will load into the store, from another node or from a checkpoint."""
-
-    device_index: int
+    device_index: int | None
+    """Device of the worker that waits for it; None: it is a copy."""
     run_key: JobGeneration
     key: StateKey
     holders: tuple[str, ...]
@@ -64,62 +57,28 @@ class FetchState:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFile:
-    """One file that another node has and this one should have too."""
+class Upload:
+    """Copy a held file to the job's checkpoint folder."""
 
-    layer: str
-    holders: tuple[str, ...]
-    """Nodes that have the file; the first one is asked first."""
-    expected: FileDigest
+    key: StateKey
 
 
 @dataclass(frozen=True, slots=True)
-class FetchCopies:
-    """Fetch copies of a stage's files of one boundary, so that they survive the loss of their owner."""
+class Register:
+    """Write one of this node's records of a job to etcd, or delete it."""
 
+    key: str
     job: str
-    generation: int
-    timeline: int
-    boundary: int
-    stage_index: int
-    files: tuple[CopyFile, ...]
-
-    @property
-    def keys(self) -> tuple[StateKey, ...]:
-        """Keys of the files to fetch."""
-        return tuple(StateKey(self.job, self.timeline, self.boundary, file.layer) for file in self.files)
+    record: object | None
+    """None: it is deleted, before what it tells of is."""
+    rests_on: tuple[str, ...]
+    """Last parts of the job's keys from which it was decided: it is written only while they are unchanged."""
+    is_leased: bool = True
+    """Whether it goes with this node's lease."""
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterWorker:
-    """Record a worker's progress in etcd."""
-
-    run_key: JobGeneration
-    position: int
-    record: WorkerRecord
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterState:
-    """Record in etcd which files of a boundary this node holds."""
-
-    job: str
-    timeline: int
-    boundary: int
-    record: StateRecord
-
-
-@dataclass(frozen=True, slots=True)
-class UnregisterState:
-    """Record in etcd that this node no longer holds files of a boundary, before they are deleted."""
-
-    job: str
-    timeline: int
-    boundary: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteState:
+class Delete:
     """Delete files of a boundary that no plan needs."""
 
     job: str
@@ -142,77 +101,29 @@ class GiveUp:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetGoal:
-    """Tell a worker its goal."""
-
-    device_index: int
-    goal: Goal
+Step = SetGoal | OpenData | ProveLink | Fetch | Upload | Register | Delete | GiveUp
 
 
-Step = (
-    SetGoal
-    | OpenData
-    | ProveLink
-    | AnswerStop
-    | CopyToCheckpoint
-    | FetchState
-    | FetchCopies
-    | RegisterWorker
-    | RegisterState
-    | UnregisterState
-    | DeleteState
-    | GiveUp
-)
-
-
-def job_of_step(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop) -> str:
-    return step.job if isinstance(step, RegisterState | UnregisterState) else step.run_key.job
-
-
-def etcd_key(step: RegisterWorker | RegisterState | UnregisterState | AnswerStop | DeleteState, node: str) -> str:
+def record_key(step: Step, node: str) -> str:
+    """Return the key of the record that a step writes, or that tells of what it deletes; empty: there is none."""
     match step:
-        case RegisterWorker():
-            return Keys.worker(step.run_key.job, step.run_key.generation, step.position)
-        case AnswerStop():
-            return Keys.of(step.run_key.job, "stop")
-        case RegisterState() | UnregisterState() | DeleteState():
+        case Register():
+            return step.key
+        case Delete():
             return Keys.state(step.job, step.timeline, step.boundary, node)
-
-
-def fetched_by(step: Step) -> dict[StateKey, frozenset[str]]:
-    """Return the files that a step brings into the store, and the nodes that it may ask."""
-    match step:
-        case FetchState():
-            return {step.key: frozenset(step.holders)}
-        case FetchCopies():
-            return {key: frozenset(file.holders) for key, file in zip(step.keys, step.files, strict=True)}
         case _:
-            return {}
-
-
-def is_still_wanted(fetched: Mapping[StateKey, frozenset[str]], wanted: Mapping[StateKey, frozenset[str]]) -> bool:
-    """Return whether a running fetch still has a due file, and every node that it may ask for one exists."""
-    due = fetched.keys() & wanted.keys()
-    return bool(due) and all(fetched[key] <= wanted[key] for key in due)
-
-
-def stands_back(step: Step, steps: list[Step]) -> bool:
-    """Return whether a step copies a file that a worker waits for. The worker's own fetch is faster and goes first."""
-    if not isinstance(step, FetchCopies):
-        return False
-    return any(isinstance(other, FetchState) and other.key in step.keys for other in steps)
+            return ""
 
 
 def claims(step: Step, node: str) -> frozenset[object]:
     """Return the objects on which a step works: no two steps of one object run at once."""
     match step:
-        case FetchState() | FetchCopies():
-            return frozenset(fetched_by(step))
-        case RegisterState() | UnregisterState():
-            return frozenset([etcd_key(step, node)])
-        case DeleteState():
-            return frozenset([etcd_key(step, node), *step.keys])
+        case Fetch():
+            return frozenset([step.key])
+        case Register():
+            return frozenset([step.key])
+        case Delete():
+            return frozenset([record_key(step, node), *step.keys])
         case _:
             return frozenset([name_of(step)])
 
@@ -220,16 +131,30 @@ def claims(step: Step, node: str) -> frozenset[object]:
 def name_of(step: Step) -> object:
     """Return a name that does not change with a step's details, because attempts are counted by name."""
     match step:
-        case FetchState():
-            return FetchState, step.run_key, step.key
-        case FetchCopies():
-            return FetchCopies, step.job, step.timeline, step.boundary, step.stage_index
-        case RegisterState():
-            return RegisterState, step.job, step.timeline, step.boundary
+        case Fetch():
+            return Fetch, step.device_index, step.key
+        case Register() | Upload():
+            return type(step), step.key
         case SetGoal():
             return SetGoal, step.device_index
         case _:
             return step
+
+
+def wanted_fetches(steps: list[Step]) -> dict[StateKey, Fetch]:
+    """Return the fetch that is due of each file. A worker's own is faster than a copy, and takes its place."""
+    found: dict[StateKey, Fetch] = {}
+    for step in steps:
+        if isinstance(step, Fetch) and (step.device_index is not None or step.key not in found):
+            found[step.key] = step
+    return found
+
+
+def is_still_wanted(step: Fetch, wanted: dict[StateKey, Fetch]) -> bool:
+    """Return whether a running fetch is due as it is, and every node that it may ask exists."""
+    due = wanted.get(step.key)
+    is_alike = due is not None and (step.device_index is None) == (due.device_index is None)
+    return due is not None and is_alike and set(step.holders) <= set(due.holders)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ was lost is simply due again. docs/architecture.md has the protocol; the functio
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from headway.daemon.agent.copy_steps import copy_steps_of
 from headway.daemon.agent.goals import goal_steps, keys_to_save, release_steps
@@ -12,8 +13,9 @@ from headway.daemon.agent.layer_sources import source_of
 from headway.daemon.agent.link_steps import links_to_prove, proven_links
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
 from headway.daemon.agent.state_steps import state_steps_of
-from headway.daemon.agent.steps import AnswerStop, CopyToCheckpoint, FetchState, GiveUp, RegisterWorker, Step
+from headway.daemon.agent.steps import Fetch, GiveUp, Register, Step, Upload
 from headway.daemon.costs.paths import pair_of
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
 from headway.daemon.situation.boundaries import pinned
 from headway.daemon.storage.state_key import StateKey
@@ -105,7 +107,7 @@ def _fetch_ahead(view: ClusterView, assignment: Assignment, node: NodeState) -> 
         return
     for part in assignment.parts:
         found = source_of(view, assignment, part, node)
-        if isinstance(found, FetchState | GiveUp):
+        if isinstance(found, Fetch | GiveUp):
             yield found
 
 
@@ -116,11 +118,12 @@ def _stop(assignment: Assignment, node: NodeState) -> Iterator[Step]:
         return
     chosen = worker.actual.chosen
     if stop.boundary is None and assignment.position == 0 and chosen is not None:
-        yield AnswerStop(run_key, chosen)
+        job, answer = assignment.job.name, replace(stop, boundary=chosen)
+        yield Register(Keys.of(job, "stop"), job, answer, ("plan", "stop"), is_leased=False)
     if stop.save is Save.CHECKPOINT and stop.boundary == worker.actual.boundary is not None:
         for key in keys_to_save(assignment):
             if key in node.held and key not in node.durable:
-                yield CopyToCheckpoint(key)
+                yield Upload(key)
 
 
 # --- Reports to etcd --------------------------------------------------------------------------------------------
@@ -137,7 +140,10 @@ def _register(view: ClusterView, assignment: Assignment, node: NodeState) -> Ite
         return
     if known is not None and known.state is WorkerState.FAILED and record.state is WorkerState.FAILED:
         return
-    yield RegisterWorker(assignment.run_key, assignment.position, record)
+    job, generation = assignment.job, assignment.plan.generation
+    is_in_force = job.plan is not None and job.plan.generation == generation
+    key = Keys.worker(job.name, generation, assignment.position)
+    yield Register(key, job.name, record, ("plan",) if is_in_force else ("next",))
 
 
 def _tells_of_the_device(view: ClusterView, assignment: Assignment, node: NodeState) -> bool:

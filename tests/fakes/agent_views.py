@@ -1,14 +1,16 @@
 """A node and a cluster as an agent sees them: one job of four layers, one worker of node a."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import SetGoal, Step
+from headway.daemon.agent.steps import Register, SetGoal, Step
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
     NodeRecord,
     PlanRecord,
@@ -130,6 +132,17 @@ def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), g
     return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
 
 
+def told_of_state(timeline: int, boundary: int, record: StateRecord | None, *, has_plan: bool = True) -> Register:
+    """Node a's record of the files of a boundary is written; None: deleted."""
+    leaves = ("plan", "next", "phase") if record is None else ("plan",) if has_plan else ("plan", "phase")
+    return Register(Keys.state("j", timeline, boundary, "a"), "j", record, leaves)
+
+
+def told_of_worker(generation: int, record: WorkerRecord, *, position: int = 0, leaf: str = "plan") -> Register:
+    """A worker's record is written. leaf: `plan`, or `next` while that is prepared."""
+    return Register(Keys.worker("j", generation, position), "j", record, (leaf,))
+
+
 def due(view: ClusterView, node: NodeState) -> list[Step | Action]:
     """The steps that are due. Of a new goal, what the worker does next by it, if anything."""
     found: list[Step | Action] = []
@@ -152,6 +165,11 @@ def start_by(view: ClusterView, node: NodeState) -> Start:
     start = goal_by(view, node).start
     assert start is not None
     return start
+
+
+def of_state(steps: Iterable[object]) -> list[Register]:
+    """The steps that write or delete records of files."""
+    return [step for step in steps if isinstance(step, Register) and "/state/" in step.key]
 
 
 def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:

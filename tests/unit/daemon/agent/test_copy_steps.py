@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headway.daemon.agent.copy_steps import _possible_holders, copy_steps, spacing_of
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import CopyFile, FetchCopies, Step
+from headway.daemon.agent.steps import Fetch, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
@@ -23,6 +23,7 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Goal, Spacing
+from headway.daemon.workers.status import JobGeneration
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from tests.fakes.agent_views import now, worker
@@ -70,29 +71,44 @@ def node(*held: tuple[int, str], **fields: object) -> NodeState:
     return NodeState(name="a", incarnation="a-1", workers=(running,), held=files, **fields)  # type: ignore[arg-type]
 
 
-def copies(boundary: int, *parts: str, timeline: int = 3) -> FetchCopies:
+def copies(boundary: int, *parts: str, timeline: int = 3) -> list[Step]:
     """Copies of b's parts."""
-    files = tuple(CopyFile(part, ("b",), FileDigest(size_bytes=10, checksum=f"sha-{part}")) for part in parts)
-    return FetchCopies("j", 3, timeline, boundary, 1, files)
+    return [
+        Fetch(
+            None,
+            JobGeneration("j", 3),
+            StateKey("j", timeline, boundary, part),
+            ("b",),
+            "",
+            FileDigest(size_bytes=10, checksum=f"sha-{part}"),
+        )
+        for part in parts
+    ]
 
 
 def steps(state: dict[tuple[int, int], dict[str, StateRecord]], of: NodeState) -> list[Step]:
     return list(copy_steps(view(state), of))
 
 
-def test_a_buddy_fetches_all_of_a_stages_files_in_one_step() -> None:
+def fetches(of: ClusterView) -> list[Fetch]:
+    """What a node fetches that has its own files of boundary 40."""
+    found = copy_steps(of, node((40, "embed"), (40, "block.0")))
+    return [step for step in found if isinstance(step, Fetch)]
+
+
+def test_a_buddy_fetches_all_of_a_stages_files() -> None:
     """b has registered its head and journal at 40: both are fetched, except files that are here already."""
     state = {(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK)}}
-    assert steps(state, node()) == [copies(40, *BACK)]
-    assert steps(state, node((40, "head"))) == [copies(40, JOURNAL)]
+    assert steps(state, node()) == copies(40, *BACK)
+    assert steps(state, node((40, "head"))) == copies(40, JOURNAL)
     assert steps(state, node((40, "head"), (40, JOURNAL))) == []
 
 
 def test_the_oldest_boundary_is_fetched_first_and_alone() -> None:
     """40 and 60 lack copies: 60 is fetched only after 40 is here."""
     state = {(3, at): {"a": told("a", *FRONT), "b": told("b", *BACK)} for at in (40, 60)}
-    assert steps(state, node()) == [copies(40, *BACK)]
-    assert steps(state, node((40, "head"), (40, JOURNAL))) == [copies(60, *BACK)]
+    assert steps(state, node()) == copies(40, *BACK)
+    assert steps(state, node((40, "head"), (40, JOURNAL))) == copies(60, *BACK)
 
 
 def test_nothing_older_than_a_restorable_boundary_is_fetched() -> None:
@@ -107,7 +123,7 @@ def test_nothing_older_than_a_restorable_boundary_is_fetched() -> None:
 def test_boundaries_off_the_timeline_are_not_fetched() -> None:
     """The job left timeline 1 at 20, so its boundary 40 is useless and its boundary 20 is not."""
     assert steps({(1, 40): {"b": told("b", *BACK)}}, node()) == []
-    assert steps({(1, 20): {"b": told("b", *BACK)}}, node()) == [copies(20, *BACK, timeline=1)]
+    assert steps({(1, 20): {"b": told("b", *BACK)}}, node()) == copies(20, *BACK, timeline=1)
 
 
 def test_a_record_of_a_replaced_daemon_is_not_fetched_from() -> None:
@@ -140,10 +156,8 @@ def test_files_of_a_lost_owner_are_copied_again() -> None:
     """Owner b is lost and only c has its files: a fetches them before c may be lost too."""
     job_view = view({(3, 40): {"a": told("a", *FRONT), "b": told("b", *BACK), "c": told("c", *FRONT, *BACK)}})
     nodes = {"a": job_view.nodes["a"], "c": replace(job_view.nodes["b"], name="c", incarnation="c-1", host="c")}
-    (step,) = copy_steps(replace(job_view, nodes=nodes), node((40, "embed"), (40, "block.0")))
-    assert isinstance(step, FetchCopies)
-    assert (step.stage_index, [file.layer for file in step.files]) == (1, ["head", JOURNAL])
-    assert {file.holders for file in step.files} == {("c",)}
+    found = fetches(replace(job_view, nodes=nodes))
+    assert [(step.key.layer, step.holders) for step in found] == [("head", ("c",)), (JOURNAL, ("c",))]
 
 
 def test_copies_are_made_for_the_next_plan_during_a_recovery() -> None:
@@ -153,9 +167,8 @@ def test_copies_are_made_for_the_next_plan_during_a_recovery() -> None:
     back = replace(PLAN.workers[1], node="c", node_incarnation="c-1")
     coming = replace(PLAN, generation=4, timeline=4, workers=(PLAN.workers[0], back))
     job = replace(job_view.jobs["j"], phase=PhaseRecord(phase=Phase.RECOVERING), next=coming)
-    (step,) = copy_steps(replace(job_view, jobs={"j": job}, nodes=nodes), node((40, "embed"), (40, "block.0")))
-    assert isinstance(step, FetchCopies)
-    assert [file.layer for file in step.files] == ["head", JOURNAL]
+    found = fetches(replace(job_view, jobs={"j": job}, nodes=nodes))
+    assert [step.key.layer for step in found] == ["head", JOURNAL]
 
 
 def test_sites_are_told_apart_whatever_is_in_their_names() -> None:

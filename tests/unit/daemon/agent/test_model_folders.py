@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headway.daemon.agent.steps import DeleteState, FetchState, RegisterState
+from headway.daemon.agent.steps import Delete, Fetch
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import OriginPart, OriginSpec
 from headway.daemon.records.records import WorkerState
@@ -11,7 +11,20 @@ from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Action, Failure, SourceKind
 from headway.daemon.workers.status import JobGeneration
 from headway.stages.spec import AdapterSpec
-from tests.fakes.agent_views import LAYERS, due, held, job, node, of_kind, plan, record, start_by, view_of, worker
+from tests.fakes.agent_views import (
+    LAYERS,
+    due,
+    held,
+    job,
+    node,
+    of_kind,
+    of_state,
+    plan,
+    record,
+    start_by,
+    view_of,
+    worker,
+)
 
 PREPARED = worker(prepared=1)
 PARTS = (*LAYERS, CARRIED_PART)
@@ -42,7 +55,7 @@ def of_folder(*parts: str) -> dict[StateKey, StoredFile]:
 def test_each_layer_is_fetched_with_its_digest() -> None:
     """No layer begins with random weights; the first node also fetches what an export carries over."""
     steps = next_steps(view_of(from_folder()), node(PREPARED))
-    fetched = [step for step in of_kind(steps, FetchState) if isinstance(step, FetchState)]
+    fetched = [step for step in of_kind(steps, Fetch) if isinstance(step, Fetch)]
     assert [step.key.layer for step in fetched] == list(PARTS)
     assert all(step.key.is_of_origin and step.checkpoint_url == "/models/m" for step in fetched)
     assert fetched[0].expected == FOLDER.digest_of("embed")
@@ -60,11 +73,11 @@ def test_a_worker_starts_from_the_parts() -> None:
 def test_parts_stay_until_they_are_loaded() -> None:
     """After the start the layers' parts go; the carried files stay for exports. None is registered."""
     waiting = next_steps(view_of(from_folder()), node(PREPARED, held=of_folder(*PARTS)))
-    assert not of_kind(waiting, DeleteState)
+    assert not of_kind(waiting, Delete)
     started = worker(prepared=1, started=1)
     steps = next_steps(view_of(from_folder()), node(started, held=of_folder(*PARTS)))
-    assert of_kind(steps, DeleteState) == [DeleteState("j", *ORIGIN_PLACE, tuple(sorted(LAYERS)))]
-    assert not of_kind(waiting + steps, RegisterState)
+    assert of_kind(steps, Delete) == [Delete("j", *ORIGIN_PLACE, tuple(sorted(LAYERS)))]
+    assert not of_state(waiting + steps)
 
 
 def with_adapter(job: JobView) -> JobView:
@@ -78,7 +91,7 @@ def test_frozen_layers_come_before_a_worker_is_prepared_for_a_change() -> None:
     """A node is to take over a layer of a job that trains: it is prepared once the frozen weights are there."""
     change = with_adapter(from_folder(plan=plan(1, ("b", LAYERS)), next=plan(2, ("b", LAYERS[:1]), ("a", LAYERS[1:]))))
     steps = due(view_of(change), node(worker()))
-    fetched = [step for step in steps if isinstance(step, FetchState)]
+    fetched = [step for step in steps if isinstance(step, Fetch)]
     assert [step.key.layer for step in fetched] == list(LAYERS[1:])
     assert Action.PREPARE not in steps
     assert Action.PREPARE in due(view_of(change), node(worker(), held=of_folder(*LAYERS[1:])))
@@ -90,14 +103,14 @@ def test_a_worker_fetches_no_frozen_layer_that_it_has() -> None:
     change = with_adapter(from_folder(plan=stages, next=plan(2, ("a", LAYERS[:2]), ("b", LAYERS[2:]))))
     running = worker(prepared=1, started=1, layers=LAYERS[:1])
     steps = next_steps(view_of(change), node(running))
-    assert [step.key.layer for step in of_kind(steps, FetchState) if isinstance(step, FetchState)] == [LAYERS[1]]
+    assert [step.key.layer for step in of_kind(steps, Fetch) if isinstance(step, Fetch)] == [LAYERS[1]]
 
 
 def test_frozen_layers_of_a_job_that_does_not_train_come_beside_the_preparation() -> None:
     """The first plan of a job: a worker imports its model while the layers are read. One that gave up fetches none."""
     first = with_adapter(from_folder(plan=None, next=plan(1, ("a", LAYERS))))
     steps = due(view_of(first), node(worker()))
-    assert len([step for step in steps if isinstance(step, FetchState)]) == len(LAYERS)
+    assert len([step for step in steps if isinstance(step, Fetch)]) == len(LAYERS)
     assert Action.PREPARE in steps
     failed = replace(worker(), failures={JobGeneration("j", 1): Failure("it broke")})
-    assert not of_kind(next_steps(view_of(first), node(failed)), FetchState)
+    assert not of_kind(next_steps(view_of(first), node(failed)), Fetch)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
-from headway.daemon.agent.steps import FetchState, GiveUp, RegisterState
+from headway.daemon.agent.steps import Fetch, GiveUp
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord, WorkerState
 from headway.daemon.storage.state_key import JOURNAL
@@ -23,10 +23,12 @@ from tests.fakes.agent_views import (
     node,
     now,
     of_kind,
+    of_state,
     plan,
     record,
     start_by,
     state_record,
+    told_of_state,
     view_of,
     worker,
 )
@@ -54,8 +56,8 @@ def test_a_survivor_is_prepared_and_its_old_generation_is_left_alone() -> None:
 def test_a_recovery_fetches_files_while_workers_prepare() -> None:
     """`next` starts from files on b: they are fetched before the plan is in force."""
     state = {(1, 5): {"b": state_record(*PARTS, name="b")}}
-    steps = of_kind(next_steps(view_of(recovering(state=state)), node(RUNNING)), FetchState)
-    assert [step.key.layer for step in steps if isinstance(step, FetchState)] == list(PARTS)
+    steps = of_kind(next_steps(view_of(recovering(state=state)), node(RUNNING)), Fetch)
+    assert [step.key.layer for step in steps if isinstance(step, Fetch)] == list(PARTS)
 
 
 def test_after_a_rollback_no_live_state_is_reused() -> None:
@@ -74,8 +76,8 @@ def test_files_are_not_fetched_from_a_record_of_another_incarnation() -> None:
     status = worker(prepared=2)
     assert due(view_of(gone), node(status)) == []
     both = replace(gone, state={(1, 5): {"b": old, "c": state_record(*PARTS, name="c")}})
-    steps = of_kind(next_steps(view_of(both), node(status)), FetchState)
-    assert {step.holders for step in steps if isinstance(step, FetchState)} == {("c",)}
+    steps = of_kind(next_steps(view_of(both), node(status)), Fetch)
+    assert {step.holders for step in steps if isinstance(step, Fetch)} == {("c",)}
 
 
 def test_a_file_that_no_node_holds_fails_the_generation() -> None:
@@ -85,9 +87,7 @@ def test_a_file_that_no_node_holds_fails_the_generation() -> None:
     view = view_of(job(plan=BACK_TO_5, workers=ready, state={(1, 5): {"a": state_record(*PARTS)}}))
     steps = next_steps(view, node(worker(prepared=2), held=files))
     assert of_kind(steps, GiveUp) == [GiveUp(0, G2, "no node holds head at boundary 5 of j, timeline 1")]
-    assert of_kind(steps, RegisterState) == [
-        RegisterState("j", 1, 5, state_record(*(part for part in PARTS if part != "head")))
-    ]
+    assert of_state(steps) == [told_of_state(1, 5, state_record(*(part for part in PARTS if part != "head")))]
 
 
 def test_records_lost_in_an_etcd_outage_are_waited_for() -> None:
@@ -97,7 +97,7 @@ def test_records_lost_in_an_etcd_outage_are_waited_for() -> None:
     for since, expected in ((None, []), (99.0, []), (100.0 - HEARD_AFTER_S, [GiveUp] * len(PARTS))):
         assert [type(step) for step in due(replace(view, steady_since=since), ready)] == expected
     of.state[1, 5] = {"b": state_record(*PARTS, name="b")}
-    assert [type(step) for step in due(view, ready)] == [FetchState] * len(PARTS)
+    assert [type(step) for step in due(view, ready)] == [Fetch] * len(PARTS)
 
 
 def test_a_plan_from_a_backup_of_etcd_is_ignored() -> None:

@@ -8,16 +8,7 @@ import pytest
 
 from headway.daemon.agent.copy_steps import copy_steps
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import (
-    CopyToCheckpoint,
-    FetchCopies,
-    FetchState,
-    OpenData,
-    ProveLink,
-    RegisterWorker,
-    SetGoal,
-    Step,
-)
+from headway.daemon.agent.steps import Fetch, OpenData, ProveLink, Register, SetGoal, Step, Upload
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.measurements import LayerTime
@@ -120,6 +111,13 @@ def start_of(name: str, plan: PlanRecord = TWO_ONE_TWO) -> Start:
     return start_by(view_of(plan), node(name))
 
 
+def record_in(steps: list[Step]) -> WorkerRecord:
+    """The record of the one worker that is registered."""
+    [record] = [step.record for step in steps if isinstance(step, Register)]
+    assert isinstance(record, WorkerRecord)
+    return record
+
+
 def linked(start: Start) -> tuple[list[int], list[int], list[int]]:
     found = (start.neighbours.upstream, start.neighbours.downstream, start.neighbours.siblings)
     upstream, downstream, siblings = ([neighbour.position for neighbour in neighbours] for neighbours in found)
@@ -218,8 +216,8 @@ def test_a_checkpoint_is_written_and_copied_by_the_leads_alone() -> None:
     """2-1-2 stops for a checkpoint: a, c and d write each part once; e's file of the head is not copied."""
     view = stopping(Save.CHECKPOINT, 7)
     assert written_by(view) == {"a": FRONT, "c": MIDDLE, "d": (*BACK, JOURNAL)}
-    assert of_kind(next_steps(view, started("d", (7, "head"), (7, JOURNAL), at=7)), CopyToCheckpoint)
-    assert not of_kind(next_steps(view, started("e", (7, "head"), at=7)), CopyToCheckpoint)
+    assert of_kind(next_steps(view, started("d", (7, "head"), (7, JOURNAL), at=7)), Upload)
+    assert not of_kind(next_steps(view, started("e", (7, "head"), at=7)), Upload)
 
 
 def test_the_lead_writes_what_a_worker_of_the_next_plan_lacks() -> None:
@@ -244,8 +242,8 @@ def test_a_replica_keeps_its_live_layers_and_fetches_only_the_journal() -> None:
     told = StateRecord(incarnation="d-1", generation=1, files={JOURNAL: StateFile(size_bytes=1, checksum="x")})
     view = view_of(after, state={(1, 7): {"d": told}})
     ready = now(started("e", at=7).workers[0], prepared=2)
-    (fetch,) = of_kind(next_steps(view, replace(started("e"), workers=(ready,))), FetchState)
-    assert isinstance(fetch, FetchState)
+    (fetch,) = of_kind(next_steps(view, replace(started("e"), workers=(ready,))), Fetch)
+    assert isinstance(fetch, Fetch)
     assert (fetch.key.layer, fetch.holders) == (JOURNAL, ("d",))
     here = replace(started("e", (7, JOURNAL)), workers=(ready,))
     assert {source.layer: source.kind for source in start_by(view, here).sources} == {
@@ -273,8 +271,7 @@ def snapshot(**others: StateRecord) -> ClusterView:
 
 def fetched_by(name: str, view: ClusterView, *held: tuple[int, str], missed: tuple[int, ...] = ()) -> list[str]:
     state = replace(started(name, *held), missed={JobGeneration("j", TWO_ONE_TWO.generation): missed})
-    steps = [step for step in copy_steps(view, state) if isinstance(step, FetchCopies)]
-    return [file.layer for step in steps for file in step.files]
+    return [step.key.layer for step in copy_steps(view, state) if isinstance(step, Fetch)]
 
 
 def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
@@ -284,7 +281,7 @@ def test_siblings_are_each_others_copies_and_fetch_the_journal_alone() -> None:
                for name in "abcde"}  # fmt: skip
     assert fetched == {"a": [], "b": [], "c": [], "d": [], "e": [JOURNAL]}
     spare = [step for name in "fg" for step in copy_steps(view, node(name))]
-    assert [file.layer for step in spare if isinstance(step, FetchCopies) for file in step.files] == ["block.1"]
+    assert [step.key.layer for step in spare if isinstance(step, Fetch)] == ["block.1"]
     assert not restorable(view.jobs["j"], view.nodes)
     safe = snapshot(e=told("e", *BACK, JOURNAL), f=told("f", *MIDDLE))
     assert restorable(safe.jobs["j"], safe.nodes) == ((1, 20),)
@@ -360,9 +357,9 @@ def test_a_worker_says_that_it_reaches_its_neighbours_once_it_reaches_all() -> N
     def told(*proven: int) -> tuple[int, ...] | None:
         proofs = {(JobGeneration("j", 1), 0, other, f"w-{'abcde'[other]}") for other in proven}
         state = replace(node("a"), proven=proofs)
-        [step] = [step for step in next_steps(view, state) if isinstance(step, RegisterWorker)]
-        assert len(step.record.proven or ()) == len(step.record.proven_workers)
-        return step.record.proven
+        record = record_in(next_steps(view, state))
+        assert len(record.proven or ()) == len(record.proven_workers)
+        return record.proven
 
     assert told() == told(1) == ()
     assert told(1, 2) == (1, 2)
@@ -384,10 +381,9 @@ def test_neighbours_are_dialled_while_all_workers_still_get_ready() -> None:
     dialled = [(step.other, step.target.address, step.target.worker) for step in steps if isinstance(step, ProveLink)]
     assert dialled == [(1, "b:7", "w-b"), (2, "c:7", "w-c")]
     proofs = {(JobGeneration("j", 1), 0, other, worker) for other, _, worker in dialled}
-    [step] = of_kind(next_steps(view, replace(node("a"), proven=proofs)), RegisterWorker)
-    assert isinstance(step, RegisterWorker)
-    assert (step.record.state, step.record.proven) == (WorkerState.READY, (1, 2))
-    assert step.record.proven_workers == ("w-b", "w-c")
+    record = record_in(next_steps(view, replace(node("a"), proven=proofs)))
+    assert (record.state, record.proven) == (WorkerState.READY, (1, 2))
+    assert record.proven_workers == ("w-b", "w-c")
 
 
 @pytest.mark.parametrize(("lost_peer", "is_dialled"), [(-1, False), (0, True)])
@@ -413,6 +409,5 @@ def test_an_answer_of_a_replaced_process_does_not_count() -> None:
     state = replace(node("a"), proven={(g1, 0, 1, "w-b before"), (g1, 0, 2, "w-c")})
     steps = next_steps(view, state)
     assert [(step.other, step.target.worker) for step in steps if isinstance(step, ProveLink)] == [(1, "w-b")]
-    [step] = of_kind(steps, RegisterWorker)
-    assert isinstance(step, RegisterWorker)
-    assert (step.record.proven, step.record.proven_workers) == ((), ())
+    record = record_in(steps)
+    assert (record.proven, record.proven_workers) == ((), ())

@@ -7,7 +7,7 @@ import pytest
 
 from headway.daemon.agent.local_state import NodeState, generations_seen
 from headway.daemon.agent.state_steps import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
-from headway.daemon.agent.steps import CopyToCheckpoint, DeleteState, FetchCopies, RegisterState, Step, UnregisterState
+from headway.daemon.agent.steps import Delete, Fetch, Register, Step, Upload
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
@@ -30,7 +30,7 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec
-from tests.fakes.agent_views import worker
+from tests.fakes.agent_views import told_of_state, worker
 
 LAYERS = ("embed", "block.0", "head")
 PARTS = (*LAYERS, JOURNAL)
@@ -104,46 +104,44 @@ def steps(of: JobView | None, state: NodeState) -> list[Step]:
 
 def test_a_snapshot_is_registered_in_one_record() -> None:
     """All new files of boundary 40 go into a single record."""
-    assert steps(job({}), node((3, 40))) == [RegisterState("j", 3, 40, told("a", *PARTS))]
+    assert steps(job({}), node((3, 40))) == [told_of_state(3, 40, told("a", *PARTS))]
     assert steps(job({(3, 40): {"a": told("a", *PARTS)}}), node((3, 40))) == []
 
 
 def test_a_lapsed_registration_is_due_again() -> None:
     """The lease lapsed and this node's record went, so it is written again; b's record is still there."""
-    assert steps(job({(3, 40): {"b": told("b", *PARTS)}}), node((3, 40))) == [
-        RegisterState("j", 3, 40, told("a", *PARTS))
-    ]
+    assert steps(job({(3, 40): {"b": told("b", *PARTS)}}), node((3, 40))) == [told_of_state(3, 40, told("a", *PARTS))]
 
 
 def test_a_record_of_an_earlier_daemon_is_replaced_or_deleted() -> None:
     """Its files went with that daemon."""
     old = {(3, 40): {"a": replace(told("a", *PARTS), incarnation="a-0")}}
-    assert steps(job(old), node()) == [UnregisterState("j", 3, 40)]
-    assert steps(job(old), node((3, 40))) == [RegisterState("j", 3, 40, told("a", *PARTS))]
+    assert steps(job(old), node()) == [told_of_state(3, 40, None)]
+    assert steps(job(old), node((3, 40))) == [told_of_state(3, 40, told("a", *PARTS))]
 
 
 def test_the_third_restorable_boundary_is_unregistered_and_then_deleted() -> None:
     """80, 60 and 40 are restorable: the files of 40 go once the view shows that it is unregistered."""
     three = {(3, boundary): both(*PARTS) for boundary in (40, 60, 80)}
     mine = node((3, 40), (3, 60), (3, 80))
-    assert steps(job(three), mine) == [UnregisterState("j", 3, 40)]
+    assert steps(job(three), mine) == [told_of_state(3, 40, None)]
     after = three | {(3, 40): {"b": told("b", *PARTS)}}
-    assert steps(job(after), mine) == [DeleteState("j", 3, 40, tuple(sorted(PARTS)))]
+    assert steps(job(after), mine) == [Delete("j", 3, 40, tuple(sorted(PARTS)))]
 
 
 def test_a_boundary_counts_only_when_it_is_registered() -> None:
     """80 is held but not registered, so 40 is still the second newest restorable boundary."""
     two = {(3, boundary): both(*PARTS) for boundary in (40, 60)}
     mine = node((3, 40), (3, 60), (3, 80))
-    assert steps(job(two), mine) == [RegisterState("j", 3, 80, told("a", *PARTS))]
+    assert steps(job(two), mine) == [told_of_state(3, 80, told("a", *PARTS))]
 
 
 def test_boundaries_off_the_timeline_are_deleted() -> None:
     """The job left timeline 1 at 20: its boundary 20 stays, and 40 is unregistered and deleted."""
     state = {(1, 20): both(*PARTS), (1, 40): both(*PARTS)}
     mine = node((1, 20), (1, 40))
-    assert steps(job(state), mine) == [UnregisterState("j", 1, 40)]
-    assert steps(job({(1, 20): both(*PARTS)}), mine) == [DeleteState("j", 1, 40, tuple(sorted(PARTS)))]
+    assert steps(job(state), mine) == [told_of_state(1, 40, None)]
+    assert steps(job({(1, 20): both(*PARTS)}), mine) == [Delete("j", 1, 40, tuple(sorted(PARTS)))]
     assert not is_welcome(job({}), 1, 40)
     assert is_welcome(job({}), 1, 20)
     assert is_welcome(job({}), 3, 40)
@@ -160,13 +158,13 @@ def test_a_dropped_file_leaves_the_record() -> None:
     """The damaged head is dropped: the record is written without it, or deleted when nothing is left."""
     state = {(3, 40): {"a": told("a", *PARTS)}}
     rest = tuple(part for part in PARTS if part != "head")
-    assert steps(job(state), node((3, 40), parts=rest)) == [RegisterState("j", 3, 40, told("a", *rest))]
-    assert steps(job(state), node()) == [UnregisterState("j", 3, 40)]
+    assert steps(job(state), node((3, 40), parts=rest)) == [told_of_state(3, 40, told("a", *rest))]
+    assert steps(job(state), node()) == [told_of_state(3, 40, None)]
 
 
 def test_files_of_an_earlier_submission_are_deleted() -> None:
     """They belong to another job of the same name."""
-    assert steps(job({}), node((3, 40), uid="old")) == [DeleteState("j", 3, 40, tuple(sorted(PARTS)))]
+    assert steps(job({}), node((3, 40), uid="old")) == [Delete("j", 3, 40, tuple(sorted(PARTS)))]
 
 
 def test_a_failed_job_keeps_its_past_and_a_cancelled_one_its_journal() -> None:
@@ -175,9 +173,9 @@ def test_a_failed_job_keeps_its_past_and_a_cancelled_one_its_journal() -> None:
     failed = PhaseRecord(phase=Phase.FAILED, lineage=PLAN.lineage)
     assert steps(job(state, plan=None, phase=failed), node((3, 40))) == []
     cancelled = job(state, plan=None, phase=PhaseRecord(phase=Phase.CANCELLED))
-    assert steps(cancelled, node((3, 40))) == [RegisterState("j", 3, 40, told("a", JOURNAL))]
+    assert steps(cancelled, node((3, 40))) == [told_of_state(3, 40, told("a", JOURNAL), has_plan=False)]
     after = replace(cancelled, state={(3, 40): {"a": told("a", JOURNAL)}})
-    assert steps(after, node((3, 40))) == [DeleteState("j", 3, 40, tuple(sorted(LAYERS)))]
+    assert steps(after, node((3, 40))) == [Delete("j", 3, 40, tuple(sorted(LAYERS)))]
 
 
 def test_a_parents_boundary_is_loaded_and_never_registered() -> None:
@@ -186,12 +184,12 @@ def test_a_parents_boundary_is_loaded_and_never_registered() -> None:
     begun, loading = worker(prepared=3, started=3), worker(prepared=3)
     of = job({}, plan=replace(PLAN, source="checkpoint", source_timeline=3, boundary=100), checkpoint=parent)
     assert steps(of, node((3, 100), workers=(loading,))) == []
-    assert steps(of, node((3, 100), workers=(begun,))) == [DeleteState("j", 3, 100, tuple(sorted(PARTS)))]
+    assert steps(of, node((3, 100), workers=(begun,))) == [Delete("j", 3, 100, tuple(sorted(PARTS)))]
 
 
 def test_a_removed_job_leaves_nothing() -> None:
     """No key of it is left: its files go."""
-    assert steps(None, node((3, 40))) == [DeleteState("j", 3, 40, tuple(sorted(PARTS)))]
+    assert steps(None, node((3, 40))) == [Delete("j", 3, 40, tuple(sorted(PARTS)))]
 
 
 def test_nothing_is_deleted_while_etcd_is_older_than_this_node() -> None:
@@ -202,7 +200,7 @@ def test_nothing_is_deleted_while_etcd_is_older_than_this_node() -> None:
 def test_generations_of_an_earlier_job_of_the_same_name_do_not_count() -> None:
     """Generation 7 belonged to a removed submission: its files go, and etcd does not count as older."""
     mine = node((1, 40), uid="old", in_force={seen_key("j", "old"): 7})
-    assert steps(job({}), mine) == [DeleteState("j", 1, 40, tuple(sorted(PARTS)))]
+    assert steps(job({}), mine) == [Delete("j", 1, 40, tuple(sorted(PARTS)))]
 
 
 def test_generations_are_remembered_by_name_and_by_submission() -> None:
@@ -217,10 +215,10 @@ def test_each_computing_node_copies_its_own_layers_to_durable_storage() -> None:
     """At the due boundary 40, a copies its own layers, not the head that it keeps for b."""
     due = job({(3, 40): both(*PARTS)}, submission=SpecRecord(spec=spec(checkpoint_every=40), uid="u"))
     keys = {part: StateKey("j", 3, 40, part) for part in PARTS}
-    expected: list[Step] = [CopyToCheckpoint(keys["embed"]), CopyToCheckpoint(keys["block.0"])]
+    expected: list[Step] = [Upload(keys["embed"]), Upload(keys["block.0"])]
     assert steps(due, node((3, 40))) == expected
     done = steps(due, node((3, 40), durable={keys["embed"], keys["block.0"]}))
-    assert [type(step) for step in done] == [RegisterState]
+    assert [type(step) for step in done] == [Register]
 
 
 def test_an_incomplete_boundary_is_not_copied_to_durable_storage() -> None:
@@ -241,12 +239,10 @@ def test_files_of_a_job_whose_spec_is_garbage_stay(is_known: bool) -> None:
 def test_files_of_a_job_that_a_restored_etcd_does_not_know_stay_for_an_hour() -> None:
     """etcd went back to before the submission."""
     cluster = view(None)
-    assert [type(step) for step in state_steps(cluster, node((3, 40), now=10.0))] == [DeleteState]
+    assert [type(step) for step in state_steps(cluster, node((3, 40), now=10.0))] == [Delete]
     cluster.start_anew(now=100.0)
     assert list(state_steps(cluster, node((3, 40), now=100.0 + KEPT_AFTER_RESTORE_S - 1))) == []
-    assert [type(step) for step in state_steps(cluster, node((3, 40), now=101.0 + KEPT_AFTER_RESTORE_S))] == [
-        DeleteState
-    ]
+    assert [type(step) for step in state_steps(cluster, node((3, 40), now=101.0 + KEPT_AFTER_RESTORE_S))] == [Delete]
 
 
 def without_access(*parts: str) -> StateRecord:
@@ -258,11 +254,12 @@ def test_a_node_without_access_leaves_its_copies_to_another_holder() -> None:
     """b holds the head and cannot write to the folder: a copies it, and the boundary stays due."""
     state = {(3, 100): {"a": told("a", *PARTS), "b": without_access(*PARTS)}, (3, 200): both()}
     of = job(state)
-    mine = [step.key.layer for step in steps(of, node((3, 100))) if isinstance(step, CopyToCheckpoint)]
+    mine = [step.key.layer for step in steps(of, node((3, 100))) if isinstance(step, Upload)]
     assert mine == list(PARTS)
     poor = replace(node((3, 100)), name="b", incarnation="b-1", no_access=frozenset({"j"}))
-    assert not [step for step in steps(of, poor) if isinstance(step, CopyToCheckpoint)]
-    [record] = [step.record for step in steps(job({}), poor) if isinstance(step, RegisterState)]
+    assert not [step for step in steps(of, poor) if isinstance(step, Upload)]
+    [record] = [step.record for step in steps(job({}), poor) if isinstance(step, Register)]
+    assert isinstance(record, StateRecord)
     assert record.lacks_access
 
 
@@ -270,8 +267,8 @@ def test_at_a_stop_others_copy_the_files_of_a_node_without_access() -> None:
     """Only b holds head and journal: a fetches both and copies them while b waits."""
     stop = StopRecord(generation=3, save=Save.CHECKPOINT, boundary=100)
     of = job({(3, 100): {"a": told("a", *LAYERS[:2]), "b": without_access("head", JOURNAL)}}, stop=stop)
-    fetches = [step for step in steps(of, node((3, 100), parts=LAYERS[:2])) if isinstance(step, FetchCopies)]
-    assert [(step.keys[0].layer, step.files[0].holders) for step in fetches] == [("head", ("b",)), (JOURNAL, ("b",))]
+    fetches = [step for step in steps(of, node((3, 100), parts=LAYERS[:2])) if isinstance(step, Fetch)]
+    assert [(step.key.layer, step.holders) for step in fetches] == [("head", ("b",)), (JOURNAL, ("b",))]
     both_hold = job({(3, 100): {"a": told("a", *PARTS), "b": without_access("head", JOURNAL)}}, stop=stop)
-    copies = [step.key.layer for step in steps(both_hold, node((3, 100))) if isinstance(step, CopyToCheckpoint)]
+    copies = [step.key.layer for step in steps(both_hold, node((3, 100))) if isinstance(step, Upload)]
     assert set(copies) >= {"head", JOURNAL}

@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent.local_state import is_over
-from headway.daemon.agent.steps import (
-    AnswerStop,
-    CopyToCheckpoint,
-    DeleteState,
-    FetchState,
-    GiveUp,
-    OpenData,
-    RegisterState,
-    RegisterWorker,
-)
+from headway.daemon.agent.steps import Delete, Fetch, GiveUp, OpenData, Register, Upload
 from headway.daemon.agent.steps_due import is_awaited, is_named, next_steps
 from headway.daemon.jobs.job import DataSpec, SourceSpec
 from headway.daemon.records.records import CheckpointRecord, PlanRecord, Save, StopRecord, WorkerState
@@ -54,10 +45,13 @@ from tests.fakes.agent_views import (
     node,
     now,
     of_kind,
+    of_state,
     plan,
     record,
     start_by,
     state_record,
+    told_of_state,
+    told_of_worker,
     view_of,
     worker,
 )
@@ -125,7 +119,7 @@ def test_a_prepared_worker_is_registered_as_ready_once() -> None:
     """The worker is ready: that is registered; when etcd says so, nothing is due."""
     status = worker(prepared=1)
     ready = record(WorkerState.READY)
-    assert due(view_of(job(next=WHOLE)), node(status)) == [RegisterWorker(G1, 0, ready)]
+    assert due(view_of(job(next=WHOLE)), node(status)) == [told_of_worker(1, ready, leaf="next")]
     assert due(view_of(job(next=WHOLE, workers={(1, 0): ready})), node(status)) == []
 
 
@@ -172,7 +166,7 @@ def test_a_damaged_file_is_replaced_before_the_worker_tries_again() -> None:
     assert waits.goal.start is not None
     assert next_action(waits.goal, waits.actual) is None
     steps = due(view, node(waits, held=held(*parts[1:])))
-    assert [step.key.layer for step in steps if isinstance(step, FetchState)] == ["embed"]
+    assert [step.key.layer for step in steps if isinstance(step, Fetch)] == ["embed"]
     assert due(view, node(waits, held=held(*parts))) == [Action.START]
 
 
@@ -196,7 +190,9 @@ def test_the_first_stage_chooses_where_to_stop_and_answers() -> None:
     """A stop without boundary: the worker is to choose; its choice is written into the stop record."""
     view = view_of(job(plan=WHOLE, workers=RUNNING_RECORD, stop=StopRecord(generation=1, save=Save.MOVES)))
     assert due(view, node(RUNNING)) == [Action.CHOOSE_STOP]
-    assert due(view, node(now(RUNNING, chosen=5, stop_at=5))) == [AnswerStop(G1, 5)]
+    assert due(view, node(now(RUNNING, chosen=5, stop_at=5))) == [
+        Register("/headway/jobs/j/stop", "j", STOP, ("plan", "stop"), is_leased=False)
+    ]
 
 
 def test_later_stages_are_told_the_boundary() -> None:
@@ -228,10 +224,10 @@ def test_written_files_are_registered_once() -> None:
     fields: dict[str, Any] = {"plan": WHOLE, "next": SPLIT, "stop": STOP, "workers": STOPPED_RECORD}
     older = {(1, 5): {"a": state_record("head")}}
     status = node(now(STOPPED, prepared=2), held=files)
-    steps = of_kind(next_steps(view_of(job(state=older, **fields)), status), RegisterState)
-    assert steps == [RegisterState("j", 1, 5, record)]
+    steps = of_state(next_steps(view_of(job(state=older, **fields)), status))
+    assert steps == [told_of_state(1, 5, record)]
     known = {(1, 5): {"a": record}}
-    assert of_kind(next_steps(view_of(job(state=known, **fields)), status), RegisterState) == []
+    assert of_state(next_steps(view_of(job(state=known, **fields)), status)) == []
 
 
 def test_layers_that_stay_are_taken_from_the_live_buffers() -> None:
@@ -250,8 +246,8 @@ def test_a_node_fetches_its_new_layers_before_it_starts() -> None:
     workers = {(2, 0): record(WorkerState.READY), (2, 1): record(WorkerState.READY, name="b")}
     view = view_of(job(plan=after, workers=workers, state=state))
     status = worker(prepared=2)
-    assert of_kind(next_steps(view, node(status, name="b")), FetchState) == [
-        FetchState(0, G2, StateKey("j", 1, 5, part), ("a",), "", FileDigest(size_bytes=10, checksum=f"sha-{part}"))
+    assert of_kind(next_steps(view, node(status, name="b")), Fetch) == [
+        Fetch(0, G2, StateKey("j", 1, 5, part), ("a",), "", FileDigest(size_bytes=10, checksum=f"sha-{part}"))
         for part in parts
     ]
     start = start_by(view, node(status, name="b", held=held(*parts)))
@@ -277,10 +273,10 @@ def test_a_checkpoint_writes_everything_copies_it_and_registers_it_as_durable() 
     assert due(view, node(STOPPED)) == [Action.WRITE]
     assert goal_by(view, node(STOPPED)).write == parts
     files = held(*parts)
-    registered = RegisterState("j", 1, 5, state_record(*parts))
-    assert due(view, node(STOPPED, held=files)) == [*map(CopyToCheckpoint, files), registered]
+    registered = told_of_state(1, 5, state_record(*parts))
+    assert due(view, node(STOPPED, held=files)) == [*map(Upload, files), registered]
     assert due(view, node(STOPPED, held=files, durable=set(files))) == [
-        RegisterState("j", 1, 5, state_record(*parts, durable=parts))
+        told_of_state(1, 5, state_record(*parts, durable=parts))
     ]
 
 
@@ -294,13 +290,13 @@ def test_a_checkpoint_copy_that_fails_is_reported_and_retried() -> None:
     steps = due(view, node(STOPPED, held=files, durable=set(files) - {head}, troubles={head: "disk full"}))
     durable = tuple(part for part in parts if part != "head")
     told = replace(state_record(*parts, durable=durable), trouble="disk full")
-    assert steps == [CopyToCheckpoint(head), RegisterState("j", 1, 5, told)]
+    assert steps == [Upload(head), told_of_state(1, 5, told)]
 
 
 def test_a_worker_at_its_last_boundary_is_registered_as_stopped() -> None:
     """The worker reaches the job's last batch without a stop order."""
     steps = due(view_of(job(plan=WHOLE, workers=RUNNING_RECORD)), node(now(RUNNING, boundary=5)))
-    assert steps == [RegisterWorker(G1, 0, record(WorkerState.STOPPED, boundary=5))]
+    assert steps == [told_of_worker(1, record(WorkerState.STOPPED, boundary=5))]
 
 
 def test_after_the_plan_is_over_the_worker_is_released_and_only_the_journal_kept() -> None:
@@ -309,9 +305,9 @@ def test_after_the_plan_is_over_the_worker_is_released_and_only_the_journal_kept
     serving = replace(STOPPED, goal=Goal(job="j"))
     assert due(view_of(job()), node(serving, held=files)) == [
         Action.RELEASE,
-        DeleteState("j", 1, 3, (JOURNAL,)),
-        RegisterState("j", 1, 5, state_record(JOURNAL)),
-        DeleteState("j", 1, 5, ("head",)),
+        Delete("j", 1, 3, (JOURNAL,)),
+        told_of_state(1, 5, state_record(JOURNAL), has_plan=False),
+        Delete("j", 1, 5, ("head",)),
     ]
     assert next_steps(view_of(job()), node(replace(STOPPED, goal=Goal()))) == []
     assert next_steps(view_of(job()), node(worker())) == []
@@ -319,7 +315,7 @@ def test_after_the_plan_is_over_the_worker_is_released_and_only_the_journal_kept
 
 def test_a_removed_job_leaves_nothing() -> None:
     """No key of the job is left: its journal goes too."""
-    assert due(view_of(), node(worker(), held=held(JOURNAL))) == [DeleteState("j", 1, 5, (JOURNAL,))]
+    assert due(view_of(), node(worker(), held=held(JOURNAL))) == [Delete("j", 1, 5, (JOURNAL,))]
 
 
 def test_a_job_starts_from_its_checkpoint() -> None:
@@ -330,9 +326,7 @@ def test_a_job_starts_from_its_checkpoint() -> None:
     workers = {(1, 0): record(WorkerState.READY)}
     status = worker(prepared=1)
     steps = due(view_of(job(plan=resumed, checkpoint=checkpoint, workers=workers)), node(status))
-    assert steps == [
-        FetchState(0, G1, StateKey("j", 1, 5, part), (), "c/j/5", files[part]) for part in (*LAYERS, JOURNAL)
-    ]
+    assert steps == [Fetch(0, G1, StateKey("j", 1, 5, part), (), "c/j/5", files[part]) for part in (*LAYERS, JOURNAL)]
     gap = replace(checkpoint, files={part: file for part, file in files.items() if part != "head"})
     steps = due(view_of(job(plan=resumed, checkpoint=gap, workers=workers)), node(status))
     assert [step.reason for step in steps if isinstance(step, GiveUp)] == [
@@ -349,7 +343,7 @@ def test_a_dead_worker_fails_every_generation_it_served() -> None:
     failed = replace(record(WorkerState.FAILED, error="killed"), incarnation="", address="", pid=0)
     view = view_of(job(plan=WHOLE, next=SPLIT, workers=RUNNING_RECORD))
     view.nodes["a"] = replace(view.nodes["a"], down_devices=(0,))
-    assert due(view, node(status)) == [RegisterWorker(G2, 0, failed), RegisterWorker(G1, 0, failed)]
+    assert due(view, node(status)) == [told_of_worker(2, failed, leaf="next"), told_of_worker(1, failed)]
 
 
 def test_a_failure_is_reported_only_once_the_state_of_the_device_is_known() -> None:
@@ -357,11 +351,11 @@ def test_a_failure_is_reported_only_once_the_state_of_the_device_is_known() -> N
     dead = RUNNING.died(Failure("killed"))
     replaced = dead.attached("spare", pid=8, address="a:2")
     view = view_of(job(plan=WHOLE, workers=RUNNING_RECORD))
-    assert not of_kind(next_steps(view, node(dead)), RegisterWorker)
-    assert of_kind(next_steps(view, node(replaced)), RegisterWorker)
+    assert not of_kind(next_steps(view, node(dead)), Register)
+    assert of_kind(next_steps(view, node(replaced)), Register)
     view.nodes["a"] = replace(view.nodes["a"], down_devices=(0,))
-    assert of_kind(next_steps(view, node(dead)), RegisterWorker)
-    assert not of_kind(next_steps(view, node(replaced)), RegisterWorker)
+    assert of_kind(next_steps(view, node(dead)), Register)
+    assert not of_kind(next_steps(view, node(replaced)), Register)
 
 
 def test_a_respawned_worker_does_not_take_up_a_failed_generation() -> None:

@@ -13,7 +13,7 @@ from headway.daemon.agent import agent as agent_module
 from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.own_records import Surroundings
-from headway.daemon.agent.steps import FetchState
+from headway.daemon.agent.steps import Fetch
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
@@ -162,7 +162,7 @@ async def test_attempts_during_an_outage_are_not_charged_afterwards(
     await asyncio.wait({working})
 
 
-FETCH = FetchState(
+FETCH = Fetch(
     0, JobGeneration("j", 1), StateKey("j", 1, 5, "head"), (), "/mnt/c", FileDigest(size_bytes=1, checksum="c")
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent.files import StateKeeper
-from headway.daemon.agent.steps import CopyToCheckpoint
+from headway.daemon.agent.steps import Upload
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.node import membership as membership_module
@@ -259,7 +259,7 @@ async def test_a_copy_that_hangs_names_the_file_system_that_does_not_answer(
         else:
             mood.gate.clear()
         with pytest.raises(StorageAwayError) as caught:
-            await keeper.copy_to_checkpoint(CopyToCheckpoint(KEY))
+            await keeper.copy_to_checkpoint(Upload(KEY))
         named = {"store": str(store.directory), "checkpoint": "moody://bucket/c"}
         assert caught.value.item.startswith(named[hangs])
         disk.answers.set()
