@@ -18,7 +18,7 @@ from rigs.overhead_sides import measure_stages
 from gpu.cluster_job import stage_job
 from gpu.sizes import wait_for
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.benchmark import flops_per_s
+from headway.daemon.worker.device import flops_per_s
 from headway.stages.model.decoder import parameter_shapes
 
 BATCHES = 15

@@ -6,7 +6,8 @@ A failed step is due again after a pause. A step that keeps failing fails its wo
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,6 @@ from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.layer_sources import HEARD_AFTER_S
 from headway.daemon.agent.link_steps import ProvenLinks
 from headway.daemon.agent.local_state import NodeState, is_over
-from headway.daemon.agent.own_records import OwnRecords, Surroundings
 from headway.daemon.agent.steps import (
     Delete,
     Fetch,
@@ -31,6 +31,7 @@ from headway.daemon.agent.steps import (
     claims,
     is_still_wanted,
     name_of,
+    record_key,
     wanted_fetches,
 )
 from headway.daemon.agent.steps_due import next_steps
@@ -44,15 +45,25 @@ from headway.daemon.errors import (
     StoreError,
     in_one_line,
 )
+from headway.daemon.etcd import transaction
+from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Compare
 from headway.daemon.fault_points import fault_point
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.reach.reach_target import Reach
+from headway.daemon.records.format import encode
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import TERMINAL_PHASES, checkpoint_ailment, data_ailment, refusal_ailment, seen_key
-from headway.daemon.runtime.activities import Run
+from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.rate_limit import OutgoingTransfers
+from headway.daemon.runtime.activities import Activities, Run
+from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.state_key import StateKey
+from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.profiling import ProfileReports
 from headway.daemon.telemetry.reports import ProgressReports, ReadingReports
+from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.workers.goal import Progress, SnapshotMissed, Wrote
 from headway.daemon.workers.status import JobGeneration
 from headway.daemon.workers.supervisor import Supervisor
@@ -72,6 +83,87 @@ TRANSACTION_REST_S: Final = 0.02
 """Pause after a failed comparison: the view is about to catch up."""
 NUM_MISSED_REMEMBERED: Final = 8
 """Number of boundaries of a generation whose missing snapshots are remembered."""
+WATCH_S: Final = 5.0
+"""If the watch does not show our own write within this time, the write was undone: its lease ended, or etcd was
+replaced.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The collaborators of one node's agent, during one incarnation."""
+
+    node: str
+    incarnation: str
+    lease_id: Callable[[], int]
+    """The node's present lease: after a lost lease the node takes another."""
+    etcd: EtcdClient
+    view: ClusterView
+    store: StateStore
+    library: DataLibrary
+    client: NodeClient
+    checkpoint_root: Path | None
+    reach: Reach
+    """Finds out whether ports of other nodes answer."""
+    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
+    activities: Activities = field(default_factory=Activities)
+    wrote_late: Callable[[str], None] = lambda _: None
+    """Called with the job when a copy to its checkpoint folder ends after it was given up."""
+    remembered: Callable[[], Mapping[str, int] | None] = lambda: None
+    """Generations that this node has persisted, as in NodeState."""
+
+
+class OwnRecords:
+    """The records of one incarnation of a daemon."""
+
+    def __init__(self, around: Surroundings, on_change: Callable[[], None]) -> None:
+        """on_change: called when a write is forgotten, so that its step may be due again."""
+        self._around = around
+        self._on_change = on_change
+        self._written: dict[str, int] = {}
+        """Key to the revision of our own last write, which the view may not show yet."""
+        self._epoch = around.view.epoch
+
+    def look_at_epoch(self) -> None:
+        """Forget earlier writes if etcd was restored from a backup: their revisions mean nothing then."""
+        if self._around.view.epoch != self._epoch:
+            self._epoch = self._around.view.epoch
+            self._written.clear()
+
+    def conditions(self, step: Step) -> list[Compare]:
+        """Return conditions that no input of a record has changed since the decision."""
+        if not isinstance(step, Register):
+            return []
+        keys = (Keys.of(step.job, leaf) for leaf in step.rests_on)
+        return [Compare.unchanged(key, self._around.view.revision_of(key)) for key in keys]
+
+    async def write(self, step: Register, conditions: list[Compare]) -> None:
+        """Write a record. Raises ConflictError when what it rests on has changed."""
+        around, key = self._around, step.key
+        change: transaction.Change = transaction.Delete(key)
+        if step.job not in around.view.jobs:
+            raise ConflictError(key, "was removed")
+        if step.record is not None:
+            lease_id = around.lease_id() if step.is_leased else 0
+            change = transaction.Put(key, encode(step.record), lease_id)
+        self._remember(key, await around.etcd.transaction(conditions, [change]))
+        log.info("record_written", key=key)
+
+    def is_under_way(self, step: Step) -> bool:
+        """Return whether the watch has not yet shown our last write to the step's key."""
+        key = record_key(step, self._around.node)
+        return bool(key) and self._around.view.last_revision_of(key) < self._written.get(key, 0)
+
+    def _remember(self, key: str, revision: int) -> None:
+        """Remember a write, so that no step relies on a view that does not show it yet."""
+
+        def forget() -> None:
+            if self._written.get(key) == revision:
+                self._written.pop(key)
+                self._on_change()
+
+        self._written[key] = revision
+        asyncio.get_running_loop().call_later(WATCH_S, forget)
 
 
 class Agent:
@@ -135,7 +227,7 @@ class Agent:
         return await self._keeper.wrote(wrote)
 
     def worker_refused_file(self, path: str) -> None:
-        """Drop a damaged file; another is fetched before Start is ordered again."""
+        """Drop a damaged file; another is fetched before the worker starts."""
         self._keeper.refused_file(Path(path))
         self._due.set()
 
@@ -181,7 +273,7 @@ class Agent:
                 self._due.clear()
 
     def _take_steps(self, supervisor: Supervisor, group: asyncio.TaskGroup) -> bool:
-        """Start everything that is due. Return whether a worker's status changed by it, so that more may be due."""
+        """Start everything that is due. Return whether a worker has failed by it, so that more may be due."""
         view = self._around.view
         self._records.look_at_epoch()
         # After an outage some steps wait until every node has registered again: look again then.
@@ -215,17 +307,17 @@ class Agent:
     def _begin(
         self, step: Step, wanted: dict[StateKey, Fetch], supervisor: Supervisor, group: asyncio.TaskGroup
     ) -> bool:
-        """Send an order, or start a task. Return whether a worker's status changed. Raises the step's errors."""
+        """Set a goal, or start a task. Return whether a worker has failed by it. Raises the step's errors."""
         # A goal only enters the worker's queue, so it needs no task: what becomes of it is a change of status.
         if isinstance(step, SetGoal):
             fault_point("agent.step", kind=type(step).__name__, node=self._around.node)
             before, prepare = supervisor.statuses[step.device_index].goal, step.goal.prepare
-            has_changed = supervisor.set_goal(step.device_index, step.goal)
+            supervisor.set_goal(step.device_index, step.goal)
             if prepare is not None and prepare != before.prepare and prepare.data_paths:
                 for part in self._spec(step.goal.job).data.parts:
                     # the next preparation verifies the data again
                     self._data_paths.pop(part.sha256, None)
-            return has_changed
+            return False
         if isinstance(step, GiveUp):
             supervisor.fail(step.device_index, step.run_key, step.reason)
             return True

@@ -12,9 +12,8 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import join_address, split_address
-from headway.daemon.agent.agent import Agent
+from headway.daemon.agent.agent import Agent, Surroundings
 from headway.daemon.agent.local_state import generations_ahead, generations_seen
-from headway.daemon.agent.own_records import Surroundings
 from headway.daemon.agent.steps_due import has_steps_ahead, is_awaited, is_named
 from headway.daemon.cleanup.compiled_code import keep_small
 from headway.daemon.cleanup.data_cache import sweep_data

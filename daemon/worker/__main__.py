@@ -33,13 +33,12 @@ def work(options: WorkerOptions) -> None:
     from headway.daemon.records.records import PROTOCOL_VERSION
     from headway.daemon.runtime.logging import configure_logs
     from headway.daemon.worker.control import WorkerControl
-    from headway.daemon.worker.device import WorkerDevice
+    from headway.daemon.worker.device import WorkerDevice, warm_up
     from headway.daemon.worker.neighbours import WorkerInbox
     from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
     from headway.daemon.worker.output import WorkerOutput
     from headway.daemon.worker.stage_records import StageRecords
     from headway.daemon.worker.stage_worker import StageWorker
-    from headway.daemon.worker.warm_up import warm_up
     from headway.daemon.workers.goal import Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers

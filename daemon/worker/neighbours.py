@@ -1,15 +1,20 @@
-"""The links of a worker for one generation: to the stages before and after it, and to its stage's other replicas."""
+"""A worker among the others of its plan: the context of its stage, and its links for one generation."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from queue import SimpleQueue
 
+import torch
+
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker.start import by_group, groups_of, name_of
+from headway.daemon.jobs.update_shares import update_shares
+from headway.daemon.records.records import PlanRecord
 from headway.daemon.workers.goal import Goal, Neighbour, Start, loading_s
+from headway.daemon.workers.liveness import FIRST_OPERATION_BATCHES
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
-from headway.stages.ids import StageIndex
+from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.device_links import over_device, over_host
@@ -19,7 +24,8 @@ from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.receive_buffers import bytes_for
-from headway.stages.stage.context import StageContext, StageLinks
+from headway.stages.spec import RECOMPUTES
+from headway.stages.stage.context import PATIENCE_S, StageContext, StageLinks
 from headway.stages.state.snapshot_writer import SnapshotEnded
 
 WorkerItem = Goal | Frame | LinkLost | DeviceDone | SnapshotEnded | BaseException
@@ -194,3 +200,57 @@ def _until_dialled(spec: JobSpec) -> timedelta:
 def _distinct(peers: Iterable[Neighbour]) -> list[Neighbour]:
     """Return each worker once."""
     return list({peer.position: peer for peer in peers}.values())
+
+
+def start_context(start: Start, spec: JobSpec, device: torch.device) -> StageContext:
+    """Return the context of the run that begins."""
+    plan, part = start.plan, start.plan.workers[start.position]
+    stage = plan.stage_index(start.position)
+    siblings = plan.replicas[stage]
+    replicas = tuple(plan.workers[k].groups for k in siblings) if len(siblings) > 1 else ()
+    return StageContext(
+        model=spec.model,
+        train=for_part(spec, plan, start.position).train,
+        seed=spec.job.seed,
+        job=spec.job.name,
+        generation=Generation(plan.generation),
+        timeline=Timeline(plan.timeline),
+        stage_index=StageIndex(stage),
+        num_stages=plan.num_stages,
+        layers=tuple(LayerName(layer) for layer in part.layers),
+        depth=part.depth,
+        boundary=Boundary(plan.boundary),
+        device=device,
+        replica_groups=replicas,
+        replica_index=siblings.index(start.position) if replicas else 0,
+        update_shares=update_shares(spec, part.layers, len(replicas)) if part.shares_update else None,
+        group_by_group=all(len(workers) == 1 for workers in plan.replicas),
+        upstream_codec=plan.codec(stage),
+        downstream_codec=plan.codec(stage + 1),
+        patience_s=PATIENCE_S + FIRST_OPERATION_BATCHES * plan.predicted_batch_seconds,
+        stops_at_non_finite=spec.fault.non_finite == "stop",
+    )
+
+
+def for_part(spec: JobSpec, plan: PlanRecord, position: int) -> JobSpec:
+    """Return the job with what its plan has chosen for a worker."""
+    chosen = plan.workers[position].recompute or spec.train.recompute
+    recompute = next((each for each in RECOMPUTES if each == chosen), spec.train.recomputes[0])
+    return replace(spec, train=replace(spec.train, recompute=recompute))
+
+
+def groups_of(plan: PlanRecord, position: int, spec: JobSpec) -> tuple[int, ...]:
+    """Return the reduction groups that a worker holds."""
+    return plan.workers[position].groups or tuple(range(spec.train.reduction_groups))
+
+
+def by_group(peers: Iterable[Neighbour], start: Start, spec: JobSpec) -> dict[int, Neighbour]:
+    """Return, for each of the worker's groups, the neighbour that holds it."""
+    own = groups_of(start.plan, start.position, spec)
+    return {group: peer for peer in peers for group in groups_of(start.plan, peer.position, spec) if group in own}
+
+
+def name_of(plan: PlanRecord, position: int) -> str:
+    """Return a readable name: the stage, and the position in the plan if the stage has several workers."""
+    stage = f"stage {plan.stage_index(position)}"
+    return f"{stage} worker {position}" if plan.workers[position].groups else stage

@@ -23,6 +23,9 @@ _WANTED: Final = re.compile(f"Tried to allocate {_SIZE}")
 _ALLOCATED: Final = re.compile(f"{_SIZE} is allocated by PyTorch")
 _ALLOWED: Final = re.compile(f"{_SIZE} allowed")
 _CAPACITY: Final = re.compile(f"total capacity of {_SIZE}")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBER = re.compile(r"(?<![\w-])\d+(?:\.\d+)?")
+_MAX_LENGTH = 300
 
 
 @contextmanager
@@ -61,11 +64,6 @@ def refuse_memory(_seconds: float) -> None:
 def _size(pattern: re.Pattern[str], text: str) -> int:
     found = pattern.search(text)
     return round(float(found[1]) * UNITS[found[2]]) if found is not None else 0
-
-
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"(?<![\w-])\d+(?:\.\d+)?")
-_MAX_LENGTH = 300
 
 
 def fault_line(error: BaseException) -> str:

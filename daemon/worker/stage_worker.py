@@ -21,13 +21,11 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.held_layers import Held, RefusedError, live_parts, load_stage, write_parts
-from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem
+from headway.daemon.worker.held_layers import Held, RefusedError, SnapshotReports, live_parts, load_stage, write_parts
+from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem, for_part, start_context
 from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
 from headway.daemon.worker.output import WorkerOutput
-from headway.daemon.worker.snapshot_reports import SnapshotReports
 from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords
-from headway.daemon.worker.start import for_part, start_context
 from headway.daemon.workers.goal import (
     ENDS_A_RUN,
     Action,

@@ -35,6 +35,8 @@ HEALTHY_AFTER_S: Final = 60.0
 CODE_DIR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 SPARE_PAUSE_S: Final = 1.0
 """Time for which a generation runs before the first spare takes CPU time from it."""
+LOWERED_BY = 10
+HIGHEST_NICE = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,10 +296,6 @@ class Roster:
 
 def _backoff_s(num_quick_deaths: int) -> float:
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (num_quick_deaths - 1)) if num_quick_deaths else 0.0
-
-
-LOWERED_BY = 10
-HIGHEST_NICE = 19
 
 
 def lower_priority(pid: int) -> bool:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.agent.agent import Agent
-from headway.daemon.agent.own_records import Surroundings
+from headway.daemon.agent.agent import Agent, Surroundings
 from headway.daemon.errors import ConflictError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import JobSection, JobSpec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.daemon.costs.layer_costs import CUDA_FLOPS
-from headway.daemon.worker.benchmark import CUDA_SIZE, _products, measure_speed
+from headway.daemon.worker.device import CUDA_SIZE, _products, measure_speed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -74,7 +74,7 @@ async def test_a_write_that_etcd_forgot_is_written_again(scene: Scene, monkeypat
     """etcd comes back from a backup without the last write. The new view makes the write due again, without any
     timeout.
     """
-    monkeypatch.setattr("headway.daemon.agent.own_records.WATCH_S", 1000.0)
+    monkeypatch.setattr("headway.daemon.agent.agent.WATCH_S", 1000.0)
     scene.etcd.is_losing = True
     async with scene.at_work():
         await scene.write(20)

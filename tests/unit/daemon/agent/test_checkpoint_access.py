@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.daemon.agent import checkpoint_access
-from headway.daemon.agent.checkpoint_access import CheckpointAccess
+from headway.daemon.agent import files
+from headway.daemon.agent.files import CheckpointAccess
 from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart
@@ -41,8 +41,8 @@ async def test_missing_credentials_are_reported_before_a_checkpoint_and_withdraw
     mood: Mood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node in the plan reports the URL that it cannot access, and withdraws the report once it can."""
-    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
-    monkeypatch.setattr(checkpoint_access, "AGAIN_S", 0.01)
+    monkeypatch.setattr(files, "LOOK_S", 0.001)
+    monkeypatch.setattr(files, "AGAIN_S", 0.01)
     access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     told: list[dict[str, str]] = []
     access.on_change = lambda: told.append(dict(access.lacking))
@@ -59,8 +59,8 @@ async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, mon
     """More jobs wait on a hung bucket than are checked at once; the report about another one still comes within a
     moment.
     """
-    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
-    hung = {f"h{number}": job("moody://hung/c", f"h{number}") for number in range(checkpoint_access.MOST_AT_ONCE + 1)}
+    monkeypatch.setattr(files, "LOOK_S", 0.001)
+    hung = {f"h{number}": job("moody://hung/c", f"h{number}") for number in range(files.MOST_AT_ONCE + 1)}
     view = ClusterView(jobs={**hung, "j": job("moody://poor/c")})
     access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
     mood.hung = "hung"
@@ -73,17 +73,17 @@ async def test_a_hung_file_system_delays_no_report_about_another(mood: Mood, mon
 
 async def test_the_number_of_concurrent_access_checks_is_limited(mood: Mood, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve buckets hang: eight threads wait, and the others run once these are given up."""
-    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    monkeypatch.setattr(files, "LOOK_S", 0.001)
     view = ClusterView(jobs={f"h{number}": job(f"moody://hung-{number}", f"h{number}") for number in range(12)})
     access = CheckpointAccess(node="a", view=view, checkpoint_root=None)
     mood.gate.clear()
     running = asyncio.create_task(access.run())
     async with asyncio.timeout(20.0):
-        while mood.num_calls < checkpoint_access.MOST_AT_ONCE:
+        while mood.num_calls < files.MOST_AT_ONCE:
             await asyncio.sleep(0.001)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert mood.num_calls == checkpoint_access.MOST_AT_ONCE
+        assert mood.num_calls == files.MOST_AT_ONCE
         mood.gate.set()
         while mood.num_calls < 12:
             await asyncio.sleep(0.001)
@@ -95,7 +95,7 @@ async def test_an_outage_is_not_reported_as_missing_access(
     mood: Mood, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
     """The server does not answer: the node reports nothing. A node outside the plan does not check."""
-    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    monkeypatch.setattr(files, "LOOK_S", 0.001)
     access = CheckpointAccess(node=node, view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     mood.error = lambda: RecoveryError("moody://b", "away")
     running = asyncio.create_task(access.run())
@@ -112,7 +112,7 @@ async def test_an_access_check_cancelled_before_it_began_is_repeated(
     mood: Mood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The activity ends just as a check is due, and is restarted."""
-    monkeypatch.setattr(checkpoint_access, "LOOK_S", 0.001)
+    monkeypatch.setattr(files, "LOOK_S", 0.001)
     access = CheckpointAccess(node="a", view=ClusterView(jobs={"j": job("moody://b")}), checkpoint_root=None)
     mood.error = lambda: PermissionError("Forbidden")
 

@@ -29,7 +29,7 @@ from headway.daemon.situation.boundaries import copier, restorable
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.worker.start import for_part
+from headway.daemon.worker.neighbours import for_part
 from headway.daemon.workers.goal import Action, SourceKind, Start
 from headway.daemon.workers.liveness import launched_s
 from headway.daemon.workers.status import JobGeneration

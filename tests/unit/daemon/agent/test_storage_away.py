@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent import agent as agent_module
-from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent
+from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent, Surroundings
 from headway.daemon.agent.files import StateKeeper
-from headway.daemon.agent.own_records import Surroundings
 from headway.daemon.agent.steps import Fetch
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec

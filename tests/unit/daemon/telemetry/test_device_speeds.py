@@ -15,8 +15,8 @@ from headway.daemon.records.records import Device, NodeRecord
 from headway.daemon.situation.outlook import as_fast_as_their_like
 from headway.daemon.telemetry import profiling
 from headway.daemon.telemetry.profiling import FILE, DeviceSpeeds, stepped
-from headway.daemon.worker import benchmark
-from headway.daemon.worker.benchmark import flops_per_s, measure_speed, speed
+from headway.daemon.worker import device as device_module
+from headway.daemon.worker.device import flops_per_s, measure_speed, speed
 from headway.daemon.workers.goal import Heartbeat
 from tests.unit.daemon.planning.clusters import job, node, planned
 
@@ -74,8 +74,8 @@ def test_a_device_that_lacks_a_dtype_has_no_speed_in_it(monkeypatch: pytest.Monk
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
         return 2.0
 
-    monkeypatch.setattr(benchmark, "_products", products)
-    monkeypatch.setattr(benchmark, "_bytes_per_s", lambda _: CPU_BYTES_PER_S)
+    monkeypatch.setattr(device_module, "_products", products)
+    monkeypatch.setattr(device_module, "_bytes_per_s", lambda _: CPU_BYTES_PER_S)
     assert measure_speed(torch.device("cpu")) == DeviceSpeed(float32=speed(2.0, 1.0), bfloat16=0.0)
 
 

@@ -8,8 +8,7 @@ import torch
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.worker import device as module
-from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.warm_up import warm_up_layers
+from headway.daemon.worker.device import WorkerDevice, warm_up_layers
 from headway.optim.step_count import STEPS
 from headway.stages.device.cpu import CpuDevice
 from tests.unit.stages.stage.pipeline import TRAIN, make_job

@@ -4,7 +4,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
-from headway.daemon.worker.snapshot_reports import SnapshotReports
+from headway.daemon.worker.held_layers import SnapshotReports
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.workers.goal import FromWorker, SnapshotMissed, Spacing, Wrote
 from headway.stages.ids import Boundary, Generation, LayerName, Timeline

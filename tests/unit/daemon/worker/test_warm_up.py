@@ -7,7 +7,7 @@ CODE = """
 import sys
 import torch
 from headway.daemon.worker.stage_worker import StageWorker
-from headway.daemon.worker.warm_up import warm_up
+from headway.daemon.worker.device import warm_up
 from headway.optim.inner_optimizer import inner_optimizer
 from headway.optim.spec import GroupSpec
 
