@@ -53,7 +53,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reach.reach_target import Reach
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import TERMINAL_PHASES, checkpoint_ailment, data_ailment, refusal_ailment, seen_key
+from headway.daemon.records.records import checkpoint_ailment, data_ailment, seen_key
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities, Run
@@ -180,8 +180,6 @@ class Agent:
         """Jobs whose records raised an error at the last look, with that error."""
         self._storage_troubles: set[str] = set()
         """Ailments of storage that could not be read at the last attempt."""
-        self._refused: frozenset[str] = frozenset()
-        """Ailments of jobs whose records this node does not believe."""
         self._data_paths: dict[str, str] = {}
         self._in_force: dict[str, int] = {}
         self._missed: dict[JobGeneration, tuple[int, ...]] = {}
@@ -409,7 +407,7 @@ class Agent:
         return str(self._around.store.timeline_directory_of(job, timeline))
 
     def _look_at_jobs(self) -> None:
-        """Record all jobs' plans in force, the data that they may open, and which of them this node refuses."""
+        """Record all jobs' plans in force, and the data that they may open."""
         jobs = self._around.view.jobs.values()
         kept = {seen_key(job.name, job.uid) for job in jobs} | (self._around.remembered() or {}).keys()
         self._in_force = {key: generation for key, generation in self._in_force.items() if key in kept}
@@ -419,14 +417,6 @@ class Agent:
                 self._in_force[key] = max(job.plan.generation, self._in_force.get(key, 0))
         wanted = {part.sha256 for job in jobs if job.spec is not None for part in job.spec.data.parts}
         self._data_paths = {sha256: path for sha256, path in self._data_paths.items() if sha256 in wanted}
-        refused = {
-            refusal_ailment(job.name): job.refusal
-            for job in jobs
-            if job.refusal and job.phase.phase not in TERMINAL_PHASES
-        }
-        for ailment in {*self._refused, *refused}:
-            self._around.activities.trouble(ailment, refused.get(ailment, ""))
-        self._refused = frozenset(refused)
 
     def _spec(self, job: str) -> JobSpec:
         """Return a job's spec. Raises RecoveryError when the job was removed after the step became due."""

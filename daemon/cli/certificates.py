@@ -14,7 +14,6 @@ from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
     from headway.daemon.client.certificate_requests import KnownCertificate
-    from headway.daemon.rpc.certificates import CertificateAuthority
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Nodes and people.")]
 REPLACED = "; the key and certificate that were there are replaced"
@@ -101,17 +100,10 @@ def rotate(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.")],
     sign: Annotated[bool, typer.Option("--sign", help="The second step: the new authority signs.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="The third step: the old authority is trusted no more.")] = False,
-    unasked: Annotated[
-        bool, typer.Option("--unasked", help="With --drop: do not ask the cluster for jobs that need the old one.")
-    ] = False,
-    *,
-    where: Where,
 ) -> Iterator[str]:
     """Let another authority follow, in three steps: everybody trusts both, the new one signs, the old one goes.
 
     After the first and the third step, copy DIR/ca.pem to all machines. Nodes read it while they run.
-    The third step asks the cluster, and is refused while a job goes on that the old authority's operators signed:
-    `headway jobs sign` signs it again.
 
     \b
     headway certs rotate ca
@@ -130,13 +122,9 @@ def rotate(
         authority_change.sign(directory)
         yield f"{directory}: the new authority signs; restart the daemons with this authority, one after the other"
         yield "make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people"
-        yield "next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited;"
-        yield "jobs that go on then need a signature of the new one: `headway jobs sign JOB…`"
+        yield "next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited"
         return
     if drop:
-        authority = authority_change.before_drop(directory)
-        if not unasked:
-            _check_jobs(authority, where)
         authority_change.drop(directory)
         yield f"{directory}: the old authority is trusted no more"
     else:
@@ -144,20 +132,6 @@ def rotate(
         yield f"{directory}: a second authority, which does not sign yet"
     then = "" if drop else "; next: --sign"
     yield f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}"
-
-
-def _check_jobs(authority: "CertificateAuthority", where: Where) -> None:
-    """Raise ConfigError while jobs go on that need the old authority, and if the cluster cannot be asked."""
-    from headway.daemon.client.job_requests import check_none_is_left
-    from headway.daemon.errors import ConfigError, StoreUnreachableError
-    from headway.daemon.rpc.certificates import certificate_pem
-
-    both, alone = authority.trusted, certificate_pem(authority.certificate)
-    try:
-        where.run(lambda session: check_none_is_left(session, both=both, alone=alone))
-    except StoreUnreachableError as error:
-        why = f"asks the cluster for jobs that need the old authority: {error}; --unasked drops it without asking"
-        raise ConfigError(why, "--drop") from error
 
 
 def renew(where: Where) -> Answer:

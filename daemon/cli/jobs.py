@@ -44,7 +44,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     jobs_app = add_group(app, "jobs", jobs, is_command=True)
     add(jobs_app, remove, name="rm")
-    add(jobs_app, sign)
     add(app, status, watch, events, logs, pause, resume, cancel, export, trace)
 
 
@@ -92,19 +91,6 @@ def remove(job: JobName, where: Where) -> Answer:
     from headway.daemon.client import job_requests
 
     return where.run(lambda session: job_requests.remove(session, job))
-
-
-def sign(names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs that go on.")], where: Where) -> Answer:
-    """Sign jobs again with your certificate, so that they outlive the authority of the operator who submitted them.
-
-    Nothing else of the jobs changes, and they train meanwhile. See `headway certs rotate`.
-
-    \b
-    headway jobs sign my-job
-    """
-    from headway.daemon.client import job_requests
-
-    return where.run(lambda session: job_requests.sign(session, names))
 
 
 def status(

@@ -25,8 +25,7 @@ from headway.daemon.errors import CompactedError, ConfigError, ConflictError, Re
 from headway.daemon.etcd.members import read_members
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import NodeRecord, SpecRecord
-from headway.daemon.records.signature import Signature
+from headway.daemon.records.records import NodeRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
@@ -237,12 +236,9 @@ class ClusterSession:
     ) -> None:
         await self.client.close()
 
-    async def view(self, *, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None) -> ClusterView:
-        """Return etcd's present content. Raises StoreUnreachableError.
-
-        judge_signature: as in ClusterView.
-        """
-        view, _ = await self._listed(judge_signature)
+    async def view(self) -> ClusterView:
+        """Return etcd's present content. Raises StoreUnreachableError."""
+        view, _ = await self._listed()
         if self.address.state_dir is None:
             remember(self.address.etcd, view.nodes.values())
         return view
@@ -315,11 +311,9 @@ class ClusterSession:
         room = f"`{asked}; e compact {status.revision}; e defrag; e alarm disarm` makes room"
         return f"{what}, but nothing is decided; {room}; auto-compaction or a larger quota keeps it"
 
-    async def _listed(
-        self, judge_signature: Callable[[bytes, SpecRecord], Signature] | None = None
-    ) -> tuple[ClusterView, int]:
+    async def _listed(self) -> tuple[ClusterView, int]:
         listed = await self.client.get_prefix(PREFIX)
-        view = ClusterView(judge_signature=judge_signature)
+        view = ClusterView()
         for entry in listed.entries:
             view.apply(
                 entry.key,

@@ -8,9 +8,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from headway.daemon.client.cluster_access import ClusterSession, change, node_cl
 from headway.daemon.errors import ConfigError, ConflictError
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.format import decode, encode
+from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
     TERMINAL_PHASES,
@@ -33,10 +32,8 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.records.signature import Signature
 from headway.daemon.reports.job_report import JobReport, duration
 from headway.daemon.reports.set_aside import sentence_on, vanished_jobs
-from headway.daemon.rpc.job_signature import judge, signed_again
 from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -62,8 +59,6 @@ async def submit(
     checkpoint: the start of the job. generation: the highest generation handed out before the checkpoint was written.
     changed: the keys in which the job differs from the checkpoint's, for its events.
     """
-    from headway.daemon.etcd.transaction import Compare, Put
-    from headway.daemon.rpc.job_signature import signed
 
     name = spec.job.name
     record = SpecRecord(
@@ -78,7 +73,7 @@ async def submit(
     now = time.time()
     first = PhaseRecord(reason="submitted", generation=generation, since=now, num_events=1 if changed else 0)
     changes = [
-        Put(Keys.of(name, "spec"), signed(record, session.identity)),
+        Put(Keys.of(name, "spec"), encode(record)),
         Put(Keys.of(name, "desired"), encode(DesiredRecord())),
         Put(Keys.of(name, "phase"), encode(first)),
     ]
@@ -207,67 +202,6 @@ def node_of(view: ClusterView, name: str) -> NodeRecord:
         known = ", ".join(sorted(view.nodes)) or "no node is up"
         raise ConfigError(f"no such node; these nodes are up: {known}", f"node {name}")
     return node
-
-
-OVER = frozenset({Phase.FINISHED, Phase.CANCELLED})
-"""Phases after which nobody judges the signature again: a failed job may be resumed."""
-MOST_SIGNED = 20
-
-
-async def sign(session: ClusterSession, names: Iterable[str]) -> list[str]:
-    """Vouch for jobs with the own certificate. Return a sentence for each. Raises ConfigError, and signs none then,
-    for a job that is over and for one whose present signature is not believed.
-    """
-    if (identity := session.identity) is None:
-        raise ConfigError("signs with a certificate: name its folder with --certs", "--certs")
-    view = await session.view(judge_signature=partial(judge, ca=identity.ca))
-    found = [job_of(view, name) for name in dict.fromkeys(names)]
-    for job in found:
-        if job.phase.phase in OVER:
-            raise ConfigError(f"is {job.phase.phase} already: nobody asks for its signature", f"job {job.name}")
-        if job.refusal:
-            why = f"{job.refusal}; nobody can vouch for it: submit it again, or continue from its checkpoint"
-            raise ConfigError(why, f"job {job.name}")
-    told, compares, puts = [], [], []
-    for job in found:
-        key = Keys.of(job.name, "spec")
-        entry = await session.client.get(key)
-        if entry is None or entry.mod_revision != view.revision_of(key):
-            raise ConflictError(f"job {job.name}", "has just changed; try again")
-        raw = signed_again(entry.value, identity, now=time.time())
-        if fault := judge(raw, decode(raw, SpecRecord), ca=identity.ca).fault:
-            raise ConfigError(fault, f"job {job.name}, signed by you")
-        compares.append(Compare.unchanged(key, entry.mod_revision))
-        puts.append(Put(key, raw))
-        told.append(f"{job.name}: signed again; {decode(entry.value, SpecRecord).signed_by} had signed it before")
-    await session.client.transaction(compares, puts)
-    return told
-
-
-async def check_none_is_left(session: ClusterSession, *, both: bytes, alone: bytes) -> None:
-    """Raise ConfigError, naming them, if there are jobs that an authority signs for which is about to go.
-
-    both: certificates in PEM of the authorities that are trusted now. alone: of the one that stays.
-    """
-    believed_by_both = set[str]()
-
-    def judged(raw: bytes, record: SpecRecord) -> Signature:
-        if not judge(raw, record, ca=alone).fault:
-            believed_by_both.add(record.spec.job.name)
-        return judge(raw, record, ca=both)
-
-    view = await session.view(judge_signature=judged)
-    going_on = [job for job in view.jobs_in_order() if job.phase.phase not in OVER and not job.refusal]
-    left = [job.name for job in going_on if job.name not in believed_by_both]
-    if not left:
-        return
-    more = f" and {len(left) - MOST_SIGNED} more" if len(left) > MOST_SIGNED else ""
-    raise ConfigError(
-        f"nobody would believe the signatures of {', '.join(left[:MOST_SIGNED])}{more} any more: nothing is dropped. "
-        f"Sign them with a certificate of the new authority, `headway jobs sign {' '.join(left[:MOST_SIGNED])}`, or "
-        "wait until they end, or cancel them; `headway jobs rm` forgets a failed one",
-        "--drop",
-    )
 
 
 ANSWER_TIMEOUT_S: Final = 5.0

@@ -51,9 +51,7 @@ def records_missing(situation: JobSituation) -> bool:
 
 
 def job_file_invalid(situation: JobSituation) -> bool:
-    """`submit` refuses such a job, so another program wrote it into etcd. The view keeps only the text of the broken
-    rule.
-    """
+    """`submit` refuses such a job, so another program wrote it into etcd. The view keeps the broken rule alone."""
     return bool(situation.job.refusal)
 
 

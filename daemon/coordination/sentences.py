@@ -153,13 +153,7 @@ def why_failed(situation: JobSituation) -> tuple[str, str]:
     """Return the reason of the failure, and the worker's error if there is one."""
     job, phase = situation.job, situation.job.phase.phase
     if job.refusal:
-        leader = situation.view.leader
-        who = f"node {leader.node}, which leads," if leader is not None else "the leader"
-        return (
-            f"the submitted job breaks a rule: {job.refusal}"
-            if job.breaks_rule
-            else f"{who} refuses the job: {job.refusal}"
-        ), ""
+        return f"the submitted job breaks a rule: {job.refusal}", ""
     if phase is Phase.QUEUED and isinstance(situation.plans.best, PlanRefused):
         return situation.plans.best.reason, ""
     error = situation.lost.first_error
@@ -186,8 +180,6 @@ def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
         return f"node {name} was lost (its daemon restarted)"
     if node.is_draining:
         return f"node {name} is draining"
-    if why := node.refusal(situation.job.name):
-        return f"node {name} refuses the job: {why}"
     return f"node {name} stays out of new plans: {node.stays_out}"
 
 
@@ -223,7 +215,7 @@ def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
         return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
     if loss.storage_trouble:
         return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
-    if loss.is_refused or not loss.is_late:
+    if not loss.is_late:
         return trouble(situation, loss.stage.node, loss.stage.node_incarnation)
     job = situation.job
     boundary = job.stop.boundary if job.stop is not None else None

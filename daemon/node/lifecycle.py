@@ -46,7 +46,6 @@ from headway.daemon.node.settings import NodeConfig
 from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import fingerprint, names_in, own_names
-from headway.daemon.rpc.job_signature import signature_check
 from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
@@ -184,8 +183,7 @@ class Daemon:
         etcd = await stack.enter_async_context(EtcdClient(access))
         if told := remark((await etcd.status()).version):
             log.warning("etcd_is_old", advice=told)
-        view = ClusterView(judge_signature=signature_check(identity))
-        cluster = ClusterWatch(etcd, view=view, chooses_relays=bool(config.relay))
+        cluster = ClusterWatch(etcd, view=ClusterView(), chooses_relays=bool(config.relay))
         cluster.leads = lambda: False  # until it stands for leader
         activities = Activities(node=config.name)
         activities.watch_callbacks()

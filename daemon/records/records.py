@@ -26,11 +26,6 @@ def job_ailment(job: str) -> str:
     return f"job {job}"
 
 
-def refusal_ailment(job: str) -> str:
-    """Name the ailment: a node does not believe a job's record, or the record breaks a rule."""
-    return f"refuses job {job}"
-
-
 def data_ailment(job: str) -> str:
     """Name the ailment: a node cannot read a job's data."""
     return f"data of {job}"
@@ -163,10 +158,6 @@ class NodeRecord:
         told = (self.ailments.get(ailment, "") for ailment in (data_ailment(job), checkpoint_ailment(job)))
         return next(filter(None, told), "")
 
-    def refusal(self, job: str) -> str:
-        """Return why it takes no step of a job whose record it does not believe; empty: it believes the record."""
-        return self.ailments.get(refusal_ailment(job), "")
-
     def generation_seen(self, job: str, uid: str) -> int:
         """Return the generation seen of one submission. A node that counts by name alone may mean it."""
         counts_by_name = not any(key.startswith(seen_key(job, "")) for key in self.generations)
@@ -192,14 +183,6 @@ class SpecRecord:
     submitted_at: float = 0.0
     submitted_by: str = ""
     """`user@host`"""
-    signed_at: float = 0.0
-    """Time at which an operator signed it again, with another certificate; 0: it was signed when it was submitted."""
-    signed_by: str = ""
-    """Name in the certificate of the operator who signed it; empty: nobody did."""
-    signer: str = ""
-    """Certificate of the operator who signed it, in PEM; empty: the cluster has no TLS, or the record is older."""
-    signature: str = ""
-    """The signer's, in base64, over all bytes of the record before this field, which is the last one."""
 
     @property
     def user(self) -> str:

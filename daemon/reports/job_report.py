@@ -16,7 +16,6 @@ from headway.daemon.records.records import (
     PlanRecord,
     WorkerState,
     job_ailment,
-    refusal_ailment,
 )
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
@@ -294,17 +293,12 @@ def ailments_of(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[str, ...
     mine = job_ailment(job.name)
     names = dict.fromkeys(stage.node for plan in (job.plan, job.next) if plan is not None for stage in plan.workers)
     of_job = [node.ailments[mine] for node in nodes.values() if mine in node.ailments]
-    of_job += [
-        f"node {name} {refusal_ailment(job.name)}: {why}"
-        for name, node in sorted(nodes.items())
-        if (why := node.refusal(job.name))
-    ]
     of_nodes = [
         f"node {name}: {what} {sentence}"
         for name in names
         if name in nodes
         for what, sentence in nodes[name].ailments.items()
-        if not what.startswith((job_ailment(""), refusal_ailment(""), VANISHED))
+        if not what.startswith((job_ailment(""), VANISHED))
     ]
     return (*of_job, *of_nodes)
 

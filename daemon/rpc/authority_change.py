@@ -45,19 +45,13 @@ def sign(directory: Path) -> CertificateAuthority:
     return CertificateAuthority.open(directory)
 
 
-def before_drop(directory: Path) -> CertificateAuthority:
-    """Return the authority that is about to be alone. Raises ConfigError before `sign`."""
+def drop(directory: Path) -> CertificateAuthority:
+    """Trust the authority that signs alone. Raises ConfigError before `sign`."""
     authority = CertificateAuthority.open(directory)
     if (directory / NEXT_KEY_FILE).exists():
         raise ConfigError("the next authority does not sign yet: --sign before --drop", str(directory))
     if not (directory / OLD_KEY_FILE).exists():
         raise ConfigError("there is one authority alone: nothing to drop", str(directory))
-    return authority
-
-
-def drop(directory: Path) -> CertificateAuthority:
-    """Trust the authority that signs alone. Raises ConfigError before `sign`."""
-    authority = before_drop(directory)
     _trust(directory, certificate_pem(authority.certificate))
     (directory / OLD_KEY_FILE).unlink()
     return CertificateAuthority.open(directory)

@@ -136,8 +136,6 @@ class LostWorker:
     """Reason why its node cannot read the data or checkpoint, if the worker is late for that. It counts against no
     node.
     """
-    is_refused: bool = False
-    """True if its node does not believe the job's record, so it waits for nothing else. It counts against no node."""
 
     @property
     def stage(self) -> WorkerPart:
@@ -171,10 +169,10 @@ class LostWorker:
 
     @property
     def is_nobodys(self) -> bool:
-        """Return whether it counts against no node and no job: the machine moved, storage is away, memory ran out, or
-        the node refuses the job.
+        """Return whether it counts against no node and no job: the machine moved, storage is away, or memory ran
+        out.
         """
-        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory or self.is_refused
+        return self.was_moved or bool(self.storage_trouble) or self.is_out_of_memory
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -290,9 +288,7 @@ class LostWorkers:
             elif position in late:
                 node = situation.view.nodes.get(stage.node)
                 trouble = node.storage_trouble(job.name) if node is not None else ""
-                is_refused = node is not None and bool(node.refusal(job.name))
-                late_one = LostWorker(position=position, plan=plan, is_late=True, storage_trouble=trouble)
-                found.append(replace(late_one, is_refused=is_refused))
+                found.append(LostWorker(position=position, plan=plan, is_late=True, storage_trouble=trouble))
         is_explained = any(loss.explains_others or loss.is_between(situation.view.blocked) for loss in found)
         return tuple(found) if is_next or is_explained or situation.now >= self.cause_known_at else ()
 

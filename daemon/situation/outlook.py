@@ -24,7 +24,7 @@ from headway.daemon.planning.rebalance import (
 )
 from headway.daemon.records.identity import Same
 from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
-from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart, refusal_ailment
+from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 
@@ -130,26 +130,6 @@ def _slowest_of(_: str, ways: Ways) -> float:
 def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
     """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
     return view.derived.of("planned nodes", (view.num_record_changes,), lambda: _planned_nodes(view))
-
-
-def willing_nodes(view: ClusterView, job: str) -> dict[str, NodeRecord]:
-    """Return these nodes for one job's plans: those that refuse the job stay out. The same object, as above."""
-    nodes, derived, since = planned_nodes(view), view.derived, view.num_record_changes
-    refuse = derived.of("nodes that refuse jobs", (since,), lambda: _nodes_that_refuse(view))
-    if not refuse:
-        return nodes
-
-    def willing() -> dict[str, NodeRecord]:
-        why = {name: told for name in refuse if (told := view.nodes[name].refusal(job)) and not nodes[name].stays_out}
-        out = {name: replace(nodes[name], stays_out=f"{refusal_ailment(job)}: {told}") for name, told in why.items()}
-        return nodes | out if out else nodes
-
-    return derived.lasting(f"nodes of plans of {job}", (nodes, since), willing)
-
-
-def _nodes_that_refuse(view: ClusterView) -> tuple[str, ...]:
-    refusal = refusal_ailment("")
-    return tuple(name for name, node in view.nodes.items() if any(what.startswith(refusal) for what in node.ailments))
 
 
 def _planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:

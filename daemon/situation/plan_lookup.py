@@ -19,7 +19,6 @@ from headway.daemon.situation.outlook import (
     outlook,
     planned_nodes,
     slowest_way,
-    willing_nodes,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
 from headway.daemon.situation.predictions import concerned, predicted
@@ -140,16 +139,14 @@ class PlanLookup:
 
     @cached_property
     def nodes(self) -> dict[str, NodeRecord]:
-        """Return all present nodes by name, as plans see them. One that refuses the job stays out of its plans."""
-        return willing_nodes(self._situation.view, self._situation.job.name)
+        """Return all present nodes by name, as plans see them."""
+        return planned_nodes(self._situation.view)
 
     @property
     def present(self) -> tuple[NodeRecord, ...]:
         """Return these nodes in a row: the same object, as long as they are the same."""
         nodes = self.nodes
-        is_common = nodes is planned_nodes(self._situation.view)
-        name = "row of nodes" if is_common else f"row of nodes of {self._situation.job.name}"
-        return self._situation.view.derived.of(name, (nodes,), lambda: tuple(nodes.values()))
+        return self._situation.view.derived.of("row of nodes", (nodes,), lambda: tuple(nodes.values()))
 
     def without(self, names: Set[str]) -> tuple[NodeRecord, ...]:
         """Return the present nodes but for some."""

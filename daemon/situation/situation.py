@@ -15,7 +15,6 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import DeviceShortage
 from headway.daemon.records.records import (
     DeviceKey,
-    NodeRecord,
     Phase,
     PlanRecord,
     WorkerPart,
@@ -31,11 +30,6 @@ from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER
-
-
-def stays_out(node: NodeRecord, job: str) -> bool:
-    """Return whether a node asks new plans of a job to leave it out."""
-    return bool(node.stays_out or node.refusal(job))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +58,7 @@ class PlanHealth:
             node = self.view.nodes.get(stage.node)
             if node is None or node.incarnation != stage.node_incarnation:
                 return stage
-            if node.is_draining or stays_out(node, self.job.name):
+            if node.is_draining or node.stays_out:
                 return stage
         return None
 
@@ -85,8 +79,8 @@ class PlanHealth:
     @property
     def staying_out(self) -> WorkerPart | None:
         """Return a part whose node stays out of new plans."""
-        nodes, job = self.view.nodes, self.job.name
-        out = (stage for stage in self.stages if stage.node in nodes and stays_out(nodes[stage.node], job))
+        nodes = self.view.nodes
+        out = (stage for stage in self.stages if stage.node in nodes and nodes[stage.node].stays_out)
         return next(out, None)
 
     @property

@@ -29,10 +29,9 @@ MAX_NAME: Final = 512
 def harmless(record: SpecRecord, name: str) -> SpecRecord:
     """Return a submission that breaks a rule as a job of default sizes, which can harm nobody."""
     uid = record.uid if is_path_part(record.uid) else ""
-    texts = (record.submitted_by, record.parent, record.signed_by)
-    submitted_by, parent, signed_by = ("" if _why_no_text(text) else text for text in texts)
+    submitted_by, parent = ("" if _why_no_text(text) else text for text in (record.submitted_by, record.parent))
     default = JobSpec(job=JobSection(name=name))
-    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent, signed_by=signed_by)
+    return replace(record, spec=default, uid=uid, submitted_by=submitted_by, parent=parent)
 
 
 def why_refused(record: SpecRecord, name: str) -> str:
@@ -47,11 +46,7 @@ def why_refused(record: SpecRecord, name: str) -> str:
         return f"uid: {record.uid[:60]!r} cannot be a folder's name"
     if why := _why_no_origin(record.spec):
         return f"origin: {why}"
-    for key, text in (
-        ("submitted_by", record.submitted_by),
-        ("parent", record.parent),
-        ("signed_by", record.signed_by),
-    ):
+    for key, text in (("submitted_by", record.submitted_by), ("parent", record.parent)):
         if why := _why_no_text(text):
             return f"{key}: {why}"
     return ""

@@ -5,7 +5,7 @@ unreadable values are set aside in `unreadable` with the reason; they change not
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -26,10 +26,8 @@ from headway.daemon.records.measurements import (
 )
 from headway.daemon.records.records import (
     NodeRecord,
-    SpecRecord,
     seen_key,
 )
-from headway.daemon.records.signature import Signature
 from headway.daemon.view.derived import Derived
 from headway.daemon.view.job_view import MAX_REMEMBERED, JobView, note_storage, set_inner_record, set_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
@@ -240,8 +238,6 @@ class ClusterView:
     """Newest certificates that were made for invitations, by name in small letters."""
     revoked: dict[str, RevokedRecord] = field(default_factory=dict)
     """Names whose certificates count no more, in small letters. No such node is among `nodes`."""
-    revoked_in: dict[str, int] = field(default_factory=dict)
-    """Revision in which each of them was revoked. No clock decides what came first."""
     started_at: float | None = None
     """Time at which the first key of this epoch was applied."""
     steady_since: float | None = None
@@ -257,8 +253,6 @@ class ClusterView:
     """Newest incarnation of each node, also while it is absent."""
     _shut_out: dict[str, tuple[NodeRecord, int]] = field(default_factory=dict)
     """Records of revoked nodes with their create revisions, for the case that the name is restored."""
-    judge_signature: Callable[[bytes, SpecRecord], Signature] | None = field(default=None, compare=False, repr=False)
-    """Judges a submission as it lies in etcd; None: anybody's counts."""
     num_changes: int = field(default=0, compare=False)
     """Number of changes of anything but one job's own records, measured ways and speeds of devices; which devices a job
     has counts among the others.
@@ -308,15 +302,8 @@ class ClusterView:
         try:
             place = place_of(key)
             record = read_record(place, value) if value is not None else None
-            signature = None
-            if isinstance(record, SpecRecord) and value is not None and self.judge_signature is not None:
-                signature = self.judge_signature(value, record)
             if value is None or place.kind is not None:
                 self._fold(place, record, create_revision=create_revision, now=now)
-            if signature is not None:
-                self.jobs[place.name].signed_so(signature)
-            if isinstance(record, SpecRecord):
-                self._judge_signers(self.jobs[place.name])
         except Exception as error:  # anybody may have written the value: an error in it concerns that key alone
             if value is not None:
                 self._set_aside(key, error, now=now)
@@ -354,7 +341,7 @@ class ClusterView:
             self.issued,
             self.revoked,
         )
-        notes = (self.revoked_in, self._shut_out, self._num_keys, self.revisions, self.unreadable, self._deleted)
+        notes = (self._shut_out, self._num_keys, self.revisions, self.unreadable, self._deleted)
         for records in (*folded, *notes):
             records.clear()
         self.leader = None
@@ -403,10 +390,7 @@ class ClusterView:
         return ""
 
     def why_left_alone(self, job: str) -> str:
-        """Return why this node takes no step of a job: a record that cannot be read, or one that is not believed.
-
-        The view holds a job of default sizes in the place of the latter. Nothing of it may be computed or judged.
-        """
+        """Return why nobody takes a step of a job: a record that cannot be read, or a submission that breaks a rule."""
         found = self.jobs.get(job)
         return (found.refusal if found is not None else "") or self.why_set_aside(job)
 
@@ -478,7 +462,6 @@ class ClusterView:
                 set_record(self.issued, place.name, record)
             case "revoked":
                 set_record(self.revoked, place.name, record)
-                set_record(self.revoked_in, place.name, create_revision or None)
                 self._shut_out_or_readmit(place.name, now=now)
             case "nodes":
                 if self.is_revoked(place.name):
@@ -514,12 +497,6 @@ class ClusterView:
             else:
                 record, create_revision = self._shut_out.pop(node)
                 self._fold_node(node, record, create_revision=create_revision, now=now)
-        for job in self.jobs.values():
-            if name in job.signers:
-                self._judge_signers(job)
-
-    def _judge_signers(self, job: JobView) -> None:
-        job.judge_signers(self.revoked_in, came_in=self.revisions.get(Keys.of(job.name, "spec"), 0))
 
     def _set_aside(self, key: str, error: Exception, *, now: float) -> None:
         """Treat an unusable record as deleted, unless it decides about a job. In that case the last readable one stays.

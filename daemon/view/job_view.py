@@ -1,6 +1,6 @@
 """Folds the records below `jobs/<name>/` into one value. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.records.signature import Signature
 from headway.daemon.view.admission import harmless, why_refused
 from headway.daemon.view.record_places import RecordPlace
 
@@ -93,13 +92,7 @@ class JobView:
     submission: SpecRecord | None = None
     """The submission; None while only other keys of the job are known, and then the coordinator skips the job."""
     refusal: str = ""
-    """Why this reader refuses the submission. `submission` then holds a job of default sizes."""
-    breaks_rule: bool = False
-    """True if the submitted spec breaks a rule, so that every reader refuses it."""
-    signers: frozenset[str] = frozenset()
-    """Names in the certificate of the operator who signed it, in small letters."""
-    withheld: SpecRecord | None = field(default=None, compare=False, repr=False)
-    """The submission of a revoked operator, for the case that the name is restored."""
+    """The rule that the submission breaks. `submission` then holds a job of default sizes."""
     spec_revision: int = 0
     """Create revision of the spec: the job's place in the queue."""
     desired: DesiredRecord = field(default_factory=DesiredRecord)
@@ -145,16 +138,6 @@ class JobView:
     """Time at which the first worker of a generation was seen to have failed."""
     num_changes: int = field(default=0, compare=False)
     """Number of changes of its records, beside `progress` and what decisions do not read of `goodput`."""
-
-    def refuse(self, why: str) -> None:
-        """Put the submission into harmless form, and note the first reason; an empty one does nothing."""
-        if why and not self.refusal and self.submission is not None:
-            self.submission, self.refusal = harmless(self.submission, self.name), why
-
-    def signed_so(self, signature: Signature) -> None:
-        """Take over what the submission's signature is worth."""
-        self.signers = signature.names
-        self.refuse(signature.fault)
 
     @property
     def spec(self) -> JobSpec | None:
@@ -217,11 +200,9 @@ class JobView:
             note_reading(self, place.node, record, now=now)
         elif place.leaf == "spec":
             self.spec_revision = create_revision if record is not None else 0
-            self.refusal, self.withheld = "", None
-            self.signers = frozenset({record.signed_by.casefold()}) if record is not None else frozenset()
-            why = why_refused(record, self.name) if record is not None else ""
-            self.breaks_rule = bool(why)
-            self.refuse(why)
+            self.refusal = why_refused(record, self.name) if record is not None else ""
+            if self.refusal and record is not None:
+                self.submission = harmless(record, self.name)
         elif place.leaf == "state" and self.stop is not None:
             self.state_changed_at = now
         elif place.leaf == "progress" and self.progress is not None:
@@ -241,19 +222,6 @@ class JobView:
             self.changed_at = (*self.changed_at, now)[-MAX_REMEMBERED:]
         if devices(plan_before) != devices(self.plan):
             self.devices_changed_at = now
-
-    def judge_signers(self, revoked_in: Mapping[str, int], *, came_in: int) -> None:
-        """Refuse the job if a signer had been revoked when it came to etcd, in revision `came_in`; earlier ones go on.
-
-        Revisions decide: a submission's time is by the clock of the operator, who may have turned it back.
-        """
-        found = next((name for name in sorted(self.signers) if revoked_in.get(name, came_in) < came_in), "")
-        if found and not self.refusal and self.submission is not None:
-            self.withheld, signed_by = self.submission, self.submission.signed_by
-            who = signed_by if signed_by.casefold() == found else found
-            self.refuse(f"{who} had been revoked when it was submitted")
-        elif not found and self.withheld is not None:
-            self.submission, self.refusal, self.withheld = self.withheld, "", None
 
     def _note_failures(self, now: float) -> None:
         failed = {generation for (generation, _), worker in self.workers.items() if worker.state is WorkerState.FAILED}

@@ -1,10 +1,9 @@
-"""What strangers and nodes say about certificates, invitations and signatures: no bytes give more than was signed."""
+"""What strangers and nodes say about certificates, invitations and requests: no bytes give more than was signed."""
 
 import ssl
 import tempfile
-import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -20,53 +19,21 @@ from headway.daemon.joining.signing_request import new_key, read_signing_request
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord, RevokedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import SpecRecord
 from headway.daemon.rpc.certificates import CertificateAuthority, names_in
-from headway.daemon.rpc.job_signature import judge, signed
 from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
 from headway.stages.sockets.roles import Role, holder
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.exactness.training import small_job
 
 SECRET = b"s" * 24
 SEAL_KEY = b"k" * 32
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Somebody who has signed one job, in a cluster of an authority."""
-
-    identity: TlsIdentity
-    submission: SpecRecord
-    raw: bytes
-    """The submission as it lies in etcd."""
-
-
 @cache
-def operator() -> Operator:
-    """Return one for the process."""
+def operator() -> TlsIdentity:
+    """Return an operator's identity, one for the process."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         authority = CertificateAuthority.create(Path(folder) / "ca")
-        identity = TlsIdentity.read(authority.issue("me", role=Role.OPERATOR))
-    raw = signed(SpecRecord(spec=small_job("job"), uid="01", submitted_at=time.time()), identity)
-    return Operator(identity, decode(raw, SpecRecord), raw)
-
-
-def submission(data: bytes) -> None:
-    """A submission that any node has written. What counts is what the operator has signed, and nothing else."""
-    try:
-        record = decode(data, SpecRecord)
-    except UnreadableRecordError:
-        return
-    me = operator()
-    if not judge(data, record, ca=me.identity.ca).fault:
-        assert replace(record, signature="") == replace(me.submission, signature="")
-
-
-def submissions() -> list[bytes]:
-    """The submission that is signed, and others that are not."""
-    me = operator()
-    return [me.raw, encode(replace(me.submission, uid="02")), encode(replace(me.submission, signer="", signature=""))]
+        return TlsIdentity.read(authority.issue("me", role=Role.OPERATOR))
 
 
 def _invitation() -> InvitationRecord:
@@ -121,18 +88,12 @@ def token(data: bytes) -> None:
 
 
 def certificate(data: bytes) -> None:
-    """A certificate in DER, as the PEM of somebody's folder or of a submission's signer holds it."""
+    """A certificate in DER, as the PEM of somebody's folder holds it."""
     pem = _pem(data, "CERTIFICATE")
     with suppress(ConfigError):
         found = read_certificate(pem.encode(), "cert.pem")
         check_own_certificate(found, "cert.pem", serves=True, now=datetime(2026, 1, 1, tzinfo=UTC))
         holder(names_in(found))
-    me = operator()
-    record = replace(me.submission, signer=pem)
-    if not judge(me.raw, record, ca=me.identity.ca).fault:
-        # Parsers take the signature in more than one form, such as with an unused bit: what it signs counts.
-        ours = x509.load_pem_x509_certificate(me.submission.signer.encode())
-        assert x509.load_pem_x509_certificate(pem.encode()).tbs_certificate_bytes == ours.tbs_certificate_bytes
 
 
 def _pem(der: bytes, kind: str) -> str:
@@ -160,7 +121,7 @@ def join_answers() -> list[bytes]:
     """A certificate, and a refusal."""
     import msgspec
 
-    me = operator().identity
+    me = operator()
     told = JoinAnswer(authority=me.ca.decode(), certificate=me.certificate.decode(), role="node", etcd=("a:1",))
     return [msgspec.json.encode(told), msgspec.json.encode(JoinAnswer(refusal="no"))]
 
@@ -172,7 +133,7 @@ def tokens() -> list[bytes]:
 
 def certificates() -> list[bytes]:
     """An operator's, and its authority's."""
-    me = operator().identity
+    me = operator()
     return [x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER) for pem in (me.certificate, me.ca)]
 
 

@@ -311,7 +311,6 @@ TARGETS: dict[str, Target] = {
     "outpost": Target(port_targets.outpost, port_targets.calls),
     "orders": Target(port_targets.orders, port_targets.order_lines),
     "control messages": Target(port_targets.control_messages, port_targets.messages),
-    "submission": Target(certificate_targets.submission, certificate_targets.submissions),
     "invitation": Target(certificate_targets.invitation, certificate_targets.invitations),
     "join request": Target(certificate_targets.join_request, certificate_targets.join_requests),
     "signing request": Target(certificate_targets.signing, certificate_targets.signings),

@@ -20,13 +20,11 @@ from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, Pl
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
-from headway.daemon.rpc.job_signature import signed
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.sockets.roles import Role
-from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.join_place import JoinPlace, join_place
@@ -112,14 +110,9 @@ class Playground:
         batches: int = 5,
         min_nodes: int = 1,
         seed: int = 3,
-        signer: TlsIdentity | None = None,
-        submitted_at: float | None = None,
         **data: Any,
     ) -> None:
-        """Put a job into etcd, as `headway submit` does.
-
-        signer: an identity that signs it. submitted_at: what it says of its time; None: the truth.
-        """
+        """Put a job into etcd, as `headway submit` does."""
         spec = JobSpec(
             job=JobSection(name=name, seed=seed),
             model=MODEL,
@@ -130,8 +123,8 @@ class Playground:
             fault=FaultSpec(link_timeout_s=5.0),
             placement=PlacementSpec(min_nodes=min_nodes),
         )
-        record = SpecRecord(spec=spec, submitted_at=time.time() if submitted_at is None else submitted_at)
-        await self.client.put(Keys.of(name, "spec"), signed(record, signer))
+        record = SpecRecord(spec=spec, submitted_at=time.time())
+        await self.client.put(Keys.of(name, "spec"), encode(record))
 
     async def ask(self, state: Desired, name: str = "tiny", *, request: int) -> None:
         """Pause, resume or cancel."""

@@ -19,12 +19,10 @@ from headway.daemon.joining.renewals import LOOKED_AT_EVERY_S
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.records import Desired, Phase
 from headway.daemon.rpc import authority_change
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import UnavailableError
-from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
@@ -146,73 +144,6 @@ async def test_one_authority_follows_another_while_the_cluster_runs(cluster: Pla
     line = await program(tmp_path, "invite", "third", *reached)
     await program(tmp_path, *line.split()[1:], "--dir", "third")
     assert (tmp_path / "third/ca.pem").read_bytes() == (tmp_path / "ca/ca.pem").read_bytes()
-
-
-def rotating(etcd: Etcd, folder: Path) -> tuple[CertificateAuthority, TlsIdentity]:
-    """etcd's authority, which follows another and signs already, in its folder; and an operator of the other one."""
-    old = CertificateAuthority.create(folder / "old")
-    directory = folder / "ca"
-    shutil.copytree(etcd.authority.directory, directory)
-    shutil.copyfile(old.directory / "ca-key.pem", directory / "old-ca-key.pem")
-    before = (directory / "ca.pem").read_bytes()
-    (directory / "ca.pem").write_bytes((old.directory / "ca.pem").read_bytes() + before)
-    return CertificateAuthority.open(directory), TlsIdentity.read(old.issue("you", role=Role.OPERATOR))
-
-
-async def test_a_job_outlives_the_authority_of_its_operator(playground: Playground, tmp_path: Path) -> None:
-    """`--drop` names the jobs that would be refused. Signed again while it trains, one goes on in a daemon that knows
-    the new authority alone, in the same generation.
-    """
-    authority, you = rotating(playground.etcd, tmp_path)
-    reached = ("--etcd", playground.etcd.endpoint, "--certs", str(authority.issue("me", role=Role.OPERATOR)))
-    node = authority.issue("n1", role=Role.NODE)
-    playground.start("n1", certificates=node)
-    await playground.submit("tiny", batches=100_000, signer=you)
-    await playground.submit("over", signer=you)
-    await playground.ask(Desired.CANCELLED, "over", request=1)
-    await playground.submit("unsigned")
-    await playground.phase(Phase.FAILED, name="unsigned")
-    await playground.phase(Phase.CANCELLED, name="over")
-    await playground.batch(3)
-    with pytest.raises(AssertionError, match="--drop: nobody would believe the signatures of tiny any more"):
-        await program(tmp_path, "certs", "rotate", "ca", "--drop", *reached)
-    assert (tmp_path / "ca/old-ca-key.pem").exists(), "nothing was dropped"
-    with pytest.raises(AssertionError, match=r"job unsigned: no operator has signed it.*; nobody can vouch"):
-        await program(tmp_path, "jobs", "sign", "tiny", "unsigned", *reached)
-    with pytest.raises(AssertionError, match="job over: is cancelled already"):
-        await program(tmp_path, "jobs", "sign", "over", *reached)
-    before = (await playground.view()).jobs["tiny"]
-    assert before.submission is not None
-    assert before.submission.signed_by == "you", "of several, none is signed"
-    other = ("--etcd", playground.etcd.endpoint, "--certs", str(authority.issue("other", role=Role.OPERATOR)))
-    await program(tmp_path, "certs", "revoke", "me", *other)
-    with pytest.raises(AssertionError, match="me is revoked, and changes nothing"):
-        await program(tmp_path, "jobs", "sign", "tiny", *reached)
-    await program(tmp_path, "certs", "restore", "me", *other)
-    told = await program(tmp_path, "jobs", "sign", "tiny", *reached)
-    assert told == "tiny: signed again; you had signed it before"
-    await program(tmp_path, "certs", "rotate", "ca", "--drop", *reached)
-    assert not (tmp_path / "ca/old-ca-key.pem").exists()
-    after = await playground.batch(before.progress.batch + 5 if before.progress is not None else 10)
-    assert (after.phase.phase, after.phase.generation) == (Phase.RUNNING, before.phase.generation)
-    assert after.submission is not None
-    assert (after.submission.spec, after.submission.uid) == (before.submission.spec, before.submission.uid)
-    assert after.submission.submitted_at == before.submission.submitted_at
-    playground.signal("n1", signal.SIGKILL)
-    await playground.ended("n1")
-    start = (await playground.view()).jobs["tiny"].progress
-    playground.start("n1", certificates=node)
-    last = await playground.batch(start.batch + 5 if start is not None else 10)
-    assert last.phase.phase is Phase.RUNNING
-
-
-async def test_a_drop_asks_the_cluster_unless_it_is_told_not_to(etcd: Etcd, tmp_path: Path) -> None:
-    """Where no cluster answers, one line says how to name it, or to do without."""
-    rotating(etcd, tmp_path)
-    with pytest.raises(AssertionError, match=r"--drop: asks the cluster .*HOST:PORT; --unasked drops it without"):
-        await program(tmp_path, "certs", "rotate", "ca", "--drop")
-    await program(tmp_path, "certs", "rotate", "ca", "--drop", "--unasked")
-    assert not (tmp_path / "ca/old-ca-key.pem").exists()
 
 
 async def test_what_the_old_authority_has_noted_is_believed_until_it_is_dropped(

@@ -21,7 +21,6 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.records.signature import Signature
 from headway.daemon.situation.boundaries import rests_on
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView
@@ -221,48 +220,6 @@ def test_a_revoked_node_is_not_there(is_first: bool) -> None:
     assert view.nodes == {}
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_no_clock_decides_whether_a_signer_was_revoked_before(order: tuple[int, int, int]) -> None:
-    """A job from before goes on and one from after is refused, whatever their times and in whatever order they come."""
-    view = ClusterView()
-    keys = [
-        (Keys.of("before", "spec"), SpecRecord(spec=small_spec("before"), signed_by="Ann", submitted_at=9e9), 5, 5),
-        (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1e9), 9, 6),
-        (Keys.of("after", "spec"), SpecRecord(spec=small_spec("after"), signed_by="Ann", submitted_at=0.0), 7, 7),
-    ]
-    for place in order:
-        key, record, revision, created = keys[place]
-        put(view, key, record, revision, created=created)
-    assert {name: job.refusal for name, job in view.jobs.items()} == {
-        "before": "",
-        "after": "Ann had been revoked when it was submitted",
-    }
-    assert view.jobs["after"].spec != small_spec("after")
-
-
-def test_what_a_revoked_signer_submitted_counts_again_when_the_name_is_restored() -> None:
-    """Also for a daemon that saw both; a second revocation leaves it alone, as the job came before that one."""
-    view = ClusterView()
-    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1.0), 1)
-    put(view, Keys.of("j", "spec"), SpecRecord(spec=small_spec("j"), signed_by="ann"), 2)
-    assert view.jobs["j"].refusal
-    delete(view, Keys.revoked("ann"), 3)
-    assert (view.jobs["j"].refusal, view.jobs["j"].spec) == ("", small_spec("j"))
-    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=1.0), 4)
-    assert not view.jobs["j"].refusal
-
-
-def test_a_submission_that_a_judge_cannot_judge_never_counts() -> None:
-    """An error in the judgement comes before the job: there is none, and its key is set aside."""
-
-    def judge(raw: bytes, record: SpecRecord) -> Signature:
-        raise RuntimeError(f"{len(raw)} bytes of {record.uid}")
-
-    view = ClusterView(judge_signature=judge)
-    put(view, Keys.of("j", "spec"), SpecRecord(spec=small_spec("j")), 1)
-    assert (view.jobs, list(view.unreadable)) == ({}, [Keys.of("j", "spec")])
-
-
 def test_certificates_are_known_by_small_letters() -> None:
     """A record under another name is set aside, and an invitation is nobody's business."""
     view = ClusterView()
@@ -273,33 +230,6 @@ def test_certificates_are_known_by_small_letters() -> None:
     put(view, f"{Keys.REVOKED}B", RevokedRecord(name="B", revoked_at=1.0), 4)
     assert (view.issued, view.revoked) == ({"ann": issued}, {})
     assert view.unreadable.keys() == {Keys.revoked("b"), f"{Keys.REVOKED}B"}
-
-
-@pytest.mark.parametrize("submitted_at", [0.0, 1e9])
-@pytest.mark.parametrize("is_first", [True, False])
-def test_what_a_revoked_operator_submits_later_is_refused_whatever_its_time(
-    submitted_at: float, is_first: bool
-) -> None:
-    """etcd's order decides, also when a view hears of both the other way round; who signs can write any time."""
-    record = SpecRecord(spec=small_spec("j"), signed_by="Ann", submitted_at=submitted_at)
-    for spec_revision, told in ((3, ""), (5, "Ann had been revoked when it was submitted")):
-        view = ClusterView()
-        revoked = (Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
-        submitted = (Keys.of("j", "spec"), record, spec_revision)
-        for key, value, revision in (revoked, submitted) if is_first else (submitted, revoked):
-            put(view, key, value, revision)
-        assert view.jobs["j"].refusal == told
-
-
-def test_a_rewritten_submission_counts_as_a_later_one() -> None:
-    """The key is as old as the job, and what lies in it is not."""
-    record = SpecRecord(spec=small_spec("j"), signed_by="ann")
-    view = ClusterView()
-    put(view, Keys.of("j", "spec"), record, 3)
-    put(view, Keys.revoked("ann"), RevokedRecord(name="ann", revoked_at=100.0), 4)
-    assert view.jobs["j"].refusal == ""
-    view.apply(Keys.of("j", "spec"), encode(record), mod_revision=5, create_revision=3)
-    assert view.jobs["j"].refusal == "ann had been revoked when it was submitted"
 
 
 def test_nothing_derived_outlives_an_epoch() -> None:
