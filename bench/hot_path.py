@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from rigs.measure import Figure, alternate, progress, report
 from rigs.pipeline_processes import Host, Operations, Processes, StageRun, cut
 
+from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.daemon.worker.stage_records import StageRecords
+from headway.daemon.workers.goal import Start
 from headway.optim.spec import OptimSpec
-from headway.proto.control_pb2 import StageAssignment, Start
 from headway.stages.schedule.operations import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import keep_freed_memory, with_large_pages
@@ -117,7 +118,9 @@ def trace_costs(num_pairs: int) -> dict[str, Figure]:
     """Of remembering one operation, and of telling all that are kept."""
     num_ops = 200_000
     records = StageRecords(None, node="bench", incarnation="bench")
-    records.begin(Start(job_name="bench", generation=1, stage=StageAssignment(index=0, num_stages=1)))
+    part = WorkerPart(node="a", node_incarnation="1", device_index=0, layers=("embed",), depth=1)
+    plan = PlanRecord(generation=1, timeline=1, workers=(part,))
+    records.begin("bench", Start(plan=plan, position=0))
     remembering, nothing = records.observer(Goodput(), lambda _: None), Nothing()
     ops = [Forward(batch, 0) for batch in range(1000)]
 
@@ -131,9 +134,9 @@ def trace_costs(num_pairs: int) -> dict[str, Figure]:
 
     pairs = alternate(num_pairs, lambda: ns_of(remembering), lambda: ns_of(nothing))
     told_ms = []
-    for request in range(num_pairs):
+    for _ in range(num_pairs):
         began = time.process_time()
-        assert len(records.recent(request).SerializeToString()) > NUM_KEPT
+        assert len(records.recent().SerializeToString()) > NUM_KEPT
         told_ms.append((time.process_time() - began) * 1e3)
     return {
         "record_ns": Figure.of([ours for ours, _ in pairs]),

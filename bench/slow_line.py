@@ -44,7 +44,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import JobGeneration
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.state_file import StateHeader, write_state
 

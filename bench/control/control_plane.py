@@ -52,7 +52,7 @@ from headway.daemon.records.records import (
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import SETTLE_S, ClusterView
-from headway.daemon.workers.status import WorkerStatus
+from headway.daemon.workers.goal import WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
 
 SIZES = (10, 100, 300, 1000)

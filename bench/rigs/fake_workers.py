@@ -13,9 +13,19 @@ import msgspec
 
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import Device, WorkerPort
-from headway.daemon.workers.goal import Action, Actual, BatchDone, Failure, Goal, Heartbeat, Progress, next_action
+from headway.daemon.workers.goal import (
+    Action,
+    Actual,
+    BatchDone,
+    Failure,
+    Goal,
+    Heartbeat,
+    JobGeneration,
+    Progress,
+    WorkerStatus,
+    next_action,
+)
 from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.daemon.workers.supervisor import Listener
 from headway.proto.control_pb2 import RecentOperations
 

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.agent.files import StateKeeper
-from headway.daemon.agent.layer_sources import HEARD_AFTER_S
+from headway.daemon.agent.goals import HEARD_AFTER_S
 from headway.daemon.agent.link_steps import ProvenLinks
 from headway.daemon.agent.local_state import NodeState, is_over
 from headway.daemon.agent.steps import (
@@ -64,8 +64,7 @@ from headway.daemon.telemetry.goodput import GoodputReports
 from headway.daemon.telemetry.profiling import ProfileReports
 from headway.daemon.telemetry.reports import ProgressReports, ReadingReports
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.workers.goal import Progress, SnapshotMissed, Wrote
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import JobGeneration, Progress, SnapshotMissed, Wrote
 from headway.daemon.workers.supervisor import Supervisor
 from headway.stages.errors import PeerError
 

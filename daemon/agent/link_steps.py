@@ -1,16 +1,14 @@
 """The links that a worker will have: which its node proves first, and which it has lost under a plan."""
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
 
 from headway.daemon.agent.local_state import Assignment, NodeState, ProvenLink, is_over
 from headway.daemon.agent.steps import ProveLink
 from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes, linked, neighbours
 from headway.daemon.reach.reach_target import Reach, Target, worker_target
-from headway.daemon.records.records import PlanRecord, WorkerState
+from headway.daemon.records.records import WorkerState
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.workers.goal import Neighbour, Neighbours
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Failure, JobGeneration, Neighbour, Neighbours, WorkerStatus
 from headway.stages.errors import UnavailableError
 
 
@@ -105,44 +103,6 @@ def _is_collective(view: ClusterView, assignment: Assignment, position: int) -> 
     return choose_link(spec.train.link, *ends, frame_bytes=frame_bytes).is_collective
 
 
-@dataclass(frozen=True, slots=True)
-class LostLink:
-    """One of our workers, and the neighbour that it no longer reaches or never reached."""
-
-    run_key: JobGeneration
-    device_index: int
-    node: str
-    """Node of the neighbour."""
-    target: Target | None
-    """Address of the neighbour, if etcd has it."""
-    was_unreached: bool
-    reason: str
-
-
-def lost_links(view: ClusterView, workers: Iterable[WorkerStatus]) -> Iterator[LostLink]:
-    """Yield the lost links of plans that etcd still names."""
-    for worker in workers:
-        for run_key, failure in worker.failures.items():
-            plan = _plan(view, run_key)
-            if plan is None or not 0 <= failure.lost_peer < len(plan.workers):
-                continue
-            stage = plan.workers[failure.lost_peer]
-            record = view.jobs[run_key.job].workers_of(plan).get(failure.lost_peer)
-            target = None
-            if record is not None:
-                target = worker_target(
-                    stage.node, stage.node_incarnation, stage.device_index, record.address, record.incarnation
-                )
-            reason = failure.text.split("\n", 1)[0]
-            yield LostLink(run_key, worker.device_index, stage.node, target, failure.was_unreached, reason)
-
-
-def _plan(view: ClusterView, run_key: JobGeneration) -> PlanRecord | None:
-    job = view.jobs.get(run_key.job)
-    plans = (job.plan, job.next) if job is not None else ()
-    return next((plan for plan in plans if plan is not None and plan.generation == run_key.generation), None)
-
-
 class ProvenLinks:
     """The proofs for the plans in etcd."""
 
@@ -176,15 +136,27 @@ class ProvenLinks:
         """Report each link that a worker has lost once; forget plans that have ended.
 
         A lost link is a fact about two nodes, so the daemons at both ends are dialled again.
-
         """
         self._proven = {link for link in self._proven if not is_over(self._view, link[0])}
         self._passed_on = {link for link in self._passed_on if not is_over(self._view, link[0])}
-        for lost in lost_links(self._view, workers):
-            if (lost.run_key, lost.device_index) in self._passed_on:
+        for worker in workers:
+            for run_key, failure in worker.failures.items():
+                if failure.lost_peer >= 0 and (run_key, worker.device_index) not in self._passed_on:
+                    self._pass_on(run_key, failure)
+                    self._passed_on.add((run_key, worker.device_index))
+
+    def _pass_on(self, run_key: JobGeneration, failure: Failure) -> None:
+        """Let the neighbour be dialled whom a worker has lost under a plan that etcd still names."""
+        job = self._view.jobs.get(run_key.job)
+        for plan in (job.plan, job.next) if job is not None else ():
+            if plan is None or plan.generation != run_key.generation or failure.lost_peer >= len(plan.workers):
                 continue
-            self._passed_on.add((lost.run_key, lost.device_index))
-            if lost.was_unreached and lost.target is not None:
-                self._reach.link_failed(lost.target, lost.reason)
+            assert job is not None, "it has the plan"
+            part, record = plan.workers[failure.lost_peer], job.workers_of(plan).get(failure.lost_peer)
+            if failure.was_unreached and record is not None:
+                target = worker_target(
+                    part.node, part.node_incarnation, part.device_index, record.address, record.incarnation
+                )
+                self._reach.link_failed(target, failure.text.split("\n", 1)[0])
             else:
-                self._reach.doubt(lost.node)
+                self._reach.doubt(part.node)

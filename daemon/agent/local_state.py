@@ -7,7 +7,7 @@ from headway.daemon.records.records import PlanRecord, StopRecord, WorkerPart, s
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import JobGeneration, WorkerStatus
 
 ProvenLink = tuple[JobGeneration, int, int, str]
 """(plan, position of our worker, position of its neighbour, the neighbour's process)"""

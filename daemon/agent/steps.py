@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.records.keys import Keys
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import Goal
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Goal, JobGeneration
 from headway.stages.state.file_digest import FileDigest
 
 

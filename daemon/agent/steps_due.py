@@ -7,12 +7,10 @@ was lost is simply due again. docs/architecture.md has the protocol; the functio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from headway.daemon.agent.copy_steps import copy_steps_of
-from headway.daemon.agent.goals import goal_steps, keys_to_save, release_steps
-from headway.daemon.agent.layer_sources import source_of
+from headway.daemon.agent.goals import goal_steps, keys_to_save, release_steps, source_of
 from headway.daemon.agent.link_steps import links_to_prove, proven_links
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
-from headway.daemon.agent.state_steps import state_steps_of
+from headway.daemon.agent.state_steps import copy_steps_of, state_steps_of
 from headway.daemon.agent.steps import Fetch, GiveUp, Register, Step, Upload
 from headway.daemon.costs.paths import pair_of
 from headway.daemon.records.keys import Keys

@@ -22,7 +22,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.runtime.shared_work import SharedWork
+from headway.daemon.runtime.activities import SharedWork
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import control_pb2

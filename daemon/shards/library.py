@@ -17,7 +17,7 @@ from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.runtime.shared_work import SharedWork
+from headway.daemon.runtime.activities import SharedWork
 from headway.daemon.shards.download import Download
 from headway.daemon.shards.givers import Giver, NodeGiver, UrlGiver
 from headway.daemon.shards.incoming_data import IncomingData

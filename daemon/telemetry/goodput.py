@@ -19,8 +19,7 @@ from headway.daemon.records.records import PlanRecord
 from headway.daemon.telemetry.reports import interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Heartbeat, SnapshotMissed
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Heartbeat, JobGeneration, SnapshotMissed
 
 log = structlog.get_logger()
 

@@ -36,8 +36,7 @@ def work(options: WorkerOptions) -> None:
     from headway.daemon.worker.device import WorkerDevice, warm_up
     from headway.daemon.worker.neighbours import WorkerInbox
     from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
-    from headway.daemon.worker.output import WorkerOutput
-    from headway.daemon.worker.stage_records import StageRecords
+    from headway.daemon.worker.stage_records import StageRecords, WorkerOutput
     from headway.daemon.worker.stage_worker import StageWorker
     from headway.daemon.workers.goal import Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint

@@ -1,5 +1,7 @@
 """A worker's traces for observers: goodput, the last operations, its history, its fault points."""
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,8 @@ from headway.stages.telemetry.goodput import Goodput, RecentOps
 from headway.stages.telemetry.history import HistoryFile
 
 log = structlog.get_logger()
+MAX_LOG_BYTES = 16 << 20
+_STANDARD_FDS = (1, 2)
 
 
 class RunObserver:
@@ -246,3 +250,50 @@ def _computed(
     if output.requires_grad:
         output.register_hook(lambda _gradient: on_layer("backward", layer))  # type: ignore[no-untyped-call]
     return output.view_as(output)
+
+
+class WorkerOutput:
+    """The process's standard descriptors. One per process; `rotate` may be called from another thread."""
+
+    def __init__(self) -> None:
+        self._originals = tuple(os.dup(fd) for fd in _STANDARD_FDS)
+        self._path: Path | None = None
+
+    def redirect(self, path: Path) -> None:
+        """Append to this file from now on. Raises OSError when it cannot be opened."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._point_at(path)
+        self._path = path
+        self.rotate()
+
+    def restore(self) -> None:
+        """Print to the process's first targets again."""
+        self._path = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for original, fd in zip(self._originals, _STANDARD_FDS, strict=True):
+            os.dup2(original, fd)
+
+    def rotate(self) -> None:
+        """Start a new file if this one is full, or if another worker has renamed it."""
+        path = self._path
+        if path is None:
+            return
+        ours = os.fstat(_STANDARD_FDS[0])
+        try:
+            is_current = path.stat().st_ino == ours.st_ino
+        except FileNotFoundError:
+            is_current = False
+        if is_current and ours.st_size < MAX_LOG_BYTES:
+            return
+        if is_current:
+            path.replace(path.with_name(path.name + ".1"))
+        self._point_at(path)
+
+    def _point_at(self, path: Path) -> None:
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd in _STANDARD_FDS:
+            os.dup2(opened, fd)
+        os.close(opened)

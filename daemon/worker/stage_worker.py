@@ -24,8 +24,7 @@ from headway.daemon.worker.device import WorkerDevice
 from headway.daemon.worker.held_layers import Held, RefusedError, SnapshotReports, live_parts, load_stage, write_parts
 from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem, for_part, start_context
 from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
-from headway.daemon.worker.output import WorkerOutput
-from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords
+from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords, WorkerOutput
 from headway.daemon.workers.goal import (
     ENDS_A_RUN,
     Action,

@@ -1,1 +1,1 @@
-"""The daemon's side of its worker processes: their socket, orders and status."""
+"""The daemon's side of its worker processes: their socket, goals and status."""

@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from headway.daemon.records.measurements import LayerTime
-from headway.daemon.workers.goal import Action, Goal, Heartbeat, Start, next_action, time_for
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import (
+    Action,
+    Goal,
+    Heartbeat,
+    JobGeneration,
+    Start,
+    WorkerStatus,
+    next_action,
+    time_for,
+)
 from headway.stages.spec import TrainSpec, timed_kind
 
 TICK_S: Final = 0.5

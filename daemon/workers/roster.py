@@ -17,11 +17,10 @@ import structlog
 
 from headway.daemon.addresses import bracketed, join_address
 from headway.daemon.records.records import Device
-from headway.daemon.workers.goal import Failure, Hello
+from headway.daemon.workers.goal import Failure, Hello, JobGeneration, WorkerStatus
 from headway.daemon.workers.liveness import Liveness
 from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
 from headway.daemon.workers.socket import WorkerStream
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
 from headway.stages.stage.launched_ops import MOST_AHEAD

@@ -20,9 +20,11 @@ from headway.daemon.workers.goal import (
     FromWorker,
     Goal,
     Heartbeat,
+    JobGeneration,
     Progress,
     Question,
     SnapshotMissed,
+    WorkerStatus,
     Wrote,
     next_action,
 )
@@ -30,7 +32,6 @@ from headway.daemon.workers.liveness import TICK_S, StallWatch
 from headway.daemon.workers.process import WorkerProcess, last_lines
 from headway.daemon.workers.roster import Roster, WorkerHandle, WorkerSettings
 from headway.daemon.workers.socket import WorkersSocket, WorkerStream
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.shared_port import shared_address

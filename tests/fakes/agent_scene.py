@@ -24,8 +24,7 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Actual, Goal, Heartbeat, WrittenFile, Wrote
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Actual, Goal, Heartbeat, JobGeneration, WorkerStatus, WrittenFile, Wrote
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")

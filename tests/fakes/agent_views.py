@@ -26,8 +26,7 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action, Actual, Goal, Start, next_action
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Action, Actual, Goal, JobGeneration, Start, WorkerStatus, next_action
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")

@@ -26,17 +26,18 @@ from headway.daemon.workers import socket as workers_socket
 from headway.daemon.workers.goal import (
     Failure,
     Goal,
+    JobGeneration,
     Preparation,
     Progress,
     SnapshotMissed,
     Source,
     SourceKind,
     Start,
+    WorkerStatus,
     Wrote,
 )
 from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
 from headway.daemon.workers.supervisor import Supervisor
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.schedule.stage_schedule import schedule_depth

@@ -16,8 +16,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, StateFile, StateRecord
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import Failure, SnapshotMissed, WrittenFile, Wrote
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Failure, JobGeneration, SnapshotMissed, WrittenFile, Wrote
 from tests.fakes.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, state_key
 from tests.fakes.agent_views import now
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.agent.copy_steps import _possible_holders, copy_steps, spacing_of
 from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.state_steps import _possible_holders, copy_steps, spacing_of
 from headway.daemon.agent.steps import Fetch, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode
@@ -22,8 +22,7 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Goal, Spacing
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Goal, JobGeneration, Spacing
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from tests.fakes.agent_views import now, worker

@@ -8,8 +8,7 @@ from headway.daemon.jobs.job import OriginPart, OriginSpec
 from headway.daemon.records.records import WorkerState
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action, Failure, SourceKind
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Action, Failure, JobGeneration, SourceKind
 from headway.stages.spec import AdapterSpec
 from tests.fakes.agent_views import (
     LAYERS,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headway.daemon.agent.layer_sources import HEARD_AFTER_S
+from headway.daemon.agent.goals import HEARD_AFTER_S
 from headway.daemon.agent.steps import Fetch, GiveUp
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord, WorkerState

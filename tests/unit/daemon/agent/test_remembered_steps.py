@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.agent.copy_steps import _places
 from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.state_steps import _places
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.planning.copy_places import copy_places
@@ -128,7 +128,7 @@ def test_a_node_elsewhere_leaves_the_places_of_copies(monkeypatch: pytest.Monkey
         looked_for.append("")
         return copy_places(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("headway.daemon.agent.copy_steps.copy_places", counted)
+    monkeypatch.setattr("headway.daemon.agent.state_steps.copy_places", counted)
     job = view.jobs["first"]
     assert job.spec is not None
     assert job.plan is not None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.agent.copy_steps import copy_steps
 from headway.daemon.agent.local_state import NodeState
+from headway.daemon.agent.state_steps import copy_steps
 from headway.daemon.agent.steps import Fetch, OpenData, ProveLink, Register, SetGoal, Step, Upload
 from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
@@ -30,9 +30,8 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.worker.neighbours import for_part
-from headway.daemon.workers.goal import Action, SourceKind, Start
+from headway.daemon.workers.goal import Action, JobGeneration, SourceKind, Start
 from headway.daemon.workers.liveness import launched_s
-from headway.daemon.workers.status import JobGeneration
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.fakes.agent_views import due, goal_by, now, start_by, worker
 

@@ -21,9 +21,9 @@ from headway.daemon.workers.goal import (
     Source,
     SourceKind,
     Start,
+    WorkerStatus,
     next_action,
 )
-from headway.daemon.workers.status import WorkerStatus
 from headway.stages.state.file_digest import FileDigest
 from tests.fakes.agent_views import (
     BACK,

@@ -22,8 +22,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Failure, Goal
-from headway.daemon.workers.status import JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Failure, Goal, JobGeneration, WorkerStatus
 from headway.stages.state.file_digest import FileDigest
 from tests.fakes.agent_scene import PLAN, EtcdOfOneView
 

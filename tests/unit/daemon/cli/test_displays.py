@@ -67,8 +67,7 @@ from headway.daemon.situation.failures import awaited_pair, standing_pairs
 from headway.daemon.telemetry.goodput import GoodputBook, superseded
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Heartbeat, SnapshotMissed
-from headway.daemon.workers.status import JobGeneration
+from headway.daemon.workers.goal import Heartbeat, JobGeneration, SnapshotMissed
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec
 from tests.unit.daemon.cli import fake_cluster

@@ -22,7 +22,7 @@ from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.storage.checkpoint_names import folder_name, part_name, place_of_part
 from headway.daemon.view.admission import why_no_checkpoint
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.status import WorkerStatus
+from headway.daemon.workers.goal import WorkerStatus
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from tests.fakes.agent_views import LAYERS, goal_by, job, node, now, plan, view_of, worker

@@ -20,6 +20,7 @@ from headway.daemon.workers.goal import (
     Heartbeat,
     Preparation,
     Start,
+    WorkerStatus,
     loading_s,
 )
 from headway.daemon.workers.liveness import (
@@ -35,7 +36,6 @@ from headway.daemon.workers.liveness import (
     StallWatch,
     launched_s,
 )
-from headway.daemon.workers.status import WorkerStatus
 from headway.stages.spec import ModelSpec, timed_kind
 from headway.stages.stage.launched_ops import MOST_AHEAD
 
