@@ -73,9 +73,9 @@ systemd: setup
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
-# Benches import bench/rigs and bench/lines, so they run with bench/ on the path. All run, whatever one of them misses.
+# Benches import bench/rigs and bench/lines, and the reader of histories from tests/chaos. All run, whatever one misses.
 bench: export PYTHONSAFEPATH :=
-bench: export PYTHONPATH := $(CURDIR)/bench
+bench: export PYTHONPATH := $(CURDIR):$(CURDIR)/bench
 bench: setup
 	missed=; for file in $(wildcard bench/*.py bench/control/*.py bench/data/*.py bench/tuning/*.py); do \
 	    $(BIN)/python $$file || missed="$$missed $$file"; done; \

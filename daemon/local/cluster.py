@@ -17,10 +17,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import msgspec
 
@@ -70,8 +70,7 @@ class LocalCluster:
         etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints.
 
         node_settings: fields of every NodeConfig; on one machine no node is in quarantine unless they say so.
-        environment:
-        variables of every daemon.
+        environment: variables of every daemon.
         """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")
@@ -98,12 +97,13 @@ class LocalCluster:
         self._etcd_binary = etcd_binary
         self._etcd_port = etcd_port
         self._stop_timeout_s = stop_timeout_s
-        self._lock: IO[str] | None = None
-        self._sweeper: Sweeper | None = None
-        self._run_dir: Path | None = None
-        self._store_dir: Path | None = None
-        self._owned: OwnedFolder | None = None
-        self._authority: CertificateAuthority | None = None
+        self._has_folder = False
+        """True while the state folder, and the file in it, are this cluster's."""
+        self._held = ExitStack()
+        """What is let go after all processes, the state folder's lock last."""
+        self._run_dir: Path
+        self._store_dir: Path
+        self._authority: CertificateAuthority
         self._etcd: EtcdServer | None = None
         self.etcd_remark = ""
         """Remark on the release of etcd, for people, once it has started; empty: none."""
@@ -117,11 +117,8 @@ class LocalCluster:
     @property
     def address(self) -> ClusterAddress:
         """Return its address for clients, once it has started."""
-        assert self._etcd is not None, "the cluster has not started"
-        assert self._run_dir is not None
-        return ClusterAddress(
-            etcd=self.etcd_endpoints, certificates=self._run_dir / "ca" / "client", state_dir=self.state_dir
-        )
+        certificates = self._run_dir / "ca" / "client"
+        return ClusterAddress(etcd=self.etcd_endpoints, certificates=certificates, state_dir=self.state_dir)
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]:
@@ -156,14 +153,16 @@ class LocalCluster:
         parent = folder_in_memory() or self.state_dir
         await asyncio.to_thread(remove_ownerless, parent)
         self._store_dir = parent / f"headway-{os.getpid()}-store-{secrets.token_hex(4)}"
-        self._owned = OwnedFolder(self._store_dir)
-        self._owned.claim()
+        owned = OwnedFolder(self._store_dir)
+        owned.claim()
+        self._held.callback(owned.release)
         self._store_dir.mkdir(mode=0o700)
-        self._sweeper = Sweeper([self._run_dir, self._store_dir, self._owned.owner_file])
+        self._held.callback(Sweeper([self._run_dir, self._store_dir, owned.owner_file]).sweep)
         (self._run_dir / "tmp").mkdir(mode=0o700)
         # Kept, because jobs outlive this run, and nodes check who has signed them.
         kept = CertificateAuthority.kept_in(self.state_dir / "authority")
         self._authority = kept.issuing_into(self._run_dir / "ca")
+        self._held.callback(self._authority.delete)
         self._authority.issue("client", role=Role.OPERATOR)
         self._etcd = await self._start_etcd(
             EtcdServerConfig(
@@ -312,7 +311,7 @@ class LocalCluster:
 
         Daemons that are not done by their deadline, or when `force` is set, are killed.
         """
-        if self._lock is not None:  # otherwise the folder, and the file in it, are another cluster's
+        if self._has_folder:
             (self.state_dir / CLUSTER_FILE).unlink(missing_ok=True)
         was_up = self._keeping_up is not None
         if self._keeping_up is not None:
@@ -335,19 +334,8 @@ class LocalCluster:
         if self._etcd is not None:
             await self._etcd.stop()
             self._etcd = None
-        if self._authority is not None:
-            self._authority.delete()
-            self._authority = None
-        if self._sweeper is not None:
-            self._sweeper.sweep()
-            self._sweeper = None
-        if self._owned is not None:
-            self._owned.release()
-            self._owned = None
-        if self._lock is not None:
-            # Last, because another cluster may use the folder from here on.
-            self._lock.close()
-            self._lock = None
+        self._has_folder = False
+        self._held.close()
 
     async def _have_etcd(self) -> None:
         """Start etcd if it is stopped and a daemon needs it: jobs are not saved without it."""
@@ -372,15 +360,12 @@ class LocalCluster:
             raise ConfigError(
                 "a cluster runs on this state folder; stop it, or name another with --state-dir", str(self.state_dir)
             ) from error
-        self._lock = lock
+        self._has_folder = True
+        self._held.callback(lock.close)
 
     def _spawn(
         self, environment: Mapping[str, str] | None = None, settings: Mapping[str, object] | None = None
     ) -> NodeProcess:
-        assert self._authority is not None
-        assert self._etcd is not None
-        assert self._run_dir is not None
-        assert self._store_dir is not None
         self._num_named += 1
         name = f"node-{self._num_named}"
         state_dir = self.state_dir / "nodes" / name
@@ -462,14 +447,10 @@ class LocalCluster:
             await asyncio.sleep(POLL_S)
 
     def _write_cluster_file(self) -> None:
-        address = self.address
-        daemons = tuple(self._addresses.values())
+        address, daemons = self.address, tuple(self._addresses.values())
+        folder = str(address.certificates)
         content = ClusterFile(
-            pid=os.getpid(),
-            etcd=address.etcd,
-            certificates=str(address.certificates),
-            daemons=daemons,
-            pids=self.node_pids,
+            pid=os.getpid(), etcd=address.etcd, certificates=folder, daemons=daemons, pids=self.node_pids
         )
         path = self.state_dir / CLUSTER_FILE
         draft = path.with_suffix(".part")

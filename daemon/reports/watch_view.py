@@ -6,12 +6,13 @@ Every display receives the same snapshots, so that the caller need not know whic
 import math
 import sys
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import groupby
-from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -179,18 +180,15 @@ def snapshot(view: ClusterView, job: str, history: LossHistory) -> Snapshot | No
     )
 
 
-class Display(Protocol):
+class Display(AbstractContextManager["Display", None]):
     """Shows snapshots until its context ends."""
 
-    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None:
+        return
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
+    @abstractmethod
     def show(self, snapshot: Snapshot) -> None:
         """Receive a snapshot; a display may skip some."""
-        ...
 
 
 def open_display(*, as_json: bool = False) -> Display:
@@ -201,7 +199,7 @@ def open_display(*, as_json: bool = False) -> Display:
     return LiveDisplay(screen) if screen.is_terminal else PlainDisplay(sys.stdout)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Redraws in place, five times a second and in the screen's present size; the last picture stays."""
 
     def __init__(self, console: Console) -> None:
@@ -220,9 +218,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
@@ -240,7 +236,7 @@ class LiveDisplay:
         return render(self._snapshot, width=size.width, height=size.height - ROWS_ABOVE)
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """At most one line a second; a change of phase or generation is shown at once."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -250,12 +246,7 @@ class PlainDisplay:
         self._last_key: tuple[str, int] | None = None
         self._pending = ""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write(self._pending)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -275,20 +266,12 @@ class PlainDisplay:
         self._last_line, self._pending = line or self._last_line, ""
 
 
-class JsonDisplay:
+class JsonDisplay(Display):
     """One JSON object a line whenever the job's report has changed."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._last: JobReport | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the report, if it differs from the last."""
