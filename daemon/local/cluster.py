@@ -65,12 +65,9 @@ class LocalCluster:
     ) -> None:
         """most_nodes: number of nodes with those that are added later; the machine's cards are dealt out to so many.
 
-        on_trouble: called for each daemon that does not start, while others run.
-
-        etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints.
-
-        node_settings: fields of every NodeConfig; on one machine no node is in quarantine unless they say so.
-        environment: variables of every daemon.
+        etcd_port: 0 takes a free one. force: once set, a stop no longer waits for checkpoints. node_settings: fields of
+        every NodeConfig; on one machine no node is in quarantine unless they say so. environment: variables of every
+        daemon. on_trouble: called for each daemon that does not start, while others run.
         """
         if num_nodes < 1:
             raise ConfigError(f"a cluster needs at least 1 node, not {num_nodes}", "--nodes")

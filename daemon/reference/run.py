@@ -1,11 +1,12 @@
 """`headway reference`: the plain loop, from the job file to the files that a run leaves."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
 import torch
+from torch import Tensor
 
 from headway.daemon.client.submission import read_draft
 from headway.daemon.costs.devices import cuda_reserve
@@ -20,7 +21,7 @@ from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of
 from headway.daemon.planning.cluster_plan import size
-from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
@@ -32,8 +33,12 @@ from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.token_mixture import open_tokens
+from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError
 from headway.stages.links.codec import is_rounding
+
+Initial = Callable[[str], dict[str, Tensor]] | None
+"""Returns what a layer begins with; None: the seed says it."""
 
 
 def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = None) -> Path:
@@ -95,42 +100,10 @@ def run_reference(
     tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
     make_out(out, out / "model")
     initial, adapters, carried = initial_weights_of(spec), initial_adapters_of(spec), carried_of(spec)
-    num_done = 0
     with MetricsFile(out / "metrics.jsonl") as metrics:
-
-        def on_batch(result: BatchResult) -> None:
-            nonlocal num_done
-            num_done = result.batch + 1
-            metrics.append(
-                batch=result.batch,
-                loss=result.loss,
-                tokens=result.tokens,
-                seconds=result.seconds,
-                generation=0,
-                eval_loss=result.eval_loss,
-            )
-            if progress is not None:
-                progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
-                progress.flush()
-
-        try:
-            weights = reference(
-                spec,
-                tokens,
-                on_batch=on_batch,
-                coded_cuts=coded_cuts,
-                device=chosen,
-                initial=initial,
-                adapters=adapters,
-            )
-        except NonFiniteLossError as error:
-            raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
-    if progress is not None:
-        progress.write("\n")
+        weights, num_done = _trained(
+            spec, tokens, metrics, coded_cuts, chosen, initial, adapters, job_file=job_file, progress=progress
+        )
     tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
     if spec.model.has_adapter:
         with AdapterFolderWriter(
@@ -138,16 +111,64 @@ def run_reference(
         ) as writer:
             for layer, parameters in weights.items():
                 writer.add(layer, parameters)
-        return _told(spec, coded_cuts, num_done)
-    write_model(
-        out / "model",
-        spec.model,
-        weights=weights,
-        sequence_length=spec.train.sequence_length,
-        tokenizer=tokenizer,
-        carried=carried,
-    )
-    return _told(spec, coded_cuts, num_done)
+    else:
+        length = spec.train.sequence_length
+        write_model(
+            out / "model", spec.model, weights=weights, sequence_length=length, tokenizer=tokenizer, carried=carried
+        )
+    early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
+    return (early if num_done < spec.train.batches else "") + _comparable(spec, coded_cuts)
+
+
+def _trained(
+    spec: JobSpec,
+    tokens: TokenShards,
+    metrics: MetricsFile,
+    coded_cuts: Sequence[str],
+    device: str,
+    initial: Initial,
+    adapters: Initial,
+    *,
+    job_file: Path,
+    progress: IO[str] | None,
+) -> tuple[Weights, int]:
+    """Return the weights, and after how many batches they are these. Raises ConfigError, JobFailedError."""
+    num_done = 0
+
+    def on_batch(result: BatchResult) -> None:
+        nonlocal num_done
+        num_done = result.batch + 1
+        metrics.append(
+            batch=result.batch,
+            loss=result.loss,
+            tokens=result.tokens,
+            seconds=result.seconds,
+            generation=0,
+            eval_loss=result.eval_loss,
+        )
+        if progress is not None:
+            progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
+            progress.flush()
+
+    try:
+        weights = reference(
+            spec,
+            tokens,
+            on_batch=on_batch,
+            coded_cuts=coded_cuts,
+            device=device,
+            initial=initial,
+            adapters=adapters,
+        )
+    except NonFiniteLossError as error:
+        raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
+    if progress is not None:
+        progress.write("\n")
+    return weights, num_done
 
 
 def _check_memory(spec: JobSpec, source: str, device: str) -> None:
@@ -182,11 +203,6 @@ def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
                 f"{spec.layers[-1]}",
                 "--coded-cuts",
             )
-
-
-def _told(spec: JobSpec, cuts: Sequence[str], num_done: int) -> str:
-    early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
-    return (early if num_done < spec.train.batches else "") + _comparable(spec, cuts)
 
 
 def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:
