@@ -20,7 +20,6 @@ from headway.daemon.data.chat_template import ENDED, ChatTemplate, Rendered
 from headway.daemon.data.documents import Conversation
 from headway.daemon.data.message_form import called, thought_of
 from headway.daemon.data.special_words import unguarded
-from headway.daemon.data.template_limits import MAX_CHARACTERS
 from headway.daemon.errors import ConfigError
 
 MAX_MESSAGES: Final = 2048
@@ -28,6 +27,8 @@ MAX_MESSAGES: Final = 2048
 their square: this many take some 20 s. A template may look back from the last message at any other, so nothing less is
 rendered.
 """
+MAX_CHARACTERS: Final = 16 << 20
+"""Of all texts of a conversation together: each answer may need one of its own."""
 _BEGIN: Final = "<think>"
 _END: Final = "</think>"
 Span = tuple[int, int]

@@ -15,14 +15,6 @@ from typing import Any, Final
 from headway.daemon.data.documents import Conversation, library
 from headway.daemon.data.message_form import MessageForm, find_form
 from headway.daemon.data.special_words import GUARD, SpecialWords, unguarded
-from headway.daemon.data.template_limits import (
-    MAX_CHARACTERS,
-    TOO_LARGE,
-    TooMuchError,
-    limited_memory,
-    limited_product,
-    limited_time,
-)
 from headway.daemon.errors import ConfigError
 
 # Follows which message a chat template renders where: each round of its loops writes a note into the text. Pure.
@@ -133,8 +125,6 @@ def with_notes(environment: Any, source: str, nodes: Any, note: Callable[..., st
 
 
 # The sandbox of chat templates: jinja2 as transformers sets it up, but with a date that stands still.
-#
-# Everything in this file is called while a template renders.
 
 _ESCAPED_GUARD: Final = re.compile(rf"(?<!\\)((?:\\\\)*)\\u{ord(GUARD):04x}")
 """A backslash that people wrote is two in JSON, and escapes nothing."""
@@ -154,8 +144,7 @@ def sandbox(*, today: date, mark: Callable[[str], str]) -> Any:
         return mark(caller())
 
     generation = type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": parse, "_mark": marked})
-    limits = {"intercepted_binops": frozenset({"*", "**"}), "call_binop": limited_product}
-    environment = type("Sandbox", (sandboxes.ImmutableSandboxedEnvironment,), limits)(
+    environment = sandboxes.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, extensions.loopcontrols]
     )
 
@@ -182,8 +171,6 @@ def _to_json(
 TEMPLATE_NAME: Final = "chat_template.jinja"
 OTHERS_NAME: Final = "additional_chat_templates"
 DEFAULT: Final = "default"
-MAX_SOURCE: Final = 1 << 20
-"""Maximum size of a template: those of the Hub have a hundredth of it."""
 _SEARCHES: Final = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "find", "index")
 
 
@@ -226,16 +213,13 @@ class ChatTemplate:
         self._spans: list[tuple[int, int, str]] = []
         self._length = 0
         try:
-            with limited_time(), limited_memory():  # jinja2 computes constant expressions at once
-                environment = sandbox(today=around.today, mark=self._mark)
-                self._template = environment.from_string(source)
-                self._words = around.words.without(_looked_for(environment.parse(source)))
-                followed = sandbox(today=around.today, mark=str)
-                self._followed = with_notes(followed, source, library("jinja2.nodes"), self._notes.note)
+            environment = sandbox(today=around.today, mark=self._mark)
+            self._template = environment.from_string(source)
+            self._words = around.words.without(_looked_for(environment.parse(source)))
+            followed = sandbox(today=around.today, mark=str)
+            self._followed = with_notes(followed, source, library("jinja2.nodes"), self._notes.note)
         except ConfigError:
             raise
-        except MemoryError:
-            raise ConfigError(f"its chat template is invalid: {TOO_LARGE}", name) from None
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"its chat template is invalid: {_line(error)}", name) from error
         self._form: MessageForm | None = None
@@ -269,7 +253,7 @@ class ChatTemplate:
     def render(self, chat: Conversation, messages: Sequence[Any], *, is_prompt: bool = False) -> Rendered:
         """Render the first messages of a conversation. is_prompt: with the begin of an answer.
 
-        Raises ConfigError, which names the place in the data: the template fails, or exceeds a limit.
+        Raises ConfigError, which names the place in the data, if the template fails.
         """
         raw = self._raw(self._template, chat, messages, is_prompt=is_prompt)
         if any(raw[start:end] != spoken for start, end, spoken in self._spans):
@@ -291,17 +275,9 @@ class ChatTemplate:
             "add_generation_prompt": is_prompt,
         }
         try:
-            with limited_time(), limited_memory():
-                for piece in template.generate(values):
-                    pieces.append(piece)
-                    self._length += len(piece)
-                    if self._length > MAX_CHARACTERS:
-                        raise ValueError(f"it is longer than {MAX_CHARACTERS >> 20} Mi characters")
-        except MemoryError:  # its traceback would keep what the template has made
-            pieces.clear()
-            raise TooMuchError(f"the chat template cannot render it: {TOO_LARGE}", chat.where) from None
-        except TimeoutError as error:
-            raise TooMuchError(f"the chat template cannot render it: {error}", chat.where) from error
+            for piece in template.generate(values):
+                pieces.append(piece)
+                self._length += len(piece)
         except Exception as error:  # templates are programs of others
             raise ConfigError(f"the chat template cannot render it: {_line(error)}", chat.where) from error
         return "".join(pieces)
@@ -355,8 +331,6 @@ def read_templates(
     for name, source in sources.items():
         if not isinstance(source, str):
             raise ConfigError("chat_template is no text", str(folder))
-        if len(source) > MAX_SOURCE:
-            raise ConfigError(f"its chat template has more than {MAX_SOURCE} characters", str(folder))
         named[name] = ChatTemplate(source, around, name=str(folder))
     return ChatTemplates(named)
 
@@ -364,8 +338,10 @@ def read_templates(
 def _in_files(folder: Path) -> dict[str, Any]:
     """Return the templates that are files: the default one, and others by the names of their files."""
     default = folder / TEMPLATE_NAME
-    found = {DEFAULT: _read(default)} if default.is_file() else {}
-    return found | {file.stem: _read(file) for file in sorted((folder / OTHERS_NAME).glob("*.jinja"))}
+    found = {DEFAULT: default.read_text(encoding="utf-8")} if default.is_file() else {}
+    return found | {
+        file.stem: file.read_text(encoding="utf-8") for file in sorted((folder / OTHERS_NAME).glob("*.jinja"))
+    }
 
 
 def _in_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,12 +370,6 @@ def _missing(words: Sequence[int]) -> list[int]:
 
 def _moved(at: int, missing: Sequence[int]) -> int:
     return at - bisect_left(missing, at)
-
-
-def _read(file: Path) -> str:
-    """Return a template's text, of which no more is read than is allowed."""
-    with file.open(encoding="utf-8") as stream:
-        return stream.read(MAX_SOURCE + 1)
 
 
 def _text(value: Any) -> str:

@@ -31,7 +31,6 @@ from headway.daemon.data.data_tokenizer import (
 )
 from headway.daemon.data.documents import TOO_DEEP, Conversation, library
 from headway.daemon.data.special_words import GUARD, SpecialWords
-from headway.daemon.data.template_limits import TooMuchError
 from headway.daemon.errors import ConfigError
 
 # Turns conversations into tokens. In what a chat template writes, the names of special tokens are these tokens.
@@ -41,8 +40,6 @@ from headway.daemon.errors import ConfigError
 
 Tokens = npt.NDArray[np.integer]
 Spoken = npt.NDArray[np.bool_]
-MAX_TOO_MUCH: Final = 3
-"""Records for which a template may take too much time or memory: each costs up to 20 s, and the next will too."""
 _STAND_IN: Final = "\ufdd1"
 """Begins a stand-in; no conversation has it."""
 _NUMBERS: Final = 0xF0000
@@ -75,11 +72,10 @@ class ChatEncoder:
         self._words = words
         self._tokenizer = tokenizer
         self._loaded = _parsed(tokenizer)
-        self._num_too_much = 0
 
     def encode(self, chats: Sequence[Conversation]) -> list[EncodedChat | ConfigError]:
         """Return what becomes of each conversation, or why it cannot be encoded."""
-        rendered = [self._tried_texts(chat) for chat in chats]
+        rendered: list[ChatTexts | ConfigError] = [_tried(self._texts, chat) for chat in chats]
         plain = [text for each in rendered if isinstance(each, ChatTexts) for text in each.texts if not text.words]
         try:
             found = iter(self._loaded.encode_batch([each.text for each in plain], add_special_tokens=False))
@@ -98,16 +94,6 @@ class ChatEncoder:
             left_out = of_chat.num_thoughts_left_out
             done.append(wrong or EncodedChat(good, of_chat.way, left_out, num_words))
         return done
-
-    def _tried_texts(self, chat: Conversation) -> ChatTexts | ConfigError:
-        """Return what is trained of a conversation, or why nothing is. Raises TooMuchError if this happens often."""
-        found: ChatTexts | ConfigError = _tried(self._texts, chat)
-        if isinstance(found, TooMuchError):
-            self._num_too_much += 1
-            if self._num_too_much == MAX_TOO_MUCH:
-                what = f"{found.what}, as for {MAX_TOO_MUCH - 1} records before; name a tokenizer with another template"
-                raise TooMuchError(what, found.where)
-        return found
 
     def _texts(self, chat: Conversation) -> ChatTexts:
         template = self._templates.of(chat)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from headway.daemon.data.documents import Conversation
 from headway.daemon.data.special_words import NO_CHARACTER
-from headway.daemon.data.template_limits import TooMuchError
 from headway.daemon.errors import ConfigError
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -99,16 +98,11 @@ class MessageForm:
 
 
 def find_form(render: Callable[[Conversation], str], source: str, where: str) -> MessageForm:
-    """Ask a template what it reads. render: may raise ConfigError. source: of the template. where: for errors.
-
-    Raises TooMuchError if it takes too much, for the first conversation.
-    """
+    """Ask a template what it reads. render: may raise ConfigError. source: of the template. where: for errors."""
 
     def shown(messages: list[dict[str, Any]], tools: Any = None) -> str:
         try:
             return render(Conversation(messages=messages, tools=tools, where=where))
-        except TooMuchError:
-            raise
         except ConfigError:
             return ""
 

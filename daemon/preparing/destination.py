@@ -2,10 +2,9 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,7 +25,6 @@ _MIN_PART: Final = 2
 Numbers = npt.NDArray[Any]
 Piece = tuple[Numbers, Numbers]
 """Tokens with their flags."""
-NOTHING: Final = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 
 
 class RowPacker:
@@ -70,39 +68,6 @@ class RowPacker:
         self._open.clear()
         for number in sorted(self._rows):
             yield self._close(number)
-
-    def state(self) -> tuple[dict[str, Any], Piece]:
-        """Return what `resume` takes: numbers for JSON, and all tokens that wait, the document's before the rows'."""
-        numbers = sorted(self._rows)
-        rows = [_joined(self._rows[number]) for number in numbers]
-        fields = {
-            "num_cut_documents": self.num_cut_documents,
-            "num_padding": self.num_padding,
-            "num_left_out": self.num_left_out,
-            "num_held": self._num_held,
-            "was_cut": self._was_cut,
-            "open": self._open,
-            "rows": [(number, len(tokens)) for number, (tokens, _) in zip(numbers, rows, strict=True)],
-            "next_row": self._next_row,
-        }
-        return fields, _joined([NOTHING, *self._document, *rows])
-
-    def resume(self, fields: dict[str, Any], waiting: Piece) -> None:
-        """Go on after another packer's state."""
-        self.num_cut_documents = fields["num_cut_documents"]
-        self.num_padding = fields["num_padding"]
-        self.num_left_out = fields["num_left_out"]
-        self._num_held = fields["num_held"]
-        self._was_cut = fields["was_cut"]
-        self._open = [(free, number) for free, number in fields["open"]]
-        self._next_row = fields["next_row"]
-        tokens, flags = waiting
-        end = self._num_held
-        self._document = [(tokens[:end], flags[:end])] if end else []
-        self._rows = {}
-        for number, length in fields["rows"]:
-            start, end = end, end + length
-            self._rows[number] = [(tokens[start:end], flags[start:end])]
 
     def _end_document(self) -> Iterator[Piece]:
         if self._document:
@@ -182,6 +147,10 @@ class SplitCounts:
     """Tokens of documents, or of their parts, in which nothing is trained on."""
 
 
+DestinationState = tuple[int, list[tuple[int, RowPacker | None, SplitState]]]
+"""Tokens taken; of each split the documents, the rows that wait, and what is durable."""
+
+
 class Destination:
     """Both splits of a data folder that is being written."""
 
@@ -208,17 +177,15 @@ class Destination:
         self._num_taken += len(tokens)
         self._splits[piece.is_held_out].add(tokens, flags, begins=piece.begins)
 
-    def state(self) -> tuple[dict[str, Any], list[Piece]]:
-        """Make all that is written durable. Returns what `resume` takes: fields for JSON, and the tokens that wait."""
-        states = [split.state() for split in self._splits]
-        fields = {"num_taken": self._num_taken, "splits": [fields for fields, _ in states]}
-        return fields, [waiting for _, waiting in states]
+    def state(self) -> "DestinationState":
+        """Make all that is written durable. Returns what `resume` takes, to be pickled before the next `add`."""
+        return self._num_taken, [split.state() for split in self._splits]
 
-    def resume(self, fields: dict[str, Any], waiting: list[Piece]) -> None:
+    def resume(self, state: "DestinationState") -> None:
         """Go on after another destination's state in this folder. Raises DataError when a file is not as it was."""
-        self._num_taken = fields["num_taken"]
-        for split, of_split, held in zip(self._splits, fields["splits"], waiting, strict=True):
-            split.resume(of_split, held)
+        self._num_taken, of_splits = state
+        for split, of_split in zip(self._splits, of_splits, strict=True):
+            split.resume(*of_split)
 
     def finish(self) -> tuple[SplitCounts, SplitCounts]:
         """Write what is held back. Returns the counts of training and of validation."""
@@ -242,16 +209,12 @@ class _Split:
         else:
             self._write(self._packer.add(tokens, flags, begins=begins))
 
-    def state(self) -> tuple[dict[str, Any], Piece]:
-        packed, waiting = self._packer.state() if self._packer else ({}, NOTHING)
-        written = asdict(self._writer.state())
-        return {"num_documents": self._num_documents, "written": written, "packed": packed}, waiting
+    def state(self) -> tuple[int, RowPacker | None, SplitState]:
+        return self._num_documents, self._packer, self._writer.state()
 
-    def resume(self, fields: dict[str, Any], waiting: Piece) -> None:
-        self._num_documents = fields["num_documents"]
-        self._writer.resume(msgspec.convert(fields["written"], SplitState))
-        if self._packer:
-            self._packer.resume(fields["packed"], waiting)
+    def resume(self, num_documents: int, packer: RowPacker | None, written: SplitState) -> None:
+        self._num_documents, self._packer = num_documents, packer
+        self._writer.resume(written)
 
     def finish(self) -> SplitCounts:
         packer = self._packer

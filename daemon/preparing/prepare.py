@@ -29,7 +29,7 @@ from headway.daemon.preparing.batch_encoding import HeldOut, Noted, Position, Re
 from headway.daemon.preparing.destination import Destination
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.summary import BadRecords
-from headway.daemon.preparing.unfinished import Left, Unfinished, unfinished
+from headway.daemon.preparing.unfinished import Unfinished, unfinished
 from headway.daemon.sources.text_sources import Source, open_sources
 from headway.daemon.terminal import printable_name
 from headway.stages.data.shard_index import read_index
@@ -91,33 +91,16 @@ class RestartableRun:
         began_s = time.monotonic()
         if not self._place.can_go_on or began_s < self._due_s:
             return
-        fields, waiting = self.destination.state()
-        said = {
-            "position": asdict(position),
-            "num_bad": self.bad.count,
-            "bad_kinds": self.bad.kinds,
-            "noted": self.noted,
-            "destination": fields,
-        }
-        self._place.save(said, waiting)
+        self._place.save((position, self.bad.count, self.bad.kinds, self.noted, self.destination.state()))
         ended_s = time.monotonic()
         self._due_s = ended_s + max(SAVE_EVERY_S, (ended_s - began_s) / SAVING_SHARE)
 
-    def _resume(self, left: Left) -> None:
-        fields = left.fields["destination"]
-        self._place.keep_only(set(_names(fields)))
-        self.destination.resume(fields, left.waiting)
-        self.bad.count = left.fields["num_bad"]
-        self.bad.kinds = Counter(left.fields["bad_kinds"])
-        self.noted = Counter(left.fields["noted"])
-        self.start = Position(**left.fields["position"])
-
-
-def _names(fields: dict[str, Any]) -> list[str]:
-    """Return the files that a destination's state names."""
-    written = [split["written"] for split in fields["splits"]]
-    shards = [shard for each in written for shard in (*each["shards"], each["growing"]) if shard]
-    return [name for shard in shards for name in (shard["file"], shard["flags"]) if name]
+    def _resume(self, saved: Any) -> None:
+        self.start, self.bad.count, self.bad.kinds, self.noted, written = saved
+        _, splits = written
+        shards = [shard for _, _, state in splits for shard in (*state.shards, state.growing) if shard]
+        self._place.keep_only({name for shard in shards for name in (shard.file, shard.flags) if name})
+        self.destination.resume(written)
 
 
 # Names the work of a preparation: two runs of one name write the same bytes, so one can go on with the other's.

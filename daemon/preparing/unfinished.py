@@ -1,39 +1,25 @@
 """The folder of an unfinished preparation, with a journal from which the same command goes on after it was stopped.
 
-The folder `.NAME.unfinished` lies beside NAME. It holds the growing data in `data`, and in `journal` a SHA-256, a line
-of JSON, and the tokens that wait for their row. The journal names what is durable in `data`; what lies beyond it is
-dropped.
+The folder `.NAME.unfinished` lies beside NAME. It holds the growing data in `data`, and in `journal` a SHA-256 and what
+the run needs to go on, pickled. The journal names what is durable in `data`; what lies beyond it is dropped.
 """
 
 import fcntl
 import hashlib
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.destination import Piece
 from headway.stages.durable import make_durable
 from headway.stages.errors import DataError
 
-FORMAT: Final = 1
 _JOURNAL: Final = "journal"
 _DATA: Final = "data"
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What an earlier run wrote into its journal."""
-
-    fields: dict[str, Any]
-    waiting: list[Piece]
 
 
 class Unfinished:
@@ -46,27 +32,23 @@ class Unfinished:
         self._journal = place / _JOURNAL
         self._work = work
 
-    def left(self) -> Left | None:
-        """Return the journal of an earlier run; None: there is none, it is damaged, or of another work."""
+    def left(self) -> Any:
+        """Return what an earlier run has saved; None: nothing, or it is damaged, or of another work."""
         try:
-            sha256, rest = self._journal.read_bytes().split(b"\n", 1)
-            if self._work is None or sha256.decode() != hashlib.sha256(rest).hexdigest():
+            sha256, raw = self._journal.read_bytes().split(b"\n", 1)
+            if self._work is None or sha256.decode() != hashlib.sha256(raw).hexdigest():
                 return None
-            line, raw = rest.split(b"\n", 1)
-            said = json.loads(line)
-            if (said["format"], said["work"]) != (FORMAT, self._work):
-                return None
-            return Left(said["fields"], _unpacked(said["lengths"], raw))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            work, saved = pickle.loads(raw)
+        except (OSError, ValueError, pickle.UnpicklingError):
             return None
+        return saved if work == self._work else None
 
-    def save(self, fields: dict[str, Any], waiting: list[Piece]) -> None:
+    def save(self, progress: object) -> None:
         """Replace the journal, durably. What it names in `data` is durable already."""
-        said = {"format": FORMAT, "work": self._work, "fields": fields, "lengths": [len(each) for each, _ in waiting]}
-        rest = json.dumps(said).encode() + b"\n" + _packed(waiting)
+        raw = pickle.dumps((self._work, progress))
         growing = self._journal.with_suffix(".new")
         with growing.open("wb") as file:
-            file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+            file.write(hashlib.sha256(raw).hexdigest().encode() + b"\n" + raw)
             file.flush()
             os.fsync(file.fileno())
         growing.replace(self._journal)
@@ -145,21 +127,3 @@ def _take(lock: int, place: Path, out: Path) -> None:
         what = f"cannot be locked: {error.strerror}; name a folder of another file system"
         raise DataError(str(place), what) from error
     raise DataError(str(out), "is being prepared by another process")
-
-
-def _packed(waiting: list[Piece]) -> bytes:
-    return b"".join(
-        np.asarray(tokens, dtype="<i8").tobytes() + np.asarray(flags, dtype=np.uint8).tobytes()
-        for tokens, flags in waiting
-    )
-
-
-def _unpacked(lengths: list[int], raw: bytes) -> list[Piece]:
-    found: list[Piece] = []
-    start = 0
-    for length in lengths:
-        tokens = np.frombuffer(raw, dtype="<i8", count=length, offset=start)
-        flags = np.frombuffer(raw, dtype=np.uint8, count=length, offset=start + tokens.nbytes)
-        found.append((tokens, flags))
-        start += tokens.nbytes + flags.nbytes
-    return found

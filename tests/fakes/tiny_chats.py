@@ -16,6 +16,33 @@ TEMPLATE = (
 )
 """Chat markup in the style of Qwen, with the marks from which the targets are known."""
 
+CHATML = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+"""The same markup without marks."""
+
+
+def folder_of(tmp_path: Path, template: str | None, *, in_file: bool = True) -> Path:
+    """A tokenizer's folder: bytes, a few merges, and three special tokens."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    special = ["<|start|>", "<|end|>", "<s>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=280, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["Hello there, so long, assistant user"] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": "<|end|>", "bos_token": {"content": "<s>"}}
+    if template is not None and in_file:
+        (folder / "chat_template.jinja").write_text(template)
+    elif template is not None:
+        config["chat_template"] = [{"name": "tools", "template": "x"}, {"name": "default", "template": template}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
 
 def write_chat_tokenizer(folder: Path) -> None:
     """Write a tokenizer of bytes, a few merges and two special tokens, as transformers does."""

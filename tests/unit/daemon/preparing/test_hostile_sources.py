@@ -1,10 +1,14 @@
 """Files that inflate, lines without an end, and pipes: one clear line or bounded memory, and never a wait."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,97 +90,110 @@ def test_a_pipe_in_a_folder_is_passed_over(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shard-00000.bin").read_bytes() == b"text\0"
 
 
-def repeated(text: str, times: int) -> Any:
-    """An array of Arrow that names one text many times."""
-    arrow = pytest.importorskip("pyarrow")
-    return arrow.DictionaryArray.from_arrays(arrow.array([0] * times, arrow.int32()), arrow.array([text]))
+TEXT = "Grüße,\nWelt\n"
 
 
-def write_parquet(path: Path, **columns: Any) -> Path:
-    """A parquet file whose dictionary may have any size."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(
-        arrow.table(columns), path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30
-    )
-    return path
+def zstd(content: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").ZstdCompressor().compress(content))
 
 
-def in_lists(contents: Any, offsets: list[int]) -> Any:
-    """Conversations of so many messages."""
-    arrow = pytest.importorskip("pyarrow")
-    roles = arrow.array(["user"] * len(contents))
-    return arrow.ListArray.from_arrays(
-        arrow.array(offsets), arrow.StructArray.from_arrays([roles, contents], ["role", "content"])
-    )
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": zstd,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 
 
-def test_a_text_that_a_parquet_file_repeats_is_read_one_row_at_a_time(tmp_path: Path) -> None:
-    """A few KB of file with 60 rows of 32 MiB: a row at a time is in memory, up to the wanted tokens."""
-    source = write_parquet(tmp_path / "in.parquet", text=repeated("a" * 32 * MIB, 60))
-    assert source.stat().st_size < MIB
-    said, peak = prepared(source, max_tokens=150 * MIB)
-    assert said == 0
-    assert peak < 800
+def bytes_of(source: Path, *, binary: bool = False) -> bytes:
+    """The only shard that a source becomes."""
+    out = source.parent / f"out of {source.name}"
+    prepare([str(source)], out, Preparation(binary=binary))
+    return (out / "shard-00000.bin").read_bytes()
 
 
-def test_a_conversation_that_repeats_a_text_is_left_out(tmp_path: Path) -> None:
-    """A list of 20,000 times 1 MiB, of which the file holds one: named, and never made."""
-    source = write_parquet(tmp_path / "in.parquet", messages=in_lists(repeated("a" * MIB, 20_000), [0, 10_000, 20_000]))
-    said, peak = prepared(source, field="messages")
-    assert "row 1: is longer than 128 MiB" in str(said)
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_compressed_file_is_read_as_what_it_holds(tmp_path: Path, suffix: str, kind: str) -> None:
+    """Also when it has two parts, as `cat` makes them, and is filled up with zero bytes."""
+    content = (TEXT if kind == "txt" else json.dumps({"text": TEXT}) + "\n").encode()
+    source = tmp_path / f"in.{kind}.{suffix}"
+    source.write_bytes(COMPRESSORS[suffix](content) * 2 + bytes(4096))
+    document = TEXT.encode()
+    assert bytes_of(source) == (document * 2 + b"\0" if kind == "txt" else (document + b"\0") * 2)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_a_compressed_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
+    """The last bytes are missing, or others stand at its end: no part of it is trained on."""
+    whole = COMPRESSORS[suffix](TEXT.encode())
+    for content in (whole[:-3], whole + b"more", b"no compressed data"):
+        (tmp_path / f"in.txt.{suffix}").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"(is cut off|cannot be decompressed): .*; fetch it again"):
+            prepare([str(tmp_path / f"in.txt.{suffix}")], tmp_path / "out")
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_a_file_that_inflates_takes_bounded_memory(tmp_path: Path, suffix: str) -> None:
+    """A line of 256 MiB in a few kilobytes is left out, and the line after it is used."""
+    source = tmp_path / f"in.jsonl.{suffix}"
+    source.write_bytes(COMPRESSORS[suffix](b" " * 256 * MIB + b'x\n{"text": "good"}\n'))
+    said, peak = prepared(source, max_bad=1)
+    assert said == 1
     assert peak < 600
+    assert (tmp_path / "out" / "shard-00000.bin").read_bytes() == b"good\0"
 
 
-def test_rows_that_are_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    """One row of 200 MiB in a few KB: the file says how much it inflates to."""
-    source = write_parquet(tmp_path / "in.parquet", text=["a" * 200 * MIB])
-    said, peak = prepared(source, max_bad=5)
-    assert "the 1 rows of its row group 0 inflate to 200 MiB; a record has at most 128 MiB" in str(said)
-    assert peak < 300
+def test_an_xz_file_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+    """Its dictionary would take 1 GiB."""
+    filters = [
+        {"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30, "mode": lzma.MODE_FAST, "mf": lzma.MF_HC3, "nice_len": 3}
+    ]
+    (tmp_path / "in.txt.xz").write_bytes(lzma.compress(TEXT.encode(), filters=filters))
+    with pytest.raises(ConfigError, match="Memory usage limit"):
+        prepare([str(tmp_path / "in.txt.xz")], tmp_path / "out")
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_an_arrow_file_that_inflates_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
-) -> None:
-    """A compressed batch beyond the limit is named with its size; one within it, and one not compressed, are read."""
-    monkeypatch.setattr("headway.daemon.sources.arrow_sources.MAX_INFLATED_BYTES", MIB)
-    arrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
-    make: Any = ipc.new_stream if is_stream else ipc.new_file
-
-    def written(length: int, compression: str | None) -> str:
-        table = arrow.table({"text": ["a" * length]})
-        place = tmp_path / f"{length}-{compression}.arrow"
-        with make(str(place), table.schema, options=ipc.IpcWriteOptions(compression=compression)) as writer:
-            writer.write_table(table)
-        return str(place)
-
-    prepare([written(MIB // 2, "zstd"), written(4 * MIB, None)], tmp_path / "out")
-    assert (tmp_path / "out" / "shard-00000.bin").stat().st_size == MIB // 2 + 1 + 4 * MIB + 1
-    with pytest.raises(ConfigError, match="its message 1 inflates to 4 MiB; at most 1 MiB"):
-        prepare([written(4 * MIB, "zstd")], tmp_path / "other")
-    with pytest.raises(ConfigError, match="its message 1 inflates to 3 MiB"):
-        prepare([written(3 * MIB, "lz4")], tmp_path / "other")
-
-
-def test_an_arrow_dictionary_that_repeats_a_text_is_measured(tmp_path: Path) -> None:
-    """Lists over a dictionary: the long conversation is left out, the short one is used."""
-    arrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
-    table = arrow.table({"messages": in_lists(repeated("a" * MIB, 1001), [0, 1, 1001])})
-    with ipc.new_stream(str(tmp_path / "in.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(ConfigError, match=r"row 1: has no text"):
-        prepare([str(tmp_path / "in.arrow")], tmp_path / "out", Preparation(field="messages"))
-    said, peak = prepared(tmp_path / "in.arrow", field="messages", max_bad=1)
-    assert "row 2: is longer than 128 MiB" in str(said)
-    assert peak < 500
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("in.txt", gzip.compress(b"text", mtime=0), r"compressed by gzip: end its name with \.gz"),
+        ("in.jsonl", gzip.compress(b'{"text": "a"}', mtime=0), r"compressed by gzip: end its name with \.gz"),
+        ("in.txt", TEXT.encode("utf-16"), "is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"),
+        ("in.txt", TEXT.encode("latin-1"), "has the byte 0xfc at 2: convert it, for example with `iconv"),
+        ("in.txt", b"a" * 70_000 + b"\0", "has a zero byte at 70000"),
+        ("in.txt", b"SQLite format 3\0", "is SQLite: write a table with `sqlite3 -header -csv FILE"),
+        ("in.txt", b"%PDF-1.4 of letters alone", "is a PDF"),
+        ("in.txt.gz", gzip.compress(b"PNG\0", mtime=0), "has a zero byte at 3"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    """One line names the file, what it is and, of a text, the option that takes it as it is; nothing is left behind."""
+    (tmp_path / name).write_bytes(content)
+    hint = (
+        r"; --binary takes every file as it is, and a pattern such as 'FOLDER/\*\*/\*\.md' some of a folder"
+        if ".txt" in name
+        else ""
+    )
+    with pytest.raises(ConfigError, match=rf"{name}: is no UTF-8 text, .*{reason}.*{hint}$"):
+        prepare([str(tmp_path / name)], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_type_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
-    """Views may name one text any number of times."""
-    arrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
-    table = arrow.table({"text": arrow.array(["a"], arrow.string_view())})
-    with ipc.new_stream(str(tmp_path / "in.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(ConfigError, match="its column 'text' has the type string_view, which is not read"):
-        prepare([str(tmp_path / "in.arrow")], tmp_path / "out")
+def test_binary_takes_a_file_as_it_is(tmp_path: Path) -> None:
+    """Compressed lines, a byte-order mark, zero bytes: a document of these bytes."""
+    for name, content in [
+        ("in.jsonl.gz", gzip.compress(b"text", mtime=0)),
+        ("in.txt", b"\xef\xbb\xbfa"),
+        ("a.bin", b"\0\xff"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        assert bytes_of(tmp_path / name, binary=True) == content + b"\0"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_is_not_trained(tmp_path: Path, suffix: str) -> None:
+    """The one at the begin of the file; another is text."""
+    content = b"\xef\xbb\xbf" + "a\ufeffb".encode()
+    (tmp_path / f"in.txt{suffix}").write_bytes(gzip.compress(content, mtime=0) if suffix else content)
+    assert bytes_of(tmp_path / f"in.txt{suffix}") == "a\ufeffb".encode() + b"\0"
