@@ -24,7 +24,6 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -32,6 +31,7 @@ from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.fakes.paces import paced_layers
 
 ATTACK = Path(__file__).parent / "rigs" / "outsiders_attack.py"
 KINDS = ("idle", "slow", "handshakes")

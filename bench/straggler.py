@@ -26,7 +26,6 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
@@ -36,6 +35,7 @@ from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.fakes.paces import paced_layers
 
 SLOWDOWN = 3.0
 LAYER_S = 0.004

@@ -15,7 +15,6 @@ import msgspec
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import remove, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
@@ -23,6 +22,7 @@ from headway.daemon.records.records import Phase
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.stage.allocator import with_large_pages
 from rigs.measure import Figure, progress
+from tests.fakes.paces import paced_layers
 
 NUM_WARMUP_BATCHES = 3
 TIMEOUT_S = 600.0

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
-from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterFile
+from headway.daemon.client.cluster_access import CLUSTER_FILE, read_cluster_file
 from headway.daemon.errors import ConfigError
 
 PROC = Path("/proc")
@@ -46,11 +44,9 @@ class LocalTargets:
     @classmethod
     def of(cls, state_dir: Path) -> Self:
         """Return the targets of the cluster on a state folder. Raises ConfigError."""
-        path = state_dir / CLUSTER_FILE
-        try:
-            return cls(msgspec.json.decode(path.read_bytes(), type=ClusterFile).pid)
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"cannot be read: {error}", str(path)) from error
+        if (found := read_cluster_file(state_dir)) is None:
+            raise ConfigError("there is none: no cluster runs here", str(state_dir / CLUSTER_FILE))
+        return cls(found.pid)
 
     def daemons(self) -> dict[str, Process]:
         """Return node name to daemon."""

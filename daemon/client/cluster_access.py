@@ -62,7 +62,9 @@ def _path(etcd: Sequence[str]) -> Path:
 
 
 if TYPE_CHECKING:
+    from headway.daemon.etcd.client import KeyValue
     from headway.daemon.etcd.transaction import Change, Compare
+    from headway.daemon.etcd.watch import KeyEvent
     from headway.daemon.rpc.peer_client import NodeClient
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
@@ -168,8 +170,8 @@ def find_cluster(
             password=_password(environment),
         )
     folder = cluster or Path(environment.get("HEADWAY_CLUSTER") or DEFAULT_CLUSTER_DIR)
-    found = _read_cluster_file(folder)
-    if found is None or not _is_alive(found.pid):
+    found = read_cluster_file(folder)
+    if found is None or not Path(f"/proc/{found.pid}").exists():
         raise StoreUnreachableError(
             str(folder), "no cluster runs here; start one with `headway up`, or name one with --etcd HOST:PORT"
         )
@@ -178,7 +180,8 @@ def find_cluster(
     )
 
 
-def _read_cluster_file(folder: Path) -> ClusterFile | None:
+def read_cluster_file(folder: Path) -> ClusterFile | None:
+    """Return what `headway up` has written into a state folder; None: nothing. Raises ConfigError."""
     path = folder / CLUSTER_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
@@ -186,16 +189,6 @@ def _read_cluster_file(folder: Path) -> ClusterFile | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read: {error}", str(path)) from error
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _password(environment: Mapping[str, str]) -> str:
@@ -260,15 +253,7 @@ class ClusterSession:
             yield view
             try:
                 async for batch in self.client.watch(PREFIX, from_revision=revision + 1):
-                    for event in batch.events:
-                        view.apply(
-                            event.key,
-                            event.value,
-                            mod_revision=event.mod_revision,
-                            create_revision=event.create_revision,
-                            now=time.monotonic(),
-                        )
-                    yield view
+                    yield _applied(view, batch.events)
             except (CompactedError, StoreUnreachableError):
                 await asyncio.sleep(RESUME_PAUSE_S)  # list everything again
 
@@ -313,16 +298,7 @@ class ClusterSession:
 
     async def _listed(self) -> tuple[ClusterView, int]:
         listed = await self.client.get_prefix(PREFIX)
-        view = ClusterView()
-        for entry in listed.entries:
-            view.apply(
-                entry.key,
-                entry.value,
-                mod_revision=entry.mod_revision,
-                create_revision=entry.create_revision,
-                now=time.monotonic(),
-            )
-        return view, listed.revision
+        return _applied(ClusterView(), listed.entries), listed.revision
 
     async def _why_no_change(self) -> str:
         """Return why this person changes nothing: a role, or a name that is revoked, whose certificate etcd takes until
@@ -339,6 +315,13 @@ class ClusterSession:
                 restored = f"another operator may `headway certs restore {name}`"
                 return f"{where}: {name} is revoked, and changes nothing: {restored}"
         return ""
+
+
+def _applied(view: ClusterView, entries: "Iterable[KeyValue | KeyEvent]") -> ClusterView:
+    now = time.monotonic()
+    for each in entries:
+        view.apply(each.key, each.value, mod_revision=each.mod_revision, create_revision=each.create_revision, now=now)
+    return view
 
 
 @asynccontextmanager

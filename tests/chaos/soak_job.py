@@ -20,7 +20,6 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.errors import StoreError
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
@@ -28,6 +27,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from tests.chaos.checker import Bounds, FaultSeen, Sample, check
 from tests.chaos.read_history import read_history
 from tests.chaos.residue import Residue, sample_for_ever
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
 
 KINDS = (

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, Phase, WorkerState
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
+from tests.fakes.paces import paced_layers
 
 BATCHES = 60
 LAYER_S = 0.005

@@ -19,7 +19,6 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import NodeRecord, Phase
@@ -27,6 +26,7 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.sockets.shared_port import listening_ports
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,

@@ -16,7 +16,6 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.transaction import Put
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.joining.invitation import RefusedError, sealed
 from headway.daemon.joining.join_token import JoinToken
@@ -28,6 +27,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, names_in
 from headway.stages.sockets.roles import Role
+from tests.fakes.paces import paced_layers
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.join_place import JoinPlace, invitation, join_place
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, until_batch

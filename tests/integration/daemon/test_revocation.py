@@ -15,7 +15,6 @@ from headway.daemon.client.job_requests import cancel, submit, submitter
 from headway.daemon.client.node_requests import set_share
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
@@ -29,6 +28,7 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import ProtocolError, UnavailableError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.fakes.paces import paced_layers
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
 from tests.integration.daemon.join_place import join_place

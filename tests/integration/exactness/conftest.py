@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headway.daemon.fault_points import ENVIRONMENT, pace_faults
+from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.local.cluster import LocalCluster
+from tests.fakes.paces import pace_faults
 from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES
 
 

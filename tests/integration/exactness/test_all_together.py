@@ -18,7 +18,6 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
@@ -27,6 +26,7 @@ from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import with_parts
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.run import run_reference
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import WITHOUT_SPARES, Result, finished, until_batch
 
 pytest.importorskip("transformers")

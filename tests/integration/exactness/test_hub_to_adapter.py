@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import WITHOUT_SPARES, until
 
 pytest.importorskip("transformers")

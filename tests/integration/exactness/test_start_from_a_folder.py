@@ -13,7 +13,6 @@ import pytest_asyncio
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.node_requests import drain, release
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
@@ -27,6 +26,7 @@ from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import AdapterSpec
 from tests.fakes.file_server import serving
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Result,

@@ -7,10 +7,10 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.stages.spec import ModelSpec
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,

@@ -11,10 +11,10 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.fault_points import paced_layers
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
+from tests.fakes.paces import paced_layers
 from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,

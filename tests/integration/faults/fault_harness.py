@@ -27,6 +27,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from tests.chaos.checker import FaultSeen, History, check
 from tests.chaos.read_history import read_history
+from tests.fakes.paces import pace_faults
 from tests.integration.exactness.training import (
     Oracle,
     Result,
@@ -134,7 +135,7 @@ class FaultHarness:
         """The least seconds of a layer's forward from now on, in stages that begin while there is a pace. 0: none."""
         self._pace_s = layer_s
         draft = self.faults.with_suffix(".draft")
-        draft.write_text("\n".join([*map(json.dumps, fault_points.pace_faults(layer_s)), *self._lines]))
+        draft.write_text("\n".join([*map(json.dumps, pace_faults(layer_s)), *self._lines]))
         draft.replace(self.faults)
 
     def struck(self, *, after: int = 0) -> list[dict[str, Any]]:
