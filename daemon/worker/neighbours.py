@@ -1,7 +1,7 @@
 """A worker among the others of its plan: the context of its stage, and its links for one generation."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -15,6 +15,7 @@ from headway.daemon.workers.liveness import FIRST_OPERATION_BATCHES
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
+from headway.stages.links.codec import Codec
 from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.device_links import over_device, over_host
@@ -42,6 +43,70 @@ link that was open.
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """The neighbours by what they are, and what goes over the link to each position."""
+
+    upstream: Mapping[int, Neighbour]
+    """By reduction group, as `downstream` and `tied`."""
+    downstream: Mapping[int, Neighbour]
+    siblings: Mapping[int, Neighbour]
+    """By the index of their groups, which is equal on every replica."""
+    tied: Mapping[int, Neighbour]
+    has_tied_neighbour: bool
+    """True if the ends of a tied embedding are neighbours: their link carries that too."""
+    contracts: Mapping[int, FrameContract]
+    codecs: Mapping[int, Codec]
+
+
+def _around(start: Start, spec: JobSpec, context: StageContext) -> _Around:
+    own_groups = groups_of(start.plan, start.position, spec)
+    upstream = by_group(start.neighbours.upstream, start, spec)
+    downstream = by_group(start.neighbours.downstream, start, spec)
+    replicas = start.plan.replicas[context.stage_index]
+    siblings = {replicas.index(peer.position): peer for peer in start.neighbours.siblings}
+    contracts = {
+        peer.position: FrameContract.between_replicas(
+            spec.model,
+            spec.train,
+            layers=context.layers,
+            replica_groups=context.replica_groups,
+            own=context.replica_index,
+            sibling=k,
+            update_shares=context.update_shares,
+        )
+        for k, peer in siblings.items()
+    }
+    has_tied_neighbour = context.has_tied_end and context.num_stages == 2
+    tied: Mapping[int, Neighbour] = {}
+    if context.has_tied_end:
+        tied = upstream or downstream
+        if not has_tied_neighbour:
+            tied = by_group(start.neighbours.tied, start, spec)
+            contracts |= {peer.position: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()}
+    codecs = {}
+    for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
+        for peer in neighbours.values():
+            codecs[peer.position] = codec
+            contracts[peer.position] = FrameContract.of(
+                spec.model,
+                spec.train,
+                has_norms=context.is_lead and neighbours[own_groups[0]] is peer,
+                has_ties=has_tied_neighbour,
+                activations=codec,
+                gradients=codec,
+            )
+    return _Around(
+        upstream=upstream,
+        downstream=downstream,
+        siblings=siblings,
+        tied=tied,
+        has_tied_neighbour=has_tied_neighbour,
+        contracts=contracts,
+        codecs=codecs,
+    )
+
+
 class Neighbours:
     """Opens and closes the links of a generation, and removes their last frames from the inbox."""
 
@@ -59,53 +124,15 @@ class Neighbours:
         There is one link to each neighbour for all groups.
         """
         self.close()
-        own_groups = groups_of(start.plan, start.position, spec)
-        upstream = by_group(start.neighbours.upstream, start, spec)
-        downstream = by_group(start.neighbours.downstream, start, spec)
-        # Replicas are known by the index of their groups, which is equal on every replica.
-        replicas = start.plan.replicas[context.stage_index]
-        siblings = {replicas.index(peer.position): peer for peer in start.neighbours.siblings}
+        around = _around(start, spec, context)
+        upstream, downstream, siblings, tied = around.upstream, around.downstream, around.siblings, around.tied
+        contracts, codecs = around.contracts, around.codecs
         below = {k: peer for k, peer in siblings.items() if k < context.replica_index}
         above = {k: peer for k, peer in siblings.items() if k > context.replica_index}
 
-        contracts = {
-            peer.position: FrameContract.between_replicas(
-                spec.model,
-                spec.train,
-                layers=context.layers,
-                replica_groups=context.replica_groups,
-                own=context.replica_index,
-                sibling=k,
-                update_shares=context.update_shares,
-            )
-            for k, peer in siblings.items()
-        }
-        # The ends of a tied embedding may be neighbours; then their link carries that too.
-        has_tied_neighbour = context.has_tied_end and context.num_stages == 2
-        tied: Mapping[int, Neighbour] = {}
-        if context.has_tied_end:
-            tied = upstream or downstream
-            if not has_tied_neighbour:
-                tied = by_group(start.neighbours.tied, start, spec)
-                contracts |= {
-                    peer.position: FrameContract.between_ends(spec.model, spec.train) for peer in tied.values()
-                }
-        codecs = {}
-        for neighbours, codec in ((upstream, context.upstream_codec), (downstream, context.downstream_codec)):
-            for peer in neighbours.values():
-                codecs[peer.position] = codec
-                contracts[peer.position] = FrameContract.of(
-                    spec.model,
-                    spec.train,
-                    has_norms=context.is_lead and neighbours[own_groups[0]] is peer,
-                    has_ties=has_tied_neighbour,
-                    activations=codec,
-                    gradients=codec,
-                )
-
         # Both ends follow one rule, so exactly one of them dials: the earlier stage, or the replica with the lower
         # index.
-        far_end = () if has_tied_neighbour else tied.values()
+        far_end = () if around.has_tied_neighbour else tied.values()
         accepted = _distinct([*upstream.values(), *below.values(), *(() if context.is_first else far_end)])
         dialled = _distinct([*downstream.values(), *above.values(), *(far_end if context.is_first else ())])
         links: dict[int, Link] = {}

@@ -1,4 +1,4 @@
-"""Knows which worker process computes on which device, and the spares that wait to take over.
+"""Knows which worker process computes on which device and how each ended, and the spares that wait to take over.
 
 A spare has imported everything and touched no device. When a worker dies, the spare becomes that device's worker at
 once, so a death costs no start of Python. The next spare follows after a pause for the node.
@@ -16,10 +16,11 @@ from typing import Final
 import structlog
 
 from headway.daemon.addresses import bracketed, join_address
+from headway.daemon.errors import in_one_line
 from headway.daemon.records.records import Device
-from headway.daemon.workers.goal import Failure, Hello, JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import Failure, Goal, Hello, JobGeneration, WorkerStatus
 from headway.daemon.workers.liveness import Liveness
-from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
+from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess, last_lines
 from headway.daemon.workers.socket import WorkerStream
 from headway.stages.sockets.shared_port import shared_address
 from headway.stages.stage.allocator import with_large_pages
@@ -34,6 +35,11 @@ HEALTHY_AFTER_S: Final = 60.0
 CODE_DIR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 SPARE_PAUSE_S: Final = 1.0
 """Time for which a generation runs before the first spare takes CPU time from it."""
+QUIT_TIMEOUT_S = 5.0
+MAX_ERROR_CHARACTERS = 200_000
+"""Maximum number of characters of a failure's text; etcd refuses values beyond 1.5 MB."""
+ENDING_S = 5.0
+"""Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 LOWERED_BY = 10
 HIGHEST_NICE = 19
 
@@ -126,18 +132,13 @@ class Roster:
         devices: tuple[Device, ...],
         settings: WorkerSettings,
         *,
-        on_exit: Callable[[WorkerHandle, WorkerProcess], None],
-        on_not_started: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None],
     ) -> None:
-        """on_exit: called at every end, before another process takes the place.
-
-        on_not_started: called when a device's process could not be started.
-        """
-        self._on_not_started = on_not_started
+        """on_change: called after a process has ended, was given up, or could not be started."""
+        self._on_change = on_change
         self.workers = [WorkerHandle(device, index) for index, device in enumerate(devices)]
         self._spares = [WorkerHandle(devices[0], SPARE_INDEX) for _ in range(settings.num_spares)]
         self._settings = settings
-        self._on_exit = on_exit
         self._are_spares_wanted = False
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_stopping = False
@@ -178,11 +179,41 @@ class Roster:
         """Let processes that start from now on listen at another host."""
         self._settings = self._settings.at(host)
 
-    def close(self) -> None:
-        """Start no more processes."""
+    async def end_all(self) -> None:
+        """Let every worker end, and kill those that do not. No process starts and no other end is noted from now on."""
         self._is_stopping = True
         for timer in self._timers:
             timer.cancel()
+        everybody = list(self.everybody)
+        processes = [handle.process for handle in everybody if handle.process is not None]
+        for handle in everybody:
+            if handle.stream is not None:
+                handle.stream.send(Goal(ends=True))
+            elif handle.process is not None:
+                handle.process.kill()
+        stopping = (process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes)
+        for process, error in zip(processes, await asyncio.gather(*stopping, return_exceptions=True), strict=True):
+            if error is not None:
+                log.error("worker_left_behind", pid=process.pid, reason=in_one_line(error))
+
+    def condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
+        """Kill a worker's process."""
+        if handle.process is not None and not handle.verdict:
+            log.error("worker_killed", worker=handle.name, reason=reason)
+            handle.verdict = f"{handle.name} {reason}; it was killed\n"
+            handle.was_moved = was_moved
+            handle.process.kill()
+            asyncio.get_running_loop().call_later(ENDING_S, self._give_up, handle, handle.process)
+
+    def condemn_later(self, delay_s: float, handle: WorkerHandle, reason: str) -> None:
+        """Kill a worker's present process after some time, if it has not ended by then."""
+        process = handle.process
+
+        def condemn() -> None:
+            if handle.process is process and not self._is_stopping:
+                self.condemn(handle, reason)
+
+        asyncio.get_running_loop().call_later(delay_s, condemn)
 
     def of_stream(self, stream: WorkerStream) -> WorkerHandle | None:
         """Return the owner of a stream; None when its process was given up."""
@@ -214,7 +245,7 @@ class Roster:
             stream.close()
         if self._is_stopping:
             return
-        self._on_exit(handle, process)
+        self._note_end(handle, process)
         lived_s = asyncio.get_running_loop().time() - process.started_at
         handle.num_quick_deaths = 0 if lived_s > HEALTHY_AFTER_S else handle.num_quick_deaths + 1
         spare = self._best_spare() if handle.index != SPARE_INDEX else None
@@ -224,6 +255,48 @@ class Roster:
         else:
             self._promote(spare, handle)
             self._later(max(backoff_s, SPARE_PAUSE_S), spare)
+
+    def _note_end(self, handle: WorkerHandle, process: WorkerProcess) -> None:
+        log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
+        if process.is_given_up:
+            handle.start_failure = ""
+        elif not handle.status.is_up:
+            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
+        job = handle.status.job
+        told = [process.exit_reason, *(last_lines(self._settings.log_path(job)) if job else ())]
+        self._bury(handle, "\n".join(told)[-MAX_ERROR_CHARACTERS:], fault=process.fault)
+        handle.verdict = ""
+        asyncio.get_running_loop().call_soon(self._on_change)  # by then a spare may have taken over
+
+    def _bury(self, handle: WorkerHandle, text: str, *, fault: str = "") -> None:
+        """Note that a process is dead, in its own words if it had any."""
+        actual = handle.status.actual
+        words = actual.dies_of or Failure("")
+        batch = words.batch if actual.dies_of else handle.last_batch(JobGeneration(actual.job, actual.generation))
+        failure = Failure(
+            f"node {self._settings.node}: {handle.verdict}{text}",
+            batch,
+            words.fault or fault,
+            was_moved=handle.was_moved,
+        )
+        handle.status, handle.was_moved = handle.status.died(failure), False
+
+    def _give_up(self, handle: WorkerHandle, process: WorkerProcess) -> None:
+        """Count a killed process that does not end as dead, so that its job waits for nothing.
+
+        No other process takes its device meanwhile: this one may still have it.
+        """
+        if handle.process is not process or self._is_stopping:
+            return
+        what = f"process {process.pid} was killed and does not end: a card or a file system does not answer it"
+        log.error("worker_does_not_end", worker=handle.name, pid=process.pid)
+        if handle.stream is not None:
+            handle.stream.close()
+            handle.stream = None
+        # Nothing is read from its log, which may be on that file system.
+        self._bury(handle, what)
+        handle.start_failure, process.is_given_up = what, True
+        self._on_change()
 
     def _best_spare(self) -> WorkerHandle | None:
         """Return a spare that has attached, or one that at least has started."""
@@ -289,7 +362,7 @@ class Roster:
         log.error("worker_not_started", worker=handle.name, reason=reason, next_attempt_in_s=delay_s)
         if handle.index != SPARE_INDEX:
             handle.status = handle.status.died(Failure(f"{handle.name} could not be started: {reason}"))
-            self._on_not_started()
+            self._on_change()
         self._later(delay_s, handle)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -29,8 +29,7 @@ from headway.daemon.workers.goal import (
     next_action,
 )
 from headway.daemon.workers.liveness import TICK_S, StallWatch
-from headway.daemon.workers.process import WorkerProcess, last_lines
-from headway.daemon.workers.roster import Roster, WorkerHandle, WorkerSettings
+from headway.daemon.workers.roster import QUIT_TIMEOUT_S, Roster, WorkerHandle, WorkerSettings
 from headway.daemon.workers.socket import WorkersSocket, WorkerStream
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.errors import UnavailableError
@@ -42,11 +41,6 @@ ANSWER_TIMEOUT_S: Final = 5.0
 """Time for the answer to a question."""
 DYING_S: Final = 5.0
 """Time for a worker to exit after it told a fatal error."""
-QUIT_TIMEOUT_S = 5.0
-MAX_ERROR_CHARACTERS = 200_000
-"""Maximum number of characters of a failure's text; etcd refuses values beyond 1.5 MB."""
-ENDING_S = 5.0
-"""Time for a killed process to end. In a call of the kernel that never returns, as a card's driver makes, it cannot."""
 
 
 class Listener(Protocol):
@@ -73,93 +67,6 @@ class Listener(Protocol):
         ...
 
 
-class Endings:
-    """The ends of a node's workers. Lives in the event loop of the main thread."""
-
-    def __init__(self, settings: WorkerSettings, on_change: Callable[[], None]) -> None:
-        """on_change: called after a process has ended, or was given up."""
-        self._settings = settings
-        self._on_change = on_change
-        self._is_stopping = False
-
-    async def end_all(self, everybody: Sequence[WorkerHandle]) -> None:
-        """Order every worker to quit, and kill those that do not. No other end is noted from now on."""
-        self._is_stopping = True
-        processes = [handle.process for handle in everybody if handle.process is not None]
-        for handle in everybody:
-            if handle.stream is not None:
-                handle.stream.send(Goal(ends=True))
-            elif handle.process is not None:
-                handle.process.kill()
-        stopping = (process.stop(timeout_s=QUIT_TIMEOUT_S) for process in processes)
-        for process, error in zip(processes, await asyncio.gather(*stopping, return_exceptions=True), strict=True):
-            if error is not None:
-                log.error("worker_left_behind", pid=process.pid, reason=in_one_line(error))
-
-    def condemn(self, handle: WorkerHandle, reason: str, *, was_moved: bool = False) -> None:
-        """Kill a worker's process."""
-        if handle.process is not None and not handle.verdict:
-            log.error("worker_killed", worker=handle.name, reason=reason)
-            handle.verdict = f"{handle.name} {reason}; it was killed\n"
-            handle.was_moved = was_moved
-            handle.process.kill()
-            asyncio.get_running_loop().call_later(ENDING_S, self._give_up, handle, handle.process)
-
-    def condemn_later(self, delay_s: float, handle: WorkerHandle, reason: str) -> None:
-        """Kill a worker's present process after some time, if it has not ended by then."""
-        process = handle.process
-
-        def condemn() -> None:
-            if handle.process is process and not self._is_stopping:
-                self.condemn(handle, reason)
-
-        asyncio.get_running_loop().call_later(delay_s, condemn)
-
-    def exited(self, handle: WorkerHandle, process: WorkerProcess) -> None:
-        """Note that a worker's process has ended."""
-        log.error("worker_exited", worker=handle.name, pid=process.pid, reason=process.exit_reason)
-        if process.is_given_up:
-            handle.start_failure = ""
-        elif not handle.status.is_up:
-            handle.start_failure = process.fault or process.exit_reason.partition("\n")[0]
-        _died(handle, self._obituary(handle, process), fault=process.fault)
-        handle.verdict = ""
-        asyncio.get_running_loop().call_soon(self._on_change)  # by then a spare may have taken over
-
-    def _give_up(self, handle: WorkerHandle, process: WorkerProcess) -> None:
-        """Count a killed process that does not end as dead, so that its job waits for nothing.
-
-        No other process takes its device meanwhile: this one may still have it.
-        """
-        if handle.process is not process or self._is_stopping:
-            return
-        what = f"process {process.pid} was killed and does not end: a card or a file system does not answer it"
-        log.error("worker_does_not_end", worker=handle.name, pid=process.pid)
-        if handle.stream is not None:
-            handle.stream.close()
-            handle.stream = None
-        # Nothing is read from its log, which may be on that file system.
-        _died(handle, f"node {self._settings.node}: {handle.verdict}{what}", fault="")
-        handle.start_failure, process.is_given_up = what, True
-        self._on_change()
-
-    def _obituary(self, handle: WorkerHandle, process: WorkerProcess) -> str:
-        """Return how the process ended, and the last lines that it wrote to its job's log."""
-        parts = [f"node {self._settings.node}: {handle.verdict}{process.exit_reason}"]
-        if handle.status.job:
-            parts += last_lines(self._settings.log_path(handle.status.job))
-        return "\n".join(parts)[-MAX_ERROR_CHARACTERS:]
-
-
-def _died(handle: WorkerHandle, text: str, *, fault: str) -> None:
-    """Note that a process has ended, in the words that it said itself if it did."""
-    actual = handle.status.actual
-    words = actual.dies_of or Failure("")
-    batch = words.batch if actual.dies_of else handle.last_batch(JobGeneration(actual.job, actual.generation))
-    was_moved, handle.was_moved = handle.was_moved, False
-    handle.status = handle.status.died(Failure(text, batch, words.fault or fault, was_moved=was_moved))
-
-
 class Supervisor:
     """All workers of a node. Lives in the event loop of the main thread."""
 
@@ -180,8 +87,7 @@ class Supervisor:
         self._listener = listener
         self._on_change = on_change
         self._activities = activities or Activities()
-        self._endings = Endings(settings, self._changed)
-        self._roster = Roster(devices, settings, on_exit=self._endings.exited, on_not_started=self._changed)
+        self._roster = Roster(devices, settings, on_change=self._changed)
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         """Questions under way."""
         self._num_asked = 0
@@ -252,10 +158,9 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Let every worker end, kill those that do not, and stop serving."""
-        self._roster.close()
         for watching in self._watching:
             watching.cancel()
-        await self._endings.end_all(list(self._roster.everybody))
+        await self._roster.end_all()
         await self._socket.stop()
 
     def move(self, host: str) -> None:
@@ -264,7 +169,7 @@ class Supervisor:
         self._roster.listen_at(host)
         for handle in list(self._roster.everybody):
             reason = f"listened at an address that this machine has lost; the next one is at {host}"
-            self._endings.condemn(handle, reason, was_moved=True)
+            self._roster.condemn(handle, reason, was_moved=True)
 
     def announce(self, shared_port: str) -> None:
         """Let others dial the workers behind another port from now on, without touching the processes."""
@@ -358,7 +263,7 @@ class Supervisor:
         handle = self._roster.of_stream(stream)
         if handle is not None:
             handle.stream = None
-            self._endings.condemn_later(QUIT_TIMEOUT_S, handle, "left the daemon's socket, and did not end")
+            self._roster.condemn_later(QUIT_TIMEOUT_S, handle, "left the daemon's socket, and did not end")
 
     # --- What workers say ---------------------------------------------------------------------------------------------
 
@@ -395,7 +300,7 @@ class Supervisor:
             self._listener.worker_refused_file(actual.damaged_path)
         if actual.dies_of is not None and before.dies_of is None:
             # Its process is exiting with this error: the exit is the failure.
-            self._endings.condemn_later(DYING_S, handle, f"did not end within {DYING_S:g} s of its own error")
+            self._roster.condemn_later(DYING_S, handle, f"did not end within {DYING_S:g} s of its own error")
         if actual.generation > before.generation:
             self._roster.want_spares()
         log.info(
@@ -452,12 +357,12 @@ class Supervisor:
                 if stalled_s:
                     handle.liveness.on_watchdog_stall(stalled_s, _now())
                 elif complaint := handle.liveness.complaint(handle.status, _now()):
-                    self._endings.condemn(handle, complaint)
+                    self._roster.condemn(handle, complaint)
 
     def _cut_off(self) -> None:
         """End all workers: the sockets at which links find them lay beside the workers' socket, and are gone too."""
         for handle in list(self._roster.everybody):
-            self._endings.condemn(handle, "was cut off: its node's folder of sockets was deleted", was_moved=True)
+            self._roster.condemn(handle, "was cut off: its node's folder of sockets was deleted", was_moved=True)
 
     def _changed(self) -> None:
         self._on_change()

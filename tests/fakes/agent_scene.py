@@ -24,7 +24,16 @@ from headway.daemon.records.records import (
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Actual, Goal, Heartbeat, JobGeneration, WorkerStatus, WrittenFile, Wrote
+from headway.daemon.workers.goal import (
+    Actual,
+    Failure,
+    Goal,
+    Heartbeat,
+    JobGeneration,
+    WorkerStatus,
+    WrittenFile,
+    Wrote,
+)
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "head")
@@ -74,28 +83,30 @@ class EtcdOfOneView:
 
 
 class QuietSupervisor:
-    """One worker that does nothing but run."""
+    """One worker that does nothing but run, or wait."""
 
-    def __init__(self) -> None:
-        self.statuses = (
-            WorkerStatus(
-                device_index=0,
-                incarnation="w",
-                pid=1,
-                address="a:1",
-                actual=Actual(job="j", prepared=1, generation=1, layers=LAYERS),
-            ),
-        )
+    heartbeats: Mapping[int, Heartbeat] = {}
+
+    def __init__(self, *, is_idle: bool = False) -> None:
+        actual = Actual() if is_idle else Actual(job="j", prepared=1, generation=1, layers=LAYERS)
+        status = WorkerStatus(device_index=0, incarnation="w", pid=1, address="a:1", actual=actual)
+        self.statuses = (status,)
+        self.goals: list[Goal] = []
+        self.failed: list[tuple[JobGeneration, str]] = []
 
     def forget(self, is_over: object) -> None:
-        """It has no failures."""
+        """Its failures stay."""
 
     def set_goal(self, index: int, goal: Goal) -> bool:
         """It gets there in its own time."""
+        self.goals.append(goal)
         self.statuses = (replace(self.statuses[index], goal=goal),)
         return True
 
-    heartbeats: Mapping[int, Heartbeat] = {}
+    def fail(self, index: int, run_key: JobGeneration, reason: str, *, damaged: str = "") -> None:
+        """It cannot do its part."""
+        self.failed.append((run_key, reason))
+        self.statuses = (self.statuses[index].failed(Failure(reason, damaged=damaged), run_key=run_key),)
 
     def log_path(self, *_: object) -> Path:
         """It says nothing."""

@@ -21,7 +21,7 @@ from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.records import Device, PlanRecord, WorkerPart
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.workers import liveness, supervisor
+from headway.daemon.workers import liveness, roster
 from headway.daemon.workers import socket as workers_socket
 from headway.daemon.workers.goal import (
     Failure,
@@ -258,7 +258,7 @@ async def test_a_killed_worker_that_does_not_end_counts_as_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel call never returns: its job is told, its device is down, and no other process takes that meanwhile."""
-    monkeypatch.setattr(supervisor, "ENDING_S", 0.2)
+    monkeypatch.setattr(roster, "ENDING_S", 0.2)
     async with supervisor_harness(tmp_path, num_spares=0) as harness:
         await harness.until(lambda: harness.status.is_up, "a worker")
         before, generation = harness.status.pid, JobGeneration("tiny", 1)

@@ -4,20 +4,24 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.agent import agent as agents
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import Step
+from headway.daemon.agent.steps import Step, StepFailures
+from headway.daemon.errors import StoreUnreachableError
 from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.jobs.job import DataSpec
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, StateFile, StateRecord
+from headway.daemon.records.records import NodeRecord, StateFile, StateRecord, seen_key
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import Failure, JobGeneration, SnapshotMissed, WrittenFile, Wrote
-from tests.fakes.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, state_key
+from headway.daemon.workers.goal import SnapshotMissed, WrittenFile, Wrote
+from tests.fakes.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
 from tests.fakes.agent_views import now
 
 
@@ -204,10 +208,6 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
         asked.append(key.layer)
         await asyncio.Event().wait()
 
-    def fail(_: int, of: JobGeneration, reason: str, **_of: str) -> None:
-        [status] = supervisor.statuses
-        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
-
     monkeypatch.setattr("headway.daemon.agent.files.fetch_from_nodes", fetch)
     scene.view.steady_since = -1000.0
     scene.view.nodes["b"] = replace(scene.view.nodes["a"], name="b", incarnation="b-1", address="b:1")
@@ -216,7 +216,6 @@ async def test_a_fetch_cancelled_before_it_began_is_due_again(scene: Scene, monk
     back = {"timeline": 2, "ancestry": ((1, 20),), "boundary": 20, "source": "nodes", "source_timeline": 1}
     scene.job.plan = replace(PLAN, generation=2, **back)  # type: ignore[arg-type]
     supervisor = QuietSupervisor()
-    supervisor.fail = fail  # type: ignore[attr-defined]
     supervisor.statuses = (now(supervisor.statuses[0], prepared=2),)
     async with scene.at_work(supervisor):
         await scene.until(lambda: bool(supervisor.statuses[0].failures))
@@ -275,24 +274,17 @@ async def test_a_job_whose_records_raise_an_error_fails_here_and_the_others_are_
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in planning steps for job j fails its worker once, with the reason; the agent continues."""
-    failed: list[tuple[JobGeneration, str]] = []
-
-    def fail(_: int, of: JobGeneration, reason: str, **_of: str) -> None:
-        failed.append((of, reason))
-        [status] = supervisor.statuses
-        supervisor.statuses = (replace(status, failures={of: Failure(reason)}),)
 
     def broken(*_: object) -> Iterator[Step]:
         raise ZeroDivisionError("no layers")
 
     supervisor = QuietSupervisor()
-    supervisor.fail = fail  # type: ignore[attr-defined]
     monkeypatch.setattr("headway.daemon.agent.steps_due._plan_steps", broken)
     async with scene.at_work(supervisor):
-        await scene.until(lambda: bool(failed))
+        await scene.until(lambda: bool(supervisor.failed))
         scene.agent.cluster_changed()
         await scene.until(lambda: not scene.agent._due.is_set())
-    assert failed == [(G1, "node a cannot serve this job: ZeroDivisionError: no layers")]
+    assert supervisor.failed == [(G1, "node a cannot serve this job: ZeroDivisionError: no layers")]
 
 
 async def test_a_step_that_raises_is_retried_after_a_pause(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,3 +303,66 @@ async def test_a_step_that_raises_is_retried_after_a_pause(scene: Scene, monkeyp
         assert await scene.write(40) == ""
         await scene.until(lambda: scene.view.revision_of(state_key(40)) > 0)
     assert num >= 3
+
+
+NUM_JOBS = 500
+
+
+def test_repeated_failures_are_counted_and_logged_once() -> None:
+    """The same reason twice, another one, a success, and the first again."""
+    failures = StepFailures()
+    told = [failures.failed("step", reason) for reason in ("a", "a", "b")]
+    assert told == [(1, True), (2, False), (3, True)]
+    failures.start_over("step")
+    assert failures.failed("step", "b") == (1, False)
+    failures.succeeded("step")
+    assert failures.failed("step", "b") == (1, True)
+
+
+def test_a_step_that_is_not_due_any_more_is_forgotten() -> None:
+    failures = StepFailures()
+    for number in range(NUM_JOBS):
+        failures.failed(number, "refused")
+        failures.keep_only({number, number - 1})
+        assert len(failures) <= 2
+    assert failures.failed(NUM_JOBS - 1, "refused") == (2, False)
+    failures.keep_only(())
+    assert not failures
+
+
+async def test_failures_of_a_removed_job_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No registration of its files succeeds, then the job is removed: the agent keeps nothing about it."""
+    scene = make_scene(tmp_path, library=SimpleNamespace(state_of=str))
+    monkeypatch.setattr(agents, "REST_S", 0.001)
+
+    async def refused(conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
+        raise StoreUnreachableError("etcd", "is full")
+
+    monkeypatch.setattr(scene.etcd, "transaction", refused)
+    async with scene.at_work():
+        for boundary in (20, 40, 60):
+            await scene.write(boundary)
+        await scene.until(lambda: len(scene.agent._failures) > 0)
+        del scene.view.jobs["j"]
+        scene.agent.cluster_changed()
+        await scene.until(lambda: len(scene.agent._failures) == 0)
+
+
+def test_jobs_that_are_over_leave_no_generation_and_no_data(tmp_path: Path) -> None:
+    """A name is submitted again and again with new data. The agent remembers only what etcd has or the node has written
+    down.
+    """
+    remembered: dict[str, int] = {}
+    scene = make_scene(tmp_path, remembered=lambda: remembered)
+    supervisor = QuietSupervisor()
+    job = scene.job
+    assert job.submission is not None
+    for number in range(NUM_JOBS):
+        spec = replace(job.submission.spec, data=DataSpec(sha256=f"sha-{number}"))
+        job.submission = replace(job.submission, uid=f"u{number}", spec=spec)
+        scene.agent._data_paths[f"sha-{number}"] = "/data"
+        remembered = {seen_key("j", f"u{number - 1}"): 1}
+        state = scene.agent._node_state(supervisor)  # type: ignore[arg-type]
+        assert state.in_force.keys() <= {seen_key("j", f"u{number}"), seen_key("j", f"u{number - 1}")}
+        assert state.in_force[seen_key("j", f"u{number}")] == 1
+        assert state.data_paths.keys() == {f"sha-{number}"}

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.agent.steps_due import has_steps_ahead
 from headway.daemon.node.membership import Membership
 from headway.daemon.planning.cluster_plan import PlanRefused
 from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import make_plan
-from headway.daemon.records.records import Device, NodeRecord, seen_key
+from headway.daemon.records.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, WorkerPart, seen_key
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.storage.file_threads import FileThreads
@@ -105,3 +106,33 @@ def test_a_node_obeys_no_plan_that_it_has_not_written_down(is_remembered: bool) 
     remembered = {seen_key("j", found.uid): SPLIT.generation if is_remembered else SPLIT.generation - 1}
     steps = due(view_of(found), node(worker(), remembered=remembered))
     assert (Action.PREPARE in steps) is is_remembered
+
+
+def plan(node: str) -> PlanRecord:
+    """One stage on a node."""
+    stage = WorkerPart(node=node, node_incarnation=f"{node}-1", device_index=0, layers=("embed",), depth=1)
+    return PlanRecord(generation=1, timeline=1, workers=(stage,))
+
+
+@pytest.mark.parametrize(
+    ("phase", "present", "coming", "waiting"),
+    [
+        (Phase.RUNNING, "a", "", ""),
+        (Phase.CHANGING, "a", "b", "ab"),
+        (Phase.RUNNING, "a", "b", "ab"),
+        (Phase.STOPPING, "a", "", "a"),
+        (Phase.RECOVERING, "a", "b", "ab"),
+        (Phase.QUEUED, "", "b", "b"),
+        (Phase.FINISHED, "a", "", ""),
+    ],
+)
+def test_a_node_of_a_plan_that_is_not_settled_has(phase: Phase, present: str, coming: str, waiting: str) -> None:
+    """Also in a plan that is prepared while the job trains under the present one."""
+    view = ClusterView()
+    view.jobs["j"] = JobView(
+        name="j",
+        phase=PhaseRecord(phase=phase),
+        plan=plan(present) if present else None,
+        next=plan(coming) if coming else None,
+    )
+    assert {name for name in "abc" if has_steps_ahead(view, name)} == set(waiting)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent import agent as agent_module
-from headway.daemon.agent.agent import MAX_ATTEMPTS, Agent, Surroundings
+from headway.daemon.agent.agent import MAX_ATTEMPTS
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import Fetch
 from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.jobs.job import DataSpec
+from headway.daemon.records.records import Phase, PhaseRecord
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.shards.library import Reading
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Failure, Goal, JobGeneration, WorkerStatus
+from headway.daemon.workers.goal import JobGeneration
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_scene import PLAN, EtcdOfOneView
+from tests.fakes.agent_scene import PLAN, QuietSupervisor, make_scene
 
 AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
 MISSING = RecoveryError("/mnt/data", "no token shards here")
@@ -55,59 +52,16 @@ class Library:
         return ""
 
 
-@dataclass
-class IdleWorker:
-    """One worker that waits for a job."""
-
-    statuses: tuple[WorkerStatus, ...] = (WorkerStatus(device_index=0, incarnation="w", pid=1, address="a:1"),)
-    failed: list[str] = field(default_factory=list)
-    goals: list[Goal] = field(default_factory=list)
-
-    def fail(self, _: int, of: JobGeneration, reason: str, *, damaged: str = "") -> None:
-        self.failed.append(reason)
-        self.statuses = (self.statuses[0].failed(Failure(reason, damaged=damaged), run_key=of),)
-
-    def forget(self, _: object) -> None:
-        """It has no failures."""
-
-    def set_goal(self, _: int, goal: Goal) -> bool:
-        self.goals.append(goal)
-        self.statuses = (replace(self.statuses[0], goal=goal),)
-        return True
-
-    def log_path(self, *_: object) -> Path:
-        return Path("worker.log")
-
-
 @pytest.fixture
 def at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], tuple[Any, ...]]:
     """An agent that is to prepare a job's first stage; steps that failed rest for a moment only."""
     monkeypatch.setattr(agent_module, "REST_S", 0.001)
 
     def begin(error: Exception) -> tuple[Any, ...]:
-        submission = SpecRecord(spec=JobSpec(job=JobSection(name="j")), uid="u")
-        job = JobView(name="j", submission=submission, next=PLAN, phase=PhaseRecord(phase=Phase.PREPARING))
-        record = NodeRecord(
-            name="a", incarnation="a-1", address="", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""
-        )
-        view = ClusterView(jobs={"j": job}, nodes={"a": record})
-        store = StateStore(tmp_path / "store", quota_bytes=1000)
-        store.open()
-        library, activities, worker = Library(error), Activities(), IdleWorker()
-        around: dict[str, Any] = {"etcd": EtcdOfOneView(view), "library": library, "client": None, "reach": None}
-        agent = Agent(
-            Surroundings(
-                node="a",
-                incarnation="a-1",
-                lease_id=lambda: 1,
-                view=view,
-                store=store,
-                checkpoint_root=tmp_path,
-                activities=activities,
-                **around,
-            )
-        )
-        return agent, library, activities, worker
+        library, activities = Library(error), Activities()
+        scene = make_scene(tmp_path, library=library, activities=activities)
+        scene.job.plan, scene.job.next, scene.job.phase = None, PLAN, PhaseRecord(phase=Phase.PREPARING)
+        return scene.agent, library, activities, QuietSupervisor(is_idle=True)
 
     return begin
 
@@ -140,7 +94,7 @@ async def test_data_that_was_never_there_is_given_up(at_work: Callable[[Exceptio
     working = asyncio.create_task(agent._carry_out_steps(worker))
     await until(lambda: bool(worker.failed))
     assert library.num_asked == MAX_ATTEMPTS
-    assert "no token shards here" in worker.failed[0]
+    assert "no token shards here" in worker.failed[0][1]
     assert activities.ailments == {}
     working.cancel()
     await asyncio.wait({working})

@@ -1,8 +1,10 @@
 """Some goals end a run. The worker then goes on to the newest one."""
 
+import queue
 import sys
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +13,9 @@ import torch
 
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import MemoryShortage
-from headway.daemon.worker.held_layers import Held
-from headway.daemon.worker.neighbours import WorkerInbox
+from headway.daemon.worker import neighbours
+from headway.daemon.worker.held_layers import Held, RefusedError
+from headway.daemon.worker.neighbours import Neighbours, WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
 from headway.daemon.workers.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
@@ -20,7 +23,8 @@ from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import AbortedError
 from headway.stages.model import quantized
 from headway.stages.spec import AdapterSpec, layer_names
-from tests.fakes.agent_views import plan
+from headway.stages.state.snapshot_writer import SnapshotWriter
+from tests.fakes.agent_views import WHOLE, plan
 from tests.unit.stages.stage.pipeline import CountingTokens, make_job
 
 
@@ -132,3 +136,30 @@ def test_a_package_that_is_missing_ends_the_job_at_its_first_start(
     failure = told.actuals[-1].failures[1]
     assert failure.is_hopeless
     assert "needs bitsandbytes, which is not installed: `pip install 'headway[quantized]'`" in failure.text
+
+
+def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the writer continues, it deletes the files of its cancelled snapshot by name."""
+    monkeypatch.setattr(SnapshotWriter, "cancel", lambda _self, **_: False)
+    nothing = cast(Any, None)
+    worker = StageWorker(
+        inbox=SimpleQueue(),
+        endpoint=nothing,
+        collective=nothing,
+        device=nothing,
+        output=nothing,
+        records=StageRecords(None, node="a", incarnation="i"),
+    )
+    worker._goal = Goal(job="j", start=Start(plan=WHOLE, position=0), stop_at=4, write=("head",))
+    worker._actual, worker._held = Actual(job="j", generation=1, boundary=4), Held(spec=make_job())
+    with pytest.raises(RefusedError, match="has not let go"):
+        worker._do(Action.WRITE)
+
+
+def test_a_link_that_no_position_is_known_of_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat is written while links are opened."""
+    monkeypatch.setattr(neighbours, "GrpcLink", SimpleNamespace)
+    found = Neighbours(cast(Any, None), cast(Any, None), queue.SimpleQueue())
+    found._links = [cast(Any, SimpleNamespace(peer=name, broken_at=1.0, is_over=False)) for name in ("b", "c")]
+    found._positions = {"b": 1}
+    assert found.broken == [1]
