@@ -111,7 +111,7 @@ def rotate(
     headway certs rotate ca --drop
     """
     from headway.daemon.errors import ConfigError
-    from headway.daemon.rpc import authority_change
+    from headway.daemon.rpc import certificates
     from headway.stages.sockets.tls_identity import CA_FILE
 
     if sign and drop:
@@ -119,16 +119,16 @@ def rotate(
             "are two steps: --drop is for the time when nobody uses a certificate of the old one", "--sign"
         )
     if sign:
-        authority_change.sign(directory)
+        certificates.sign_rotation(directory)
         yield f"{directory}: the new authority signs; restart the daemons with this authority, one after the other"
         yield "make again what `headway certs` has made, and copy it: of etcd, of nodes with the authority, of people"
         yield "next: --drop, once `headway certs list` shows a certificate of today or later for all who were invited"
         return
     if drop:
-        authority_change.drop(directory)
+        certificates.drop_rotation(directory)
         yield f"{directory}: the old authority is trusted no more"
     else:
-        authority_change.begin(directory)
+        certificates.begin_rotation(directory)
         yield f"{directory}: a second authority, which does not sign yet"
     then = "" if drop else "; next: --sign"
     yield f"copy {directory / CA_FILE} to every node, relay and person, and to etcd, and restart etcd{then}"
@@ -289,15 +289,15 @@ def join(
     headway join TOKEN --dir node-b
     """
     from headway.daemon.install.machine import service_command
-    from headway.daemon.joining.join_client import join as ask
-    from headway.daemon.joining.join_token import read_token
-    from headway.daemon.joining.joined_folder import (
+    from headway.daemon.joining.join_client import (
         JoinedFolder,
         identity_flags,
         relay_command,
         shell_settings,
         start_command,
     )
+    from headway.daemon.joining.join_client import join as ask
+    from headway.daemon.joining.join_token import read_token
     from headway.daemon.node.config import read_node_config
 
     told = read_token(token)

@@ -17,16 +17,14 @@ from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.client.job_requests import submitter
 from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.transaction import Delete, Put
-from headway.daemon.joining.join_messages import SERVER_NAME
-from headway.daemon.joining.join_token import JoinToken, write_token
+from headway.daemon.joining.join_token import SERVER_NAME, JoinToken, write_token
 from headway.daemon.joining.renewals import asked_of_authority
 from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
 from headway.daemon.records.certificate_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import issuer_of, names_in, own_names, write_private
-from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.certificates import issuer_of, names_in, own_names, read_certificate, write_private
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.proto import control_pb2
 from headway.stages.durable import make_durable

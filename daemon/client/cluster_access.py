@@ -95,7 +95,7 @@ class ClusterAddress:
         if self.certificates is None:
             return None
         from headway.daemon.joining.signing_request import NEXT_KEY
-        from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
+        from headway.daemon.rpc.certificates import check_own_certificate, check_own_key, read_certificate
 
         try:
             identity = TlsIdentity.read(self.certificates)
@@ -122,7 +122,7 @@ class ClusterAddress:
         """
         if self.state_dir is not None or (identity := self.identity()) is None or self.certificates is None:
             return ""
-        from headway.daemon.rpc.own_certificate import end_of, read_certificate
+        from headway.daemon.rpc.certificates import end_of, read_certificate
 
         where = str(self.certificates / CERTIFICATE_FILE)
         return end_of(read_certificate(identity.certificate, where), where, now=datetime.now(UTC))
@@ -206,7 +206,7 @@ class ClusterSession:
     def __init__(self, address: ClusterAddress, *, timeout_s: float = 5.0) -> None:
         from headway.daemon.etcd.client import EtcdClient
         from headway.daemon.etcd.connection import EtcdAccess
-        from headway.daemon.rpc.own_certificate import why_no_operator
+        from headway.daemon.rpc.certificates import why_no_operator
 
         self.address = address
         self.identity = address.identity()
@@ -306,8 +306,7 @@ class ClusterSession:
         """
         if self.identity is None or self._why_no_operator:
             return self._why_no_operator
-        from headway.daemon.rpc.certificates import names_in, own_names
-        from headway.daemon.rpc.own_certificate import read_certificate
+        from headway.daemon.rpc.certificates import names_in, own_names, read_certificate
 
         where = str(self.address.certificates / CERTIFICATE_FILE) if self.address.certificates is not None else ""
         for name in own_names(names_in(read_certificate(self.identity.certificate, where))):

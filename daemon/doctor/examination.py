@@ -25,8 +25,7 @@ from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import IDENTITY, NodeRecord
 from headway.daemon.reports.node_list import plain_sites
 from headway.daemon.reports.set_aside import set_aside_lines
-from headway.daemon.rpc.certificates import names_in
-from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.certificates import names_in, read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import DialledPort

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from headway.daemon.front.front import FILES_A_PASSAGE, Front
-from headway.daemon.front.front_orders import BEAT, BEAT_S, OrderReader
-from headway.daemon.front.outpost import Outposts
-from headway.daemon.front.passage import Passage
+from headway.daemon.front.front import FILES_A_PASSAGE, Front, Passage
+from headway.daemon.front.outpost import BEAT, BEAT_S, OrderReader, Outposts
 from headway.daemon.runtime.own_process import die_with_parent
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 from headway.stages.sockets.open_files import most_connections, raise_open_file_limit

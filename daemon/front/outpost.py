@@ -4,13 +4,17 @@ Each of them waits for a line that names a server of this node. Then its bytes a
 one takes its place. The other node passes TLS on as well: it sees ciphertext only.
 """
 
+import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from headway.daemon.front.front import TAKEN, Connect, Front, prepare
 
@@ -165,3 +169,42 @@ class Outposts:
         """Let each one dial what is missing."""
         for outpost in self._outposts.values():
             outpost.turn()
+
+
+PIECE_BYTES = 64 << 10
+BEAT = b"."
+"""What the process writes to its standard output, to show that it does not stand still."""
+BEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontOrder:
+    """All that holds from now on."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Node by token, of the nodes that stand by here."""
+    posts: tuple[Post, ...] = ()
+    """Where this node stands by; none: others dial it directly."""
+
+
+class OrderReader:
+    """The process's side."""
+
+    def __init__(self, front: Front, outposts: Outposts) -> None:
+        self._front, self._outposts = front, outposts
+        self._raw = b""
+
+    def read(self, number: int) -> None:
+        """Read what has come, and obey the last whole line of it."""
+        with suppress(BlockingIOError):
+            while piece := os.read(number, PIECE_BYTES):
+                self._raw += piece
+        *lines, self._raw = self._raw.split(b"\n")
+        if lines:
+            try:
+                order = msgspec.json.decode(lines[-1], type=FrontOrder)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                sys.stderr.write(f"an order that cannot be read changes nothing: {error}\n")
+                return
+            self._front.expect(order.tokens)
+            self._outposts.stand_by(order.posts)

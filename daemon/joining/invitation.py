@@ -127,3 +127,24 @@ def read_duration(text: str, flag: str) -> float:
     if unit not in _UNITS or not number.isascii() or not number.isdigit() or len(number) > len("123456789"):
         raise ConfigError(f"{text!r} is not a time such as 90s, 30m, 1h or 7d", flag)
     return int(number) * _UNITS[unit]
+
+
+def check_renewal(
+    issued: IssuedRecord | None, serial: str, key_sha256: str, *, name: str, is_revoked: bool, now: float
+) -> IssuedRecord:
+    """Return what was issued, if the holder of a certificate may have the next one. Raises RefusedError.
+
+    serial: of the certificate that it shows. key_sha256: digest of the public key for the next one.
+    """
+    if is_revoked:
+        raise RefusedError(f"{name} is revoked: take another name, or undo it with `headway certs restore {name}`")
+    if issued is None:
+        raise RefusedError(f"the certificate of {name} came by no invitation: make the next one with `headway certs`")
+    is_newest = serial == issued.serial
+    is_repeated = serial == issued.renews and key_sha256 == issued.key_sha256
+    if not is_newest and not is_repeated:
+        what = f"{name} has a newer certificate than this one, which is not renewed again"
+        raise RefusedError(f"{what}: `headway invite {name} --again` gives its machine another one")
+    if now >= issued.expires_at:
+        raise RefusedError(f"the certificate of {name} has expired: invite it again")
+    return issued

@@ -23,9 +23,8 @@ import msgspec
 import structlog
 
 from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.joining.flood_guard import FloodGuard
 from headway.daemon.joining.invitation import RefusedError
-from headway.daemon.joining.join_messages import (
+from headway.daemon.joining.join_token import (
     MAX_REQUEST_BYTES,
     SERVER_NAME,
     SIGNER_NAME,
@@ -41,6 +40,27 @@ from headway.daemon.storage.folders import make_private
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 
 log = structlog.get_logger()
+
+
+class FloodGuard:
+    """Counts those that are heard, and no others: so a flood leaves nothing behind."""
+
+    def __init__(self, *, per_s: float, burst: int, now: float) -> None:
+        """now: seconds of the clock of `lets_in`."""
+        self._per_s = per_s
+        self._burst = burst
+        self._level = float(burst)
+        self._since = now
+
+    def lets_in(self, now: float) -> bool:
+        """Return whether one more is heard now."""
+        self._level = min(self._burst, self._level + (now - self._since) * self._per_s)
+        self._since = now
+        if self._level < 1.0:
+            return False
+        self._level -= 1.0
+        return True
+
 
 OWN_VALIDITY: Final = timedelta(days=2)
 """Of the port's own certificate."""

@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +19,18 @@ from cryptography import x509
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import ConfigError
 from headway.daemon.fault_points import fault_point
-from headway.daemon.joining.renewal import due_at
 from headway.daemon.joining.signing_request import next_key, signing_request
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import (
+    CLOCK_SKEW,
     fingerprint,
     issuer_of,
     key_pem,
     make_private_directory,
     names_in,
+    read_certificate,
     write_private,
 )
-from headway.daemon.rpc.own_certificate import read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.durable import make_durable
@@ -41,6 +41,10 @@ from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_F
 
 log = structlog.get_logger()
 
+LEFT: Final = 1 / 3
+"""Share of its life that a certificate still has when it is renewed."""
+MOST_SPREAD: Final = 1 / 30
+"""Share of a life by which nodes that joined together ask at other times."""
 LOOKED_AT_EVERY_S: Final = 10.0
 """Longest sleep: a machine that was suspended renews soon after, and so do all when another authority signs."""
 FIRST_PAUSE_S: Final = 1.0
@@ -182,6 +186,13 @@ def _newest(folder: Path) -> str:
         return str((folder / NEWEST).readlink())
     except OSError:
         return ""
+
+
+def due_at(certificate: x509.Certificate, *, spread: float = 0.0) -> float:
+    """Return when to renew a certificate, in seconds since 1970. spread: this node's place from 0 to 1 among others."""
+    first, last = certificate.not_valid_before_utc + CLOCK_SKEW, certificate.not_valid_after_utc
+    life = max(last - first, timedelta())
+    return (last - life * (LEFT - MOST_SPREAD * spread)).timestamp()
 
 
 def _end(certificate: x509.Certificate) -> str:

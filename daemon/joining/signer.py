@@ -32,14 +32,13 @@ from headway.daemon.joining.invitation import (
     check_free,
     check_key,
     check_names,
+    check_renewal,
     check_secret,
     checked,
     is_true,
     sealed,
 )
-from headway.daemon.joining.join_messages import SIGNER_NAME, AskCertificate, JoinAnswer
-from headway.daemon.joining.join_token import SECRET_BYTES
-from headway.daemon.joining.renewal import check_renewal
+from headway.daemon.joining.join_token import SECRET_BYTES, SIGNER_NAME, AskCertificate, JoinAnswer
 from headway.daemon.joining.signing_request import read_signing_request
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
@@ -197,7 +196,7 @@ class Signer:
         issued = issued if issued is not None and is_true(issued, self._seal_keys) else None
         is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
         digest = _digest(key)
-        issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now)
+        issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now.timestamp())
         check_names(issued.name, issued.role, names, role_uri=ROLE_URI)
         validity = timedelta(seconds=issued.valid_s)
         certificate = self._authority.certify(

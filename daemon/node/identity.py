@@ -12,8 +12,14 @@ from headway.daemon.addresses import LOCAL_HOSTS
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.renewals import forget_renewed
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.rpc.certificates import issuer_of, names_in, own_names
-from headway.daemon.rpc.own_certificate import check_own_certificate, check_own_key, read_certificate
+from headway.daemon.rpc.certificates import (
+    check_own_certificate,
+    check_own_key,
+    issuer_of,
+    names_in,
+    own_names,
+    read_certificate,
+)
 from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne

@@ -33,20 +33,16 @@ from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
-from headway.daemon.node.mapped_port import mapped_address
 from headway.daemon.node.membership import House, Membership
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
-from headway.daemon.node.own_host import check_advertised_host
-from headway.daemon.node.preemption import leave_within_s
-from headway.daemon.node.preemption_watch import PreemptionWatch
-from headway.daemon.node.relays import read_relays
+from headway.daemon.node.own_host import check_advertised_host, mapped_address
+from headway.daemon.node.preemption import PreemptionWatch, leave_within_s
+from headway.daemon.node.relays import StandingBy, read_relays
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.node.standing_by import StandingBy
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import fingerprint, names_in, own_names
-from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.certificates import fingerprint, names_in, own_names, read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities

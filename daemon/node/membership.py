@@ -33,9 +33,9 @@ from headway.daemon.fault_points import fault_point
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
 from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
 from headway.daemon.leader.leadership import JobTroubles, Leadership
-from headway.daemon.node.address_watch import AddressWatch, address_towards
 from headway.daemon.node.config import listen_address
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.own_host import AddressWatch, address_towards
 from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
 from headway.daemon.node.peer_liveness import PeerLiveness
 from headway.daemon.node.registration import COPY, Registration

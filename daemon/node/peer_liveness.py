@@ -16,7 +16,7 @@ import structlog
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError, in_one_line
 from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.node.leases import leases_of
+from headway.daemon.node.registration import leases_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.view.cluster_watch import ClusterWatch

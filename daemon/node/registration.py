@@ -18,13 +18,35 @@ from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostEr
 from headway.daemon.etcd.client import EtcdClient, KeyValue
 from headway.daemon.etcd.lease import Lease
 from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.node.leases import leases_of
-from headway.daemon.records.format import decode, encode
+from headway.daemon.records.cluster_records import LeaderRecord
+from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 
 log = structlog.get_logger()
+
+Record = NodeRecord | LeaderRecord
+
+
+async def leases_of(etcd: EtcdClient, node: str, incarnation: str) -> list[int]:
+    """Return the leases of one incarnation of a daemon. An unreadable record names no daemon, and hides no other
+    record.
+    """
+    found: list[int] = []
+    places: tuple[tuple[str, type[Record]], ...] = ((Keys.node(node), NodeRecord), (Keys.LEADER, LeaderRecord))
+    for key, kind in places:
+        entry = await etcd.get(key)
+        if entry is None or not entry.lease_id:
+            continue
+        try:
+            record = decode(entry.value, kind)
+        except UnreadableRecordError:
+            continue
+        if record.incarnation == incarnation:
+            found.append(entry.lease_id)
+    return found
+
 
 NAME_POLL_S: Final = 0.2
 RETRY_PAUSE_S: Final = 0.5

@@ -23,8 +23,7 @@ from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.renewals import Renewals
 from headway.daemon.node.identity import check_is_node, open_identity
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.rpc.certificates import names_in, own_names
-from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.certificates import names_in, own_names, read_certificate
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.runtime.logging import configure_logs
 from headway.daemon.serving.service import bind_node_service, stand_by_replies

@@ -11,19 +11,20 @@ import shutil
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.daemon.addresses import LOCAL_HOSTS
 from headway.daemon.errors import ConfigError
 from headway.stages.durable import make_durable
-from headway.stages.sockets.roles import ROLE_URI, Role, without_roles
-from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from headway.stages.sockets.roles import ROLE_URI, Role, holder, roles_among, without_roles
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
 CA_KEY_FILE = "ca-key.pem"
 NEXT_KEY_FILE = "next-ca-key.pem"
@@ -321,3 +322,135 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     """Return a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+NEAR: Final = timedelta(days=14)
+_CLIENTS, _SERVERS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+_PURPOSES: Final = {_CLIENTS: "clients (clientAuth)", _SERVERS: "servers (serverAuth)"}
+
+
+def read_certificate(pem: bytes, where: str) -> x509.Certificate:
+    """Return the first certificate of a PEM file. Raises ConfigError, naming the file."""
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        _ = found.extensions  # the library reads them when it is asked
+    except Exception as error:  # and it raises errors of many kinds
+        raise ConfigError("is not a certificate in PEM", where) from error
+    return found
+
+
+def check_own_certificate(
+    certificate: x509.Certificate, where: str, *, serves: bool, now: datetime | None = None
+) -> None:
+    """Raise ConfigError, naming the file and what to do, for a certificate that every peer refuses.
+
+    serves: whether this side also listens. now: by this machine's clock if None.
+    """
+    check_dates(certificate, where, now=now or datetime.now(UTC))
+    try:
+        allowed = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return  # an absent extension allows every purpose
+    for purpose in (_CLIENTS, _SERVERS) if serves else (_CLIENTS,):
+        if purpose not in allowed:
+            what = f"may not be used by {_PURPOSES[purpose]}: make one that may with `headway certs`"
+            raise ConfigError(what, where)
+
+
+def check_own_key(certificate: x509.Certificate, key: bytes, folder: Path) -> None:
+    """Raise ConfigError, naming the file, unless a folder's key is that of its certificate."""
+    try:
+        found = load_pem_private_key(key, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError("is not a private key in PEM", str(folder / KEY_FILE)) from error
+    if found.public_key() != certificate.public_key():
+        raise ConfigError(f"is not the key of {CERTIFICATE_FILE}", str(folder / KEY_FILE))
+
+
+def end_of(certificate: x509.Certificate, where: str, *, now: datetime) -> str:
+    """Return a line about the end of a person's certificate, if that is near; empty: it is not, or a daemon renews it.
+
+    Near means two weeks, or the last third of a short life.
+    """
+    if roles_among(names_in(certificate)) == {Role.NODE}:
+        return ""
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if last - now > min(NEAR, (last - first) / 3):
+        return ""
+    return f"{where}: ends on {_date(last)}: `headway certs renew` gets the next one"
+
+
+def why_no_operator(identity: TlsIdentity | None, folder: Path | None) -> str:
+    """Return why this side may change nothing in its cluster, and what to do; empty: it may, or has no certificate."""
+    if identity is None or folder is None:
+        return ""
+    where = folder / CERTIFICATE_FILE
+    names = names_in(read_certificate(identity.certificate, str(where)))
+    if Role.OPERATOR in roles_among(names):
+        return ""
+    told = "only an operator may change anything: `headway certs` makes a certificate of one with --operator"
+    return f"{where}: is of {holder(names)}, and {told}"
+
+
+def check_dates(certificate: x509.Certificate, where: str, *, now: datetime) -> None:
+    """Raise ConfigError for a certificate that is not yet or no longer valid at `now`."""
+    told = f"this machine's clock says {_date(now)}"
+    if now < certificate.not_valid_before_utc:
+        first = _date(certificate.not_valid_before_utc)
+        raise ConfigError(f"is valid from {first} on, and {told}: set the clock, or make a new certificate", where)
+    if now > certificate.not_valid_after_utc:
+        last = _date(certificate.not_valid_after_utc)
+        raise ConfigError(f"expired on {last}, and {told}: make a new certificate, or set the clock", where)
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def begin_rotation(directory: Path) -> CertificateAuthority:
+    """Make the next authority, and trust both. Raises ConfigError while another change is going on."""
+    authority = CertificateAuthority.open(directory)
+    if (directory / OLD_KEY_FILE).exists():
+        raise ConfigError("one change is going on: end it with --drop before the next one begins", str(directory))
+    if (directory / NEXT_KEY_FILE).exists() and authority.trusted != certificate_pem(authority.certificate):
+        raise ConfigError("the next authority is there already: once everybody has its ca.pem, --sign", str(directory))
+    certificate, key = new_authority(KEPT_VALIDITY)
+    _write(directory / NEXT_KEY_FILE, key_pem(key))
+    _trust_everywhere(directory, certificate_pem(authority.certificate) + certificate_pem(certificate))
+    return CertificateAuthority.open(directory)
+
+
+def sign_rotation(directory: Path) -> CertificateAuthority:
+    """Let the next authority sign from now on. Raises ConfigError unless `begin_rotation` was done."""
+    authority = CertificateAuthority.open(directory)
+    if not (directory / NEXT_KEY_FILE).exists() or authority.has_untrusted_key:
+        raise ConfigError("there is no next authority: `headway certs rotate` makes it", str(directory))
+    _write(directory / OLD_KEY_FILE, (directory / CA_KEY_FILE).read_bytes())
+    (directory / NEXT_KEY_FILE).replace(directory / CA_KEY_FILE)
+    return CertificateAuthority.open(directory)
+
+
+def drop_rotation(directory: Path) -> CertificateAuthority:
+    """Trust the authority that signs alone. Raises ConfigError before `sign_rotation`."""
+    authority = CertificateAuthority.open(directory)
+    if (directory / NEXT_KEY_FILE).exists():
+        raise ConfigError("the next authority does not sign yet: --sign before --drop", str(directory))
+    if not (directory / OLD_KEY_FILE).exists():
+        raise ConfigError("there is one authority alone: nothing to drop", str(directory))
+    _trust_everywhere(directory, certificate_pem(authority.certificate))
+    (directory / OLD_KEY_FILE).unlink()
+    return CertificateAuthority.open(directory)
+
+
+def _trust_everywhere(directory: Path, pem: bytes) -> None:
+    """Write ca.pem everywhere, and last in the authority's folder: until then the step may be repeated."""
+    for folder in (*sorted(path.parent for path in directory.glob(f"*/{CERTIFICATE_FILE}")), directory):
+        _write(folder / CA_FILE, pem)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write the whole file or nothing of it: a daemon may read it at any time."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}; then run the same line again", str(path)) from error

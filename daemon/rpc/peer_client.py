@@ -4,21 +4,60 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
-from headway.daemon.rpc.byte_streams import byte_stream
-from headway.daemon.rpc.keepalive import KEEPALIVE_S, client_keepalive
 from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
+from headway.proto.control_pb2 import FetchDataRequest, FetchStateRequest
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import listening_port, listening_ports, open_channel
 from headway.stages.sockets.tls_sentences import OTHER_NAME, in_words
+
+_SERVICE = "headway.control.Files"
+_REQUESTS: dict[str, Any] = {"FetchState": FetchStateRequest, "FetchData": FetchDataRequest}
+
+
+def add_byte_streams(server: grpc.aio.Server, methods: dict[str, Callable[[Any, Any], AsyncIterator[bytes]]]) -> None:
+    """Let a server answer FetchState and FetchData, each by a method that takes the request and gRPC's context."""
+    handlers: dict[str, Any] = {
+        name: grpc.unary_stream_rpc_method_handler(method, request_deserializer=_REQUESTS[name].FromString)
+        for name, method in methods.items()
+    }
+    server.add_registered_method_handlers(_SERVICE, handlers)
+
+
+def byte_stream(channel: grpc.aio.Channel, name: str) -> Any:
+    """Return the method of this name, to be called with its request."""
+    return channel.unary_stream(f"/{_SERVICE}/{name}", request_serializer=_REQUESTS[name].SerializeToString)
+
+
+KEEPALIVE_S: Final = 10.0
+"""Interval of a client's pings on a silent connection."""
+ANSWER_S: Final = 5.0
+"""Time for the answer to a ping. Without it the connection is over."""
+
+Options = tuple[tuple[str, int], ...]
+
+
+def client_keepalive(interval_s: float = KEEPALIVE_S) -> Options:
+    """Return the options of a channel. It pings while a call is in flight, even on a silent stream."""
+    return (
+        ("grpc.keepalive_time_ms", int(interval_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(ANSWER_S * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+def server_keepalive(interval_s: float = KEEPALIVE_S) -> Options:
+    """Return the options of a server with such clients: twice their rate is allowed, and a higher one still refused."""
+    return (("grpc.http2.min_ping_interval_without_data_ms", int(interval_s * 500)),)
+
 
 MessageT = TypeVar("MessageT")
 

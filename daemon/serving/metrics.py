@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,7 +19,6 @@ from headway.daemon.reports.goodput_report import WAITING
 from headway.daemon.reports.job_report import JobReport, reports_in
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
-from headway.daemon.serving.metrics_server import MetricsServer
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -69,11 +68,15 @@ def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Call
     registry = CollectorRegistry()
     registry.register(NodeMetrics(source))
     try:
-        server = MetricsServer(host, port, registry)
+        server, _ = start_http_server(port, host or "0.0.0.0", registry)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}", "metrics_listen") from error
 
-    return int(server.server_address[1]), server.start()
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return int(server.server_address[1]), stop
 
 
 def node_metrics(source: MetricSource) -> Iterator[Metric]:

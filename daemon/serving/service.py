@@ -1,39 +1,40 @@
 """The Node service: a daemon's service for other daemons and the command line. TCP, mTLS in both directions."""
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 import structlog
 
 from headway.daemon.addresses import JOB_NAME_RULE, is_job_name, join_address
-from headway.daemon.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StoreError
 from headway.daemon.fault_points import fault_point
+from headway.daemon.jobs.places import is_store, why_no_place
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.joining.signer import Signer
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.records.certificate_records import InvitationRecord
-from headway.daemon.records.records import PROTOCOL_VERSION
-from headway.daemon.rpc.byte_streams import add_byte_streams
+from headway.daemon.records.format import encode
+from headway.daemon.records.records import PROTOCOL_VERSION, Phase
+from headway.daemon.reports.job_report import reports_in
 from headway.daemon.rpc.certificates import own_names
-from headway.daemon.rpc.keepalive import KEEPALIVE_S, server_keepalive
-from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.rpc.peer_client import KEEPALIVE_S, NodeClient, add_byte_streams, server_keepalive
 from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
 from headway.daemon.serving.data_service import DataService
-from headway.daemon.serving.folder_trial import FolderTrial
 from headway.daemon.serving.journal_source import JournalSource
-from headway.daemon.serving.log_files import read_log
-from headway.daemon.serving.status_report import status_reply
 from headway.daemon.serving.stream_limits import STREAMS_PER_CONNECTION, StreamLimits
 from headway.daemon.serving.trace_source import TraceSource
 from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.checkpoint import CHUNK_BYTES, read_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint import CHUNK_BYTES, probe, read_from_checkpoint, resolve_checkpoint_dir
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey, StoredFile
 from headway.daemon.storage.state_store import StateStore
@@ -48,6 +49,111 @@ from headway.stages.sockets.tls_identity import certificate_of_client, is_borne,
 from headway.stages.state.state_file import content_checksum
 
 log = structlog.get_logger()
+
+SILENCE_S: Final = 10.0
+"""Seconds of silence after which a store counts as out of reach: a user waits at a terminal."""
+
+
+class FolderTrial:
+    """The trial of one daemon. Folders of its own tree of files are not tried: they would appear where they
+    should not.
+    """
+
+    def __init__(self) -> None:
+        self._threads = FileThreads("trial of checkpoint folders", silence_s=SILENCE_S, most_hung=1)
+
+    async def answer(self, checkpoint_dir: str) -> control_pb2.TryFolderReply:
+        """Return why this node cannot write there, if it cannot. Raises ConfigError if the URL is no store's."""
+        if why := why_no_place(checkpoint_dir):
+            raise ConfigError(why, "checkpoint_dir")
+        if not is_store(checkpoint_dir):
+            raise ConfigError(f"{checkpoint_dir!r} is not the URL of a store", "checkpoint_dir")
+        url = checkpoint_dir.rstrip("/")
+        try:
+            await self._threads.run(url, lambda _: probe(url))
+        except RecoveryError as error:
+            return control_pb2.TryFolderReply(reason=error.reason, lacks_access=isinstance(error, NoAccessError))
+        return control_pb2.TryFolderReply()
+
+
+_IN_BETWEEN = {
+    Phase.QUEUED: "its start",
+    Phase.PREPARING: "its start",
+    Phase.CHANGING: "its change of plan",
+    Phase.STOPPING: "its checkpoint",
+    Phase.RECOVERING: "its recovery",
+}
+
+
+def status_reply(view: ClusterView, *, node: str, away_s: float | None, job: str = "") -> control_pb2.StatusReply:
+    """Return the answer to Status. away_s: how long etcd has been away; None: it is there. job: empty for every one."""
+    jobs = [found for found in view.jobs_in_order() if job in ("", found.name)]
+    return control_pb2.StatusReply(
+        node=node,
+        etcd_reachable=away_s is None,
+        etcd_away_s=away_s or 0.0,
+        jobs=encode({report.name: report for report in reports_in(view, jobs)}),
+        waits_for="" if away_s is None else waits_for(jobs),
+    )
+
+
+def waits_for(jobs: Iterable[JobView]) -> str:
+    """Return what cannot continue without etcd; each job amid a transition is named."""
+    named = [f"{job.name}: {what}" for job in jobs if (what := _IN_BETWEEN.get(job.phase.phase)) is not None]
+    return "; ".join([*named, "changes of plan, recovery from failures, and users' requests"])
+
+
+FOLLOW_PERIOD_S = 0.2
+READ_BYTES = 1 << 16
+
+
+async def read_log(
+    path: Path, threads: FileThreads, *, last_lines: int = 0, follow: bool = False
+) -> AsyncIterator[str]:
+    """Yield lines of a log file: all, or the last ones; then, if followed, new ones until the caller stops.
+
+    A file that does not exist yet has no lines. A rotated file (`.1` next to it) is read before the present one. Raises
+    RecoveryError.
+    """
+    lines, position, inode = await threads.run(str(path), lambda _: _read_existing(path, last_lines))
+    for line in lines:
+        yield line
+    rest = ""
+    while follow:
+        text, position, inode = await threads.run(str(path), partial(_read_new, path, position, inode))
+        *complete, rest = (rest + text).split("\n")
+        for line in complete:
+            yield line
+        if not text:
+            await asyncio.sleep(FOLLOW_PERIOD_S)
+
+
+def _read_existing(path: Path, last_lines: int) -> tuple[list[str], int, int]:
+    lines: deque[str] = deque(maxlen=last_lines or None)
+    position, inode = 0, 0
+    for file_path in (path.with_name(path.name + ".1"), path):
+        try:
+            with file_path.open("rb") as file:
+                raw = file.read()
+                complete = raw[: raw.rfind(b"\n") + 1] if file_path == path else raw
+                lines.extend(complete.decode("utf-8", errors="replace").splitlines())
+                position, inode = len(complete), os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            position, inode = 0, 0
+    return list(lines), position, inode
+
+
+def _read_new(path: Path, position: int, inode: int, _: Beat) -> tuple[str, int, int]:
+    """Return new lines; if the file was replaced, from its beginning."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_ino
+            file.seek(position if found == inode else 0)
+            raw = file.read(READ_BYTES)
+            return raw.decode("utf-8", errors="replace"), file.tell(), found
+    except FileNotFoundError:
+        return "", 0, 0
+
 
 NUM_FORWARDED = 4
 """Number of pieces of files that are read from one checkpoint folder at once, for others."""

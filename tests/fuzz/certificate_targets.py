@@ -13,14 +13,20 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.joining.invitation import RefusedError, check_secret, sealed
-from headway.daemon.joining.join_messages import AskCertificate, JoinAnswer, read_answer, read_request
-from headway.daemon.joining.join_token import JoinToken, read_token, write_token
+from headway.daemon.joining.join_token import (
+    AskCertificate,
+    JoinAnswer,
+    JoinToken,
+    read_answer,
+    read_request,
+    read_token,
+    write_token,
+)
 from headway.daemon.joining.signing_request import new_key, read_signing_request, signing_request
 from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord, RevokedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import CertificateAuthority, names_in
-from headway.daemon.rpc.own_certificate import check_own_certificate, read_certificate
+from headway.daemon.rpc.certificates import CertificateAuthority, check_own_certificate, names_in, read_certificate
 from headway.stages.sockets.roles import Role, holder
 from headway.stages.sockets.tls_identity import TlsIdentity
 

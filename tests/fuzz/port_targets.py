@@ -9,10 +9,8 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
-from headway.daemon.front.front import TAKEN, Front
-from headway.daemon.front.front_orders import OrderReader
-from headway.daemon.front.opening import MAX_HEAD_BYTES, read_opening
-from headway.daemon.front.outpost import Outpost
+from headway.daemon.front.front import MAX_HEAD_BYTES, TAKEN, Front, read_opening
+from headway.daemon.front.outpost import OrderReader, Outpost
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 OPENINGS = (

@@ -12,9 +12,8 @@ from pathlib import Path
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.joining.join_client import Joined, join
-from headway.daemon.joining.join_messages import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer
 from headway.daemon.joining.join_port import JoinLimits, JoinPort
-from headway.daemon.joining.join_token import JoinToken
+from headway.daemon.joining.join_token import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer, JoinToken
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.records.certificate_records import InvitationRecord

@@ -14,12 +14,12 @@ from headway.daemon.errors import StoreError
 from headway.daemon.etcd.binary import find_etcd_binary
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
-from headway.daemon.joining.join_messages import AskCertificate
+from headway.daemon.joining.join_token import AskCertificate
 from headway.daemon.joining.renewals import LOOKED_AT_EVERY_S
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.rpc import authority_change
+from headway.daemon.rpc import certificates
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import UnavailableError
@@ -155,10 +155,10 @@ async def test_what_the_old_authority_has_noted_is_believed_until_it_is_dropped(
     async with join_place(authority, client, tmp_path / "s") as place:
         first = (await place.join(await place.invited("n"))).answer.certificate.encode()
         other = (await place.join(await place.invited("m"))).answer.certificate.encode()
-    authority_change.begin(authority.directory)
-    signing = authority_change.sign(authority.directory)
+    certificates.begin_rotation(authority.directory)
+    signing = certificates.sign_rotation(authority.directory)
     assert await Signer(signing, client, is_member=lambda _: False).renew(first, signing_request("n", new_key()))
-    last = authority_change.drop(authority.directory)
+    last = certificates.drop_rotation(authority.directory)
     with pytest.raises(RefusedError, match="is not of this authority"):
         await Signer(last, client, is_member=lambda _: False).renew(other, signing_request("m", new_key()))
 
@@ -166,8 +166,8 @@ async def test_what_the_old_authority_has_noted_is_believed_until_it_is_dropped(
 async def test_the_key_of_a_dropped_authority_invites_nobody(etcd: Etcd, client: EtcdClient, tmp_path: Path) -> None:
     """Somebody has stolen it, and may write to etcd. The daemon that signs knows the old key until it starts again."""
     stolen = CertificateAuthority.create(tmp_path / "ca")
-    authority_change.begin(stolen.directory)
-    signing, ca = authority_change.sign(stolen.directory), stolen.directory / "ca.pem"
+    certificates.begin_rotation(stolen.directory)
+    signing, ca = certificates.sign_rotation(stolen.directory), stolen.directory / "ca.pem"
     signer = Signer(signing, client, is_member=lambda _: False, trusted=ca.read_bytes)
     thief = Signer(stolen, client, is_member=lambda _: False)
 
@@ -177,6 +177,6 @@ async def test_the_key_of_a_dropped_authority_invites_nobody(etcd: Etcd, client:
         return (await signer.join(asked)).role
 
     assert await joined("before") == "operator", "both are trusted"
-    authority_change.drop(stolen.directory)
+    certificates.drop_rotation(stolen.directory)
     with pytest.raises(RefusedError, match=NO_INVITATION):
         await joined("after")

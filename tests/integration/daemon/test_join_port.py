@@ -14,9 +14,8 @@ from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.joining import join_port
 from headway.daemon.joining.invitation import NO_INVITATION
 from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_messages import MAX_REQUEST_BYTES
 from headway.daemon.joining.join_port import JoinLimits
-from headway.daemon.joining.join_token import JoinToken
+from headway.daemon.joining.join_token import MAX_REQUEST_BYTES, JoinToken
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.shared_port import shared_address

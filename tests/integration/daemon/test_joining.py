@@ -21,8 +21,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
 from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_messages import AskCertificate, JoinAnswer
-from headway.daemon.joining.join_token import write_token
+from headway.daemon.joining.join_token import AskCertificate, JoinAnswer, write_token
 from headway.daemon.joining.signer import open_authority
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.records.certificate_records import InvitationRecord

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
-from headway.daemon.joining.join_messages import SIGNER_NAME, SIGNER_ROLE
+from headway.daemon.joining.join_token import SIGNER_NAME, SIGNER_ROLE
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
 from headway.daemon.rpc.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem

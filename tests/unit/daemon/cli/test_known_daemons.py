@@ -21,15 +21,14 @@ from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
 from headway.daemon.errors import ConfigError, StoreUnreachableError
 from headway.daemon.install import machine
 from headway.daemon.joining.join_client import Joined
-from headway.daemon.joining.join_messages import JoinAnswer
-from headway.daemon.joining.join_token import JoinToken, write_token
+from headway.daemon.joining.join_token import JoinAnswer, JoinToken, write_token
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord, Phase, PhaseRecord
 from headway.daemon.reports.node_list import node_lines, plain_sites
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.serving.status_report import status_reply
+from headway.daemon.serving.service import status_reply
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import JournalEntry
 from headway.stages.errors import UnavailableError

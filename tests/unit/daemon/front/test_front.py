@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.front import front as front_module
-from headway.daemon.front.front import Front
-from headway.daemon.front.passage import MAX_RETRY_BYTES, Passage
+from headway.daemon.front.front import MAX_RETRY_BYTES, Front, Passage
 from headway.daemon.rpc.certificates import CertificateAuthority
 
 CONNECT = b"CONNECT %s:443 HTTP/1.1\r\n\r\n"

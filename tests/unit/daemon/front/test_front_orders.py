@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.daemon.front.front_orders import FrontOrder, OrderReader
-from headway.daemon.front.outpost import Post
+from headway.daemon.front.outpost import FrontOrder, OrderReader, Post
 
 
 def test_the_last_whole_line_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.front import beats
-from headway.daemon.front.beats import falls_silent
+from headway.daemon.front import front_process
 from headway.daemon.front.front import prepare
-from headway.daemon.front.front_process import FrontProcess
+from headway.daemon.front.front_process import FrontProcess, falls_silent
 from headway.stages.sockets.open_files import raise_open_file_limit
 
 
@@ -32,7 +31,7 @@ async def fed(*pieces: bytes, pause_s: float = 0.0) -> bool:
 async def test_silence_is_told_from_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One silence may be the daemon's own, two in a row are the other process's."""
     assert not await fed(b".", b".")
-    monkeypatch.setattr(beats, "SILENT_S", 0.2)
+    monkeypatch.setattr(front_process, "SILENT_S", 0.2)
     assert not await fed(b".", b".", b".", pause_s=0.3)
     assert await fed(b".", b"", b"", b".", pause_s=0.3)
 
@@ -67,7 +66,7 @@ async def answers(port: int) -> bool:
 @pytest.mark.timeout(120)
 async def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SIGSTOP: who dials waits in the kernel's queue, until a new process takes them."""
-    monkeypatch.setattr(beats, "SILENT_S", 2.0)
+    monkeypatch.setattr(front_process, "SILENT_S", 2.0)
     front = FrontProcess("127.0.0.1", 0, daemon_port=1, folder=tmp_path)
     running = asyncio.create_task(front.run())
     try:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.front.opening import MAX_HEAD_BYTES, Opening, Wish, read_opening
+from headway.daemon.front.front import MAX_HEAD_BYTES, Opening, Wish, read_opening
 
 GRPC = b"CONNECT 0123456789abcdef:443 HTTP/1.1\r\nHost: 0123456789abcdef:443\r\nUser-Agent: grpc-httpcli/0.0\r\n\r\n"
 

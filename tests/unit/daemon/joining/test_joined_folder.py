@@ -11,11 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.joining import joined_folder
-from headway.daemon.joining.join_client import Joined
-from headway.daemon.joining.join_messages import JoinAnswer
-from headway.daemon.joining.join_token import JoinToken
-from headway.daemon.joining.joined_folder import JoinedFolder, start_command
+from headway.daemon.joining import join_client
+from headway.daemon.joining.join_client import Joined, JoinedFolder, start_command
+from headway.daemon.joining.join_token import JoinAnswer, JoinToken
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -82,7 +80,7 @@ def test_a_join_that_died_at_any_write_is_run_again(
             raise DeadError
         made += 1
 
-    monkeypatch.setattr(joined_folder, "make_durable", make_durable)
+    monkeypatch.setattr(join_client, "make_durable", make_durable)
     if num_made < 4:
         with pytest.raises(DeadError):
             folder.keep(answer, {})

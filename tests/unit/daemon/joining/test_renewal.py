@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from headway.daemon.joining.invitation import RefusedError
-from headway.daemon.joining.renewal import check_renewal, due_at
+from headway.daemon.joining.invitation import RefusedError, check_renewal
+from headway.daemon.joining.renewals import due_at
 from headway.daemon.records.certificate_records import IssuedRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 
@@ -19,7 +19,7 @@ SECOND = replace(FIRST, serial="B", key_sha256="k", renews="A")
 
 def may(issued: IssuedRecord | None, serial: str, key: str = "other", **more: object) -> str:
     """Why not; empty: it may."""
-    rest = {"name": "n", "is_revoked": False, "now": NOW} | more
+    rest = {"name": "n", "is_revoked": False, "now": NOW.timestamp()} | more
     try:
         check_renewal(issued, serial, key, **rest)  # type: ignore[arg-type]
     except RefusedError as error:
@@ -49,5 +49,5 @@ def test_the_newest_certificate_is_renewed_and_an_older_one_only_with_the_key_th
 def test_who_is_revoked_late_or_was_never_invited_is_told_so() -> None:
     """Each with what to do."""
     assert "certs restore n" in may(FIRST, "A", is_revoked=True)
-    assert "invite it again" in may(FIRST, "A", now=NOW + timedelta(seconds=60))
+    assert "invite it again" in may(FIRST, "A", now=NOW.timestamp() + 60.0)
     assert "headway certs" in may(None, "A")

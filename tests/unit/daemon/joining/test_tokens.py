@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.joining.flood_guard import FloodGuard
 from headway.daemon.joining.invitation import is_true, read_duration, sealed
+from headway.daemon.joining.join_port import FloodGuard
 from headway.daemon.joining.join_token import JoinToken, read_token, write_token
 from headway.daemon.records.certificate_records import InvitationRecord
 

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from headway.daemon.node import address_watch, own_host
-from headway.daemon.node.address_watch import AddressWatch, address_towards, is_here
+from headway.daemon.node import own_host
+from headway.daemon.node.own_host import AddressWatch, address_towards, is_here
 
 
 class Machine:
@@ -18,8 +18,8 @@ class Machine:
         self.has_names = True
         self.moves: list[str] = []
         self.trouble = ""
-        monkeypatch.setattr(address_watch, "resolved", self._resolved)
-        monkeypatch.setattr(address_watch, "has_address", lambda _, address: address[0] in self.addresses)
+        monkeypatch.setattr(own_host, "resolved", self._resolved)
+        monkeypatch.setattr(own_host, "has_address", lambda _, address: address[0] in self.addresses)
         self.watch = AddressWatch(
             "10.0.0.7", may_move=may_move, towards_etcd=self._towards, moved=self.moves.append, tell=self._tell
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.daemon.node.mapped_port import mapped_address
+from headway.daemon.node.own_host import mapped_address
 
 RUNPOD = {"RUNPOD_PUBLIC_IP": "203.0.113.7", "RUNPOD_TCP_PORT_7070": "41022", "RUNPOD_TCP_PORT_22": "41000"}
 VAST = {"PUBLIC_IPADDR": "2001:db8::7", "VAST_TCP_PORT_7070": "50123", "VAST_TCP_PORT_70000": "50200"}

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from headway.daemon.etcd.client import KeyValue
-from headway.daemon.node.leases import leases_of
 from headway.daemon.node.peer_liveness import PeerLiveness, is_refused
+from headway.daemon.node.registration import leases_of
 from headway.daemon.records.cluster_records import LeaderRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.node.preemption import DEFAULT_NOTICE_S, MOST_NOTICE_S, Cloud, leave_within_s, notice_s
-from headway.daemon.node.preemption_watch import PreemptionWatch
+from headway.daemon.node.preemption import (
+    DEFAULT_NOTICE_S,
+    MOST_NOTICE_S,
+    Cloud,
+    PreemptionWatch,
+    leave_within_s,
+    notice_s,
+)
 from tests.fakes.metadata_server import PREEMPT, Metadata, azure
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 
 from headway.daemon.errors import ConfigError
-from headway.daemon.rpc import authority_change
+from headway.daemon.rpc import certificates
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.stages.sockets.roles import Role
 from tests.fakes.mortal_work import dies_at
@@ -28,17 +28,17 @@ def test_both_are_trusted_then_the_new_one_signs_then_it_is_alone(tmp_path: Path
     """Certificates of either count as long as both are trusted, and folders made before know both too."""
     old = CertificateAuthority.create(tmp_path / "ca")
     first = issued(old, "first")
-    begun = authority_change.begin(tmp_path / "ca")
+    begun = certificates.begin_rotation(tmp_path / "ca")
     assert (begun.certificate, len(trusted(tmp_path / "ca/first"))) == (old.certificate, 2)
     assert issuer_of(issued(begun, "second"), begun.trusted) == old.certificate
-    signing = authority_change.sign(tmp_path / "ca")
+    signing = certificates.sign_rotation(tmp_path / "ca")
     assert signing.certificate != old.certificate
     third = issued(signing, "third")
     assert [issuer_of(one, signing.trusted) for one in (first, third)] == [old.certificate, signing.certificate]
     both = signing.trusted
     assert set(signing.derived_keys(b"x", trusted=both)) == set(begun.derived_keys(b"x", trusted=both))
     assert signing.derived_keys(b"x", trusted=both)[0] != begun.derived_keys(b"x", trusted=both)[0]
-    last = authority_change.drop(tmp_path / "ca")
+    last = certificates.drop_rotation(tmp_path / "ca")
     assert signing.derived_keys(b"x", trusted=last.trusted) == last.derived_keys(b"x", trusted=b"damaged")
     assert (issuer_of(first, last.trusted), issuer_of(third, last.trusted)) == (None, signing.certificate)
     for folder in ("ca", "ca/first", "ca/second", "ca/third"):
@@ -51,17 +51,17 @@ def test_no_step_comes_before_another(tmp_path: Path) -> None:
     """One line says which is next, and nothing changes."""
     folder = CertificateAuthority.create(tmp_path / "ca").directory
     with pytest.raises(ConfigError, match="there is no next authority"):
-        authority_change.sign(folder)
+        certificates.sign_rotation(folder)
     with pytest.raises(ConfigError, match="nothing to drop"):
-        authority_change.drop(folder)
-    authority_change.begin(folder)
+        certificates.drop_rotation(folder)
+    certificates.begin_rotation(folder)
     with pytest.raises(ConfigError, match=r"is there already: once everybody has its ca\.pem, --sign"):
-        authority_change.begin(folder)
+        certificates.begin_rotation(folder)
     with pytest.raises(ConfigError, match="does not sign yet: --sign before --drop"):
-        authority_change.drop(folder)
-    authority_change.sign(folder)
+        certificates.drop_rotation(folder)
+    certificates.sign_rotation(folder)
     with pytest.raises(ConfigError, match="end it with --drop"):
-        authority_change.begin(folder)
+        certificates.begin_rotation(folder)
     assert len(trusted(folder)) == 2
 
 
@@ -69,9 +69,9 @@ def test_a_step_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     """The key is written, and not yet the certificate; the old key is kept, and the new one not yet in its place."""
     folder = CertificateAuthority.create(tmp_path / "ca").directory
     (folder / "next-ca-key.pem").write_bytes((folder / "ca-key.pem").read_bytes())
-    begun = authority_change.begin(folder)
+    begun = certificates.begin_rotation(folder)
     (folder / "old-ca-key.pem").write_bytes((folder / "ca-key.pem").read_bytes())
-    assert authority_change.sign(folder).certificate != begun.certificate
+    assert certificates.sign_rotation(folder).certificate != begun.certificate
     assert len(trusted(folder)) == 2
 
 
@@ -83,7 +83,7 @@ def test_a_first_step_that_was_cut_off_reaches_every_folder(
     authority = CertificateAuthority.create(tmp_path / "ca")
     for name in ("etcd", "first"):
         issued(authority, name)
-    write, written = authority_change._write, list[Path]()
+    write, written = certificates._write, list[Path]()
 
     def die(path: Path, content: bytes) -> None:
         write(path, content)
@@ -92,10 +92,10 @@ def test_a_first_step_that_was_cut_off_reaches_every_folder(
             raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(authority_change, "_write", die)
+        patch.setattr(certificates, "_write", die)
         with pytest.raises(SystemExit):
-            authority_change.begin(authority.directory)
-    authority_change.begin(authority.directory)
+            certificates.begin_rotation(authority.directory)
+    certificates.begin_rotation(authority.directory)
     assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd", "ca/first")} == {2}
 
 
@@ -109,16 +109,16 @@ def test_a_step_that_was_killed_at_any_write_is_done_again(
     folder, number = tmp_path / "ca", 0
     issued(CertificateAuthority.create(folder), "etcd")
     for earlier in ("begin", "sign")[:before]:
-        getattr(authority_change, earlier)(folder)
+        getattr(certificates, f"{earlier}_rotation")(folder)
     shutil.copytree(folder, tmp_path / "whole")
-    while dies_at(number, lambda: getattr(authority_change, step)(folder)):
+    while dies_at(number, lambda: getattr(certificates, f"{step}_rotation")(folder)):
         for following in ("begin", "sign", "drop"):
             shutil.copytree(folder, tmp_path / "copy")
             with suppress(ConfigError):
-                getattr(authority_change, following)(tmp_path / "copy")
+                getattr(certificates, f"{following}_rotation")(tmp_path / "copy")
             CertificateAuthority.open(tmp_path / "copy")
             shutil.rmtree(tmp_path / "copy")
-        getattr(authority_change, step)(folder)
+        getattr(certificates, f"{step}_rotation")(folder)
         assert [len(trusted(each)) for each in (folder, folder / "etcd")] == [num_trusted] * 2
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "whole", folder)
@@ -133,9 +133,9 @@ def test_a_full_disk_costs_the_same_line_once_more(tmp_path: Path) -> None:
     obstacle = tmp_path / "ca/etcd/ca.pem.part"
     obstacle.mkdir()
     with pytest.raises(ConfigError, match=r"etcd/ca\.pem: cannot be written: .*; then run the same line again"):
-        authority_change.begin(authority.directory)
+        certificates.begin_rotation(authority.directory)
     obstacle.rmdir()
-    authority_change.begin(authority.directory)
+    certificates.begin_rotation(authority.directory)
     assert {len(trusted(tmp_path / folder)) for folder in ("ca", "ca/etcd")} == {2}
 
 

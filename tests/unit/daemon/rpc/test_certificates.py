@@ -14,8 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
-from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
-from headway.daemon.rpc.own_certificate import read_certificate
+from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of, read_certificate
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.fakes.mortal_work import dies_at
 

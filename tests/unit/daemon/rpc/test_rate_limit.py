@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.rpc.rate_limit import BYTES_PER_MBIT, OutgoingTransfers, TransferKind
-from headway.daemon.rpc.token_bucket import TokenBucket
+from headway.daemon.rpc.rate_limit import BYTES_PER_MBIT, OutgoingTransfers, TokenBucket, TransferKind
 
 RATE, BURST = 1000.0, 100.0
 

@@ -1,7 +1,7 @@
 """Who may call what: every method is in the table, and a refusal says whose certificate it is and who may."""
 
-from headway.daemon.rpc.byte_streams import _REQUESTS
-from headway.daemon.serving.call_rights import CALLERS, refusal, revocation
+from headway.daemon.rpc.peer_client import _REQUESTS
+from headway.daemon.serving.stream_limits import CALLERS, refusal, revocation
 from headway.proto import control_pb2
 from headway.stages.sockets.roles import ROLE_URI
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from headway.daemon.errors import StorageAwayError
-from headway.daemon.serving.log_files import read_log
+from headway.daemon.serving.service import read_log
 from headway.daemon.storage.file_threads import FileThreads
 
 NUM_READERS = 40
