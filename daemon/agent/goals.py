@@ -1,13 +1,13 @@
 """Finds the goal of each worker of a node, and the steps that are missing before it can be given. Pure."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from headway.daemon.agent.link_steps import neighbours_of
-from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
+from headway.daemon.agent.local_state import Assignment, NodeState
 from headway.daemon.agent.state_steps import spacing_of
 from headway.daemon.agent.steps import Fetch, GiveUp, OpenData, SetGoal, Step
 from headway.daemon.jobs.job import OriginSpec
@@ -24,15 +24,20 @@ HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time of uninterrupted contact with etcd after which every living node has registered again, with its files."""
 
 
-def goal_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[Step]:
-    """Yield what the plans of a job require of this node's workers: new goals, and what is missing for them."""
-    coming = {each.worker.device_index: each for each in assignments_of(job, job.next, node)}
-    present = {each.worker.device_index: each for each in assignments_of(job, job.plan, node)}
-    for index in sorted({*coming, *present}):
-        worker = node.workers[index]
-        if not worker.is_up or worker.job not in ("", job.name):
+def goal_steps(
+    view: ClusterView, node: NodeState, coming: Iterable[Assignment], present: Iterable[Assignment]
+) -> Iterator[Step]:
+    """Yield what the plans of a job require of this node's workers: new goals, and what is missing for them.
+
+    coming: the places in the plan that is being prepared; present: those in the plan in force.
+    """
+    next_of = {each.worker.device_index: each for each in coming}
+    plan_of = {each.worker.device_index: each for each in present}
+    for index, mine in sorted((plan_of | next_of).items(), key=lambda entry: entry[0]):
+        worker = mine.worker
+        if not worker.is_up or worker.job not in ("", mine.job.name):
             continue  # the worker must first be released by its previous job
-        goal = yield from _goal_of(view, coming.get(index), present.get(index), node)
+        goal = yield from _goal_of(view, next_of.get(index), plan_of.get(index), node)
         if goal is not None and goal != worker.goal:
             yield SetGoal(index, goal)
 

@@ -58,13 +58,14 @@ def _plan_steps(view: ClusterView, job: JobView, node: NodeState) -> Iterator[St
     if job.submission is None or view.why_left_alone(job.name):
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
-    yield from goal_steps(view, job, node)
-    for assignment in assignments_of(job, job.next, node):
+    coming, present = (list(assignments_of(job, plan, node)) for plan in (job.next, job.plan))
+    yield from goal_steps(view, node, coming, present)
+    for assignment in coming:
         yield from links_to_prove(view, assignment, node)
         if is_recovering:
             yield from _fetch_ahead(view, assignment, node)
         yield from _register(view, assignment, node)
-    for assignment in assignments_of(job, job.plan, node):
+    for assignment in present:
         if not is_recovering:
             yield from _stop(assignment, node)
         yield from _register(view, assignment, node)
