@@ -411,8 +411,7 @@ def _write(found: "JobTrace", picture: Path | None, out: Path | None) -> None:
 
     import msgspec
 
-    from headway.daemon.results.pipeline_picture import Panel, draw_panels
-    from headway.daemon.results.pipeline_trace import trace_document, trace_events
+    from headway.daemon.results.pipeline_picture import Panel, draw_panels, trace_document, trace_events
 
     measured, run, names = found.pipeline, found.prediction, found.names
     path = picture

@@ -242,8 +242,7 @@ def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
     from headway.daemon.origin.origin_config import model_opener
-    from headway.daemon.shards.data_source import index_at, why_no_answer
-    from headway.daemon.shards.tokenizer_match import check_tokenizer
+    from headway.daemon.shards.data_source import check_tokenizer, index_at, why_no_answer
 
     spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=_would_be_refused))
     check_adapter(spec, job)
@@ -336,8 +335,7 @@ def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[
 def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
     """Write the simulation's files. Raises ConfigError for a path that cannot be written."""
     from headway.daemon.preview.preview import worker_labels
-    from headway.daemon.results.pipeline_picture import draw_pipeline
-    from headway.daemon.results.pipeline_trace import chrome_trace
+    from headway.daemon.results.pipeline_picture import chrome_trace, draw_pipeline
 
     labels = worker_labels(told.stages)
     path = picture

@@ -18,7 +18,7 @@ from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.places import is_store
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.origin.folder_kinds import kind_of
+from headway.daemon.origin.carried_files import kind_of
 from headway.daemon.records.format import decode
 from headway.daemon.records.lineage import check_seal
 from headway.daemon.records.records import CheckpointRecord

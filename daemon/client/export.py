@@ -12,7 +12,7 @@ from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir
-from headway.daemon.origin.carried import Carried, carried_in
+from headway.daemon.origin.origin_parts import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter

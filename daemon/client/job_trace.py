@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.preview.plan_simulation import Forecast, forecast
 from headway.daemon.preview.preview import worker_labels
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.results.measured_pipeline import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
+from headway.daemon.results.pipeline_picture import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.situation.outlook import as_fast_as_their_like, measured
 from headway.daemon.terminal import table

@@ -18,11 +18,9 @@ from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, w
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-from headway.daemon.origin.origin_config import model_opener, whole_path
-from headway.daemon.origin.submission import read_parts
+from headway.daemon.origin.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
-from headway.daemon.shards.data_source import index_at
-from headway.daemon.shards.tokenizer_match import check_tokenizer
+from headway.daemon.shards.data_source import check_tokenizer, index_at
 from headway.daemon.storage.checkpoint_names import MANIFEST
 from headway.stages.attention_kernels import KernelDevice
 

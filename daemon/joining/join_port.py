@@ -36,7 +36,7 @@ from headway.daemon.joining.join_token import (
 )
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, key_pem
-from headway.daemon.storage.folders import make_private
+from headway.daemon.storage.owned_folders import make_private
 from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 
 log = structlog.get_logger()

@@ -18,10 +18,15 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.lineage import Lineage
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.situation.boundaries import age, lineage_of
-from headway.daemon.storage.checkpoint import delete_checkpoint, list_boundaries, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint import (
+    delete_checkpoint,
+    delete_part,
+    list_boundaries,
+    list_parts,
+    resolve_checkpoint_dir,
+)
 from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
 from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.storage.journal_parts import delete_part, list_parts
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
 

@@ -117,7 +117,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     report = report_job(job, {})
     _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")
     _say(f"No batch was lost: {folder.metrics} has each of the {len(losses)} batches once, in order.")
-    from headway.daemon.results.sample import sample
+    from headway.daemon.results.model_folder import sample
 
     text = await asyncio.to_thread(sample, folder.model, PROMPT, num_tokens=SAMPLE_BYTES)
     _say(f"\nThe model continues {PROMPT!r}:\n")

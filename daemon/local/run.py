@@ -16,7 +16,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.submission import read_parts
+from headway.daemon.origin.origin_config import read_parts
 from headway.daemon.records.records import TERMINAL_PHASES, Phase
 from headway.daemon.reports.watch_view import Display
 from headway.daemon.results.model_place import make_out

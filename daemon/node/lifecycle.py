@@ -51,7 +51,7 @@ from headway.daemon.runtime.own_process import keep_what_stays
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.serving.stream_limits import StreamLimits
 from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage import answering_folder
+from headway.daemon.storage import file_threads as answering_folder
 from headway.daemon.storage.allowed_places import AllowedPlaces
 from headway.daemon.storage.file_system import allow_only
 from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless

@@ -15,9 +15,7 @@ from headway.daemon.addresses import join_address, split_address
 from headway.daemon.agent.agent import Agent, Surroundings
 from headway.daemon.agent.local_state import generations_ahead, generations_seen
 from headway.daemon.agent.steps_due import has_steps_ahead, is_awaited, is_named
-from headway.daemon.cleanup.compiled_code import keep_small
-from headway.daemon.cleanup.data_cache import sweep_data
-from headway.daemon.cleanup.job_logs import keep_logs_small
+from headway.daemon.cleanup.sweeps import sweep_daily
 from headway.daemon.coordination.commands import CopyPart, SetAside
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.errors import (
@@ -52,6 +50,7 @@ from headway.daemon.situation.boundaries import depends_on
 from headway.daemon.situation.plan_cache import PlanCache
 from headway.daemon.situation.vanished_jobs import VanishedJobs, vanished_text
 from headway.daemon.storage.checkpoint import (
+    copy_part,
     delete_checkpoint,
     read_manifest,
     resolve_checkpoint_dir,
@@ -59,7 +58,6 @@ from headway.daemon.storage.checkpoint import (
     write_manifest,
 )
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.telemetry.probing import Probing
 from headway.daemon.telemetry.profiling import DeviceSpeeds
@@ -272,9 +270,12 @@ class Membership:
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
                     "job retirement": self._retirement.run,
-                    "compiled code": lambda: keep_small(settings.code_dir, house.cluster.view),
-                    "data cache": lambda: sweep_data(house.config.data_cache_dir, house.cluster.view),
-                    "job logs": lambda: keep_logs_small(settings.logs_dir, house.cluster.view),
+                    "sweeps": lambda: sweep_daily(
+                        house.cluster.view,
+                        code=settings.code_dir,
+                        logs=settings.logs_dir,
+                        data=house.config.data_cache_dir,
+                    ),
                 }
             )
         finally:

@@ -15,14 +15,16 @@ from headway.daemon.errors import RecoveryError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.origin.carried_files import CARRIED, FILE, HEADER, MAX_CARRIED_BYTES
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.origin.safetensors_header import DTYPES, TensorEntry, shown
 from headway.daemon.origin.tensor_places import (
+    DTYPES,
     INDEX_NAME,
     SINGLE_NAME,
     PackedEntry,
+    TensorEntry,
     TensorPlaces,
     find_adapters,
     find_tensors,
+    shown,
 )
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.errors import MissingPackageError
@@ -37,6 +39,43 @@ from headway.stages.state.state_file import DTYPE_NAMES, StateHeader, raw_bytes,
 
 if TYPE_CHECKING:
     from torch import Tensor
+from dataclasses import field
+from pathlib import Path
+
+from headway.daemon.origin.origin_config import as_config_error
+from headway.stages.state.state_file import read_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What an export carries over from the model's folder: bytes by the names of files."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    headers: dict[str, bytes] = field(default_factory=dict)
+    """All bytes before the data of each file with tensors."""
+
+
+def carried_in(path: Path) -> Carried:
+    """Return the content of the carried part's file. Raises DamagedFileError."""
+    _, tensors = read_state(path)
+    return _sorted({name: bytes(tensor.numpy()) for name, tensor in tensors.items()})
+
+
+def carried_of(spec: JobSpec) -> Carried | None:
+    """Return what the folder has now; None: the job's weights are random. Raises ConfigError."""
+    if not spec.origin.url:
+        return None
+    with as_config_error():
+        folder = OriginFolder(spec.origin.url)
+        ranges = ranges_of(folder, CARRIED_PART, model=spec.model)
+        return _sorted({name: b"".join(part.read()) for name, part in ranges.items()})
+
+
+def _sorted(raw: dict[str, bytes]) -> Carried:
+    return Carried(
+        files={name.removeprefix(FILE): data for name, data in raw.items() if name.startswith(FILE)},
+        headers={name.removeprefix(HEADER): data for name, data in raw.items() if name.startswith(HEADER)},
+    )
 
 
 @dataclass(frozen=True, slots=True)

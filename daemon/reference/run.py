@@ -17,19 +17,18 @@ from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.hardware import find_devices
-from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import as_config_error
 from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of
+from headway.daemon.origin.origin_parts import carried_of
 from headway.daemon.planning.cluster_plan import size
 from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import make_out
-from headway.daemon.shards.data_source import tokenizer_at
+from headway.daemon.shards.data_source import check_tokenizer, tokenizer_at
 from headway.daemon.shards.download import Download
 from headway.daemon.shards.givers import UrlGiver
-from headway.daemon.shards.tokenizer_match import check_tokenizer
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.token_mixture import open_tokens

@@ -9,8 +9,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from headway.daemon.data.data_tokenizer import DataTokenizer
-from headway.daemon.origin.carried import Carried
 from headway.daemon.origin.carried_files import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, CONFIG_NAME, PEFT_PREFIX
+from headway.daemon.origin.origin_parts import Carried
 from headway.daemon.results.model_place import MARK_NAME, PRODUCER, Draft, DraftedFolder, check_place, told_of
 from headway.stages.model.hugging_face import checkpoint_name, is_opened_whole
 from headway.stages.spec import MLP_MATRICES, ModelSpec, adapted_names

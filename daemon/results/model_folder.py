@@ -2,19 +2,23 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import ENOENT
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Size, Tensor
+from torch.func import functional_call
 
 from headway.daemon.data.data_tokenizer import TOKENIZER_NAME, DataTokenizer
 from headway.daemon.errors import ConfigError
-from headway.daemon.origin.carried import Carried
+from headway.daemon.origin.origin_parts import Carried
+from headway.daemon.origin.tensor_places import TensorEntry, tensors_of
 from headway.daemon.results.model_place import (
     CONFIG_NAME,
     INDEX_NAME,
@@ -26,12 +30,86 @@ from headway.daemon.results.model_place import (
     share_mode,
     told_of,
 )
-from headway.daemon.results.shard_layout import DTYPES, Shard, planned_shards, shards_of_origin
-from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.decoder import build_layer, parameter_shapes
 from headway.stages.model.expert_stacks import stacked, stacked_shapes, unstacked
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, model_spec, text_config
 from headway.stages.spec import TIED, ModelSpec, layer_names
 from headway.stages.state.state_file import raw_bytes
+
+NUM_BYTES: Final = 256
+SHARD_BYTES: Final = 5 * 10**9
+"""Largest shard, unless one tensor is larger: some file systems and stores refuse more."""
+DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Names of safetensors by those of torch."""
+_ITEM_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}
+
+Shapes = Mapping[str, Sequence[int]]
+"""Shapes of the tensors by their names in a checkpoint, in the order of the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file."""
+
+    name: str
+    header: bytes
+    """All bytes before the data."""
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the whole file."""
+        return max((entry.end for entry in self.tensors.values()), default=len(self.header))
+
+
+def planned_shards(
+    shapes: Shapes, dtype: Literal["float32", "bfloat16"], *, most_bytes: int = SHARD_BYTES
+) -> tuple[Shard, ...]:
+    """Return shards in the order of the layers, each filled up before the next begins."""
+    item = _ITEM_BYTES[DTYPES[dtype]]
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, shape in shapes.items():
+        size = prod(shape) * item
+        if groups[-1] and filled + size > most_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    named = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    return tuple(
+        _shard(file, {name: shapes[name] for name in sorted(group)}, DTYPES[dtype])
+        for file, group in zip(named, groups, strict=True)
+    )
+
+
+def shards_of_origin(headers: Mapping[str, bytes], shapes: Shapes) -> tuple[Shard, ...] | None:
+    """Return the shards of the folder with the initial weights; None: they do not have exactly these tensors."""
+    shards = []
+    for name, header in sorted(headers.items()):
+        data = json.loads(header[8:])
+        end = max((entry["data_offsets"][1] for key, entry in data.items() if key != "__metadata__"), default=0)
+        shards.append(Shard(name, header, tensors_of(header, len(header) + end)))
+    found = {name: entry for shard in shards for name, entry in shard.tensors.items()}
+    is_same = {name: entry.shape for name, entry in found.items()} == {
+        name: tuple(shape) for name, shape in shapes.items()
+    }
+    return tuple(shards) if is_same and all(entry.dtype in _ITEM_BYTES for entry in found.values()) else None
+
+
+def _shard(file: str, shapes: Shapes, dtype: str) -> Shard:
+    """Return a shard whose header has the bytes that safetensors itself writes."""
+    index: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, shape in shapes.items():
+        end = begin + prod(shape) * _ITEM_BYTES[dtype]
+        index[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    raw = json.dumps(index, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    header = len(raw).to_bytes(8, "little") + raw
+    return Shard(file, header, tensors_of(header, len(header) + begin))
+
 
 ExportDtype = Literal["float32", "bfloat16"]
 _LONGEST: Final = 131_072
@@ -234,3 +312,40 @@ def _write(file: Path, data: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     draft.replace(file)
+
+
+def sample(folder: Path, prompt: str, *, num_tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
+    """Return the model's continuation of the prompt. temperature 0 takes the likeliest byte each time.
+
+    Equal arguments give equal text on equal arithmetic. Raises ConfigError for a folder that is not a model of bytes.
+    """
+    model = read_model(folder)
+    if model.spec.vocab_size != NUM_BYTES:
+        raise ConfigError(f"has a vocabulary of {model.spec.vocab_size}; only byte tokens can be sampled", str(folder))
+    tokens = continued(model, list(prompt.encode()), temperature=temperature, seed=seed)
+    return bytes(next(tokens) for _ in range(num_tokens)).decode(errors="replace")
+
+
+def continued(model: LoadedModel, tokens: list[int], *, temperature: float, seed: int) -> Iterator[int]:
+    """Yield tokens after `tokens`, for ever; the model sees the last `sequence_length` of them. No start
+    means byte 0.
+    """
+    layers = {name: build_layer(name, model.spec) for name in layer_names(model.spec)}
+    generator = torch.Generator().manual_seed(seed)
+    tokens = tokens or [0]
+    while True:
+        with torch.inference_mode():
+            hidden = torch.tensor([tokens[-model.sequence_length :]])
+            for name, layer in layers.items():
+                # The head computes the last position alone.
+                hidden = hidden[:, -1:] if name == "head" else hidden
+                hidden = functional_call(layer, model.weights[name], (hidden,))
+            token = _drawn(hidden[0, 0], temperature=temperature, generator=generator)
+        tokens = [*tokens, token]
+        yield token
+
+
+def _drawn(logits: Tensor, *, temperature: float, generator: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    return int(torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator))

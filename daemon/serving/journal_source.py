@@ -20,10 +20,9 @@ from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.transfer import download
 from headway.daemon.situation.boundaries import lineage_of, restorable
-from headway.daemon.storage.checkpoint import fetch_from_checkpoint, resolve_checkpoint_dir
+from headway.daemon.storage.checkpoint import fetch_from_checkpoint, fetch_part, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import parts_url
 from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.storage.journal_parts import fetch_part
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.daemon.storage.state_store import IncomingFile, StateStore
 from headway.daemon.view.cluster_view import ClusterView

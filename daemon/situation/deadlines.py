@@ -12,7 +12,7 @@ from headway.daemon.jobs.job import JobSpec, preparation_s
 from headway.daemon.records.records import Save
 from headway.daemon.situation.boundaries import parts_of
 from headway.daemon.situation.outlook import slowest_way
-from headway.daemon.storage.pace import transfer_s
+from headway.daemon.storage.state_key import transfer_s
 from headway.daemon.view.cluster_view import SETTLE_S, ClusterView
 from headway.daemon.view.job_view import JobView
 

@@ -1,8 +1,10 @@
 """Durable storage of boundaries: `<checkpoint_dir>/<job>/<uid>/<boundary>/<layer>.safetensors`; a manifest comes last.
 
-Without its manifest a checkpoint does not count. Any fsspec file system serves; on a local one every file, the manifest
-too, appears by an atomic rename. All functions block, perhaps for ever: call them by FileThreads. Every failure is a
-RecoveryError; it is a NoAccessError if this node lacks credentials or a package.
+Without its manifest a checkpoint does not count. Beside the boundaries, `journal/<timeline>-<boundary>.safetensors` has
+parts of the journal: copies of a checkpoint's journal, made before the manifest that names them. Any fsspec file system
+serves; on a local one every file, the manifest too, appears by an atomic rename. All functions block, perhaps for ever:
+call them by FileThreads. Every failure is a RecoveryError; it is a NoAccessError if this node lacks credentials or a
+package.
 """
 
 import os
@@ -13,14 +15,73 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+import structlog
+
 from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
 from headway.daemon.records.format import decode
-from headway.daemon.records.lineage import check_seal
+from headway.daemon.records.lineage import JournalPart, check_seal
 from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE, file_name, partial_name, place_of_folder
+from headway.daemon.storage.checkpoint_names import (
+    MANIFEST,
+    SET_ASIDE,
+    PartFile,
+    file_name,
+    part_file,
+    part_name,
+    partial_name,
+    place_of_folder,
+)
 from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
+
+log = structlog.get_logger()
+
+
+def copy_part(source: str, target: str, *, is_inherited: bool, beat: Callable[[], None] = lambda: None) -> None:
+    """Copy a file to a journal part. A missing part of another job is only logged. Raises RecoveryError."""
+    if is_inherited and not _exists(source):
+        log.warning("journal_part_missing", url=source)
+        return
+    write_chunks(target, read_chunks_of(source, beat=beat), beat=beat)
+
+
+def fetch_part(url: str, part: JournalPart, target: Path, *, beat: Callable[[], None] = lambda: None) -> bool:
+    """Fetch a part from the folder of the parts to a local path. Returns False when it does not exist.
+
+    Raises DamagedCopyError when it is altered, RecoveryError.
+    """
+    source = f"{url}/{part_name(*part.place)}"
+    if not _exists(source):
+        return False
+    fetch_file(source, part, target, beat=beat)
+    return True
+
+
+def list_parts(url: str) -> list[PartFile]:
+    """Return the parts in a folder, also those half written; none if it does not exist. Raises RecoveryError."""
+    file_system, path = open_url(url)
+    with told_as(url, "listed"):
+        file_system.invalidate_cache(path)  # object stores cache listings
+        entries = file_system.ls(path, detail=False) if file_system.isdir(path) else []
+    found = [part_file(name) for name in sorted(entry.rsplit("/", 1)[-1] for entry in entries)]
+    return [file for file in found if file is not None]
+
+
+def delete_part(url: str, name: str) -> None:
+    """Delete a part's file. Deleting a missing one is no error. Raises RecoveryError."""
+    file_system, path = open_url(f"{url}/{name}")
+    with told_as(url, "deleted"):
+        if file_system.exists(path):
+            file_system.rm_file(path)
+
+
+def _exists(url: str) -> bool:
+    file_system, path = open_url(url)
+    with told_as(url, "read"):
+        file_system.invalidate_cache(path.rpartition("/")[0])
+        return bool(file_system.exists(path))
+
 
 MANIFEST_ASIDE: Final = "manifest.set-aside.json"
 CHUNK_BYTES = 1 << 20

@@ -9,13 +9,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from threading import Thread
 from typing import Any, Final, TypeVar
+
+import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError, StorageAwayError, in_one_line
 from headway.daemon.storage.file_system import file_system_of, sentence
 
 T = TypeVar("T")
+log = structlog.get_logger()
 Beat = Callable[[], None]
 """Function by which a call reports progress. It raises AbandonedError if the call was given up."""
 
@@ -25,6 +30,10 @@ MOST_HUNG: Final = 3
 """Maximum number of threads left behind on one file system."""
 SOON_S: Final = 2.0
 """A call whose caller is gone ends with its next step; after this time it counts as hung."""
+
+
+SAID_EVERY_S: Final = 5.0
+"""Interval at which a daemon's start says which folder it waits for."""
 
 
 class AbandonedError(Exception):
@@ -165,3 +174,17 @@ class _Call:
             self._loop.call_soon_threadsafe(tell)
         except RuntimeError:
             return  # the loop is closed, so no caller waits
+
+
+async def answered(setting: str, folder: Path, act: Callable[[], T], *, tell: Callable[[str], None]) -> T:
+    """Return act(), which uses the folder of a setting, from a thread, so that signals count meanwhile.
+
+    tell: is told what the start waits for, again and again. Raises what act raises: ConfigError or RecoveryError.
+    """
+    began = time.monotonic()
+    call = asyncio.ensure_future(FileThreads("start", silence_s=inf).run(str(folder), lambda _: act()))
+    while not (await asyncio.wait({call}, timeout=SAID_EVERY_S))[0]:
+        waited_s = round(time.monotonic() - began)
+        log.warning("folder_does_not_answer", setting=setting, folder=str(folder), waited_s=waited_s)
+        tell(f"waiting for {setting} {folder}: its file system has not answered for {waited_s} s")
+    return call.result()

@@ -2,8 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from headway.stages.state.file_digest import FileDigest
+
+LEAST_BYTES_PER_S: Final = 20e6
+"""Minimum rate of disks and links that deadlines expect."""
+SLOWEST_LINE_BYTES_PER_S: Final = 125e3
+"""1 Mbit/s. A slower probe makes no deadline longer: a record of 1 byte/s would make it endless."""
+
+
+def transfer_s(num_bytes: float, *, line_bytes_per_s: float = LEAST_BYTES_PER_S) -> float:
+    """Return the time to write, read or fetch bytes at the minimum rate, or at a measured rate if that is lower."""
+    return num_bytes / min(max(line_bytes_per_s, SLOWEST_LINE_BYTES_PER_S), LEAST_BYTES_PER_S)
+
 
 JOURNAL = "journal"
 """Name of the journal, which counts as a layer wherever files are named: the losses so far, kept by the last stage."""

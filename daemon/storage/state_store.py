@@ -17,7 +17,7 @@ import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.folders import make_folder, make_private
+from headway.daemon.storage.owned_folders import make_folder, make_private
 from headway.daemon.storage.state_key import StateKey, StoredFile
 
 if TYPE_CHECKING:

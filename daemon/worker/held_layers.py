@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.storage.folders import make_folder
+from headway.daemon.storage.owned_folders import make_folder
 from headway.daemon.storage.state_key import BASE_PREFIX
 from headway.daemon.worker.neighbours import WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords

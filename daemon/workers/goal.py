@@ -15,7 +15,7 @@ from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec, preparation_s
 from headway.daemon.records.measurements import LayerTime, MemoryShortage
 from headway.daemon.records.records import PlanRecord
-from headway.daemon.storage.pace import transfer_s
+from headway.daemon.storage.state_key import transfer_s
 
 LOADING_S: Final = 300.0
 """Time to load or to write layers, in addition to the time for their bytes."""

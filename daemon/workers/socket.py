@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from headway.daemon.records.records import PROTOCOL_VERSION
-from headway.daemon.storage.folders import make_private
+from headway.daemon.storage.owned_folders import make_private
 from headway.daemon.workers.goal import FromWorker, Hello, ToWorker
 
 log = structlog.get_logger()

@@ -8,8 +8,7 @@ import torch
 from torch.func import functional_call
 
 from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
-from headway.daemon.results.model_folder import read_model, write_model
-from headway.daemon.results.sample import sample
+from headway.daemon.results.model_folder import read_model, sample, write_model
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names

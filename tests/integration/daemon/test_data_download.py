@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.cleanup.data_cache import DOWNLOAD_KEPT_S, sweeping
+from headway.daemon.cleanup.sweeps import DOWNLOAD_KEPT_S, sweep_data
 from headway.daemon.errors import RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.rpc.certificates import CertificateAuthority
@@ -364,6 +364,6 @@ async def test_what_nobody_goes_on_with_leaves_the_cache(holders: Holders) -> No
         (holders.cache / name / "shard").write_bytes(b"123")
         for path in (holders.cache / name / "shard", incoming / "part", incoming, incoming.parent):
             os.utime(path, (now - age_s,) * 2)
-    assert sweeping(holders.cache, frozenset(), now=now)() >= 8
+    assert sweep_data(holders.cache, frozenset(), now=now) >= 8
     assert {path.name for path in holders.cache.iterdir()} == {"new", holders.data.sha256}
     assert_whole(holders.folder, holders.data)

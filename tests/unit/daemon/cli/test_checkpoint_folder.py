@@ -30,10 +30,9 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.records.format import encode, to_builtins
 from headway.daemon.records.lineage import sealed
 from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint import copy_to_checkpoint, set_aside, write_manifest
+from headway.daemon.storage.checkpoint import copy_part, copy_to_checkpoint, set_aside, write_manifest
 from headway.daemon.storage.checkpoint import read_manifest as read_stored
 from headway.daemon.storage.checkpoint_names import part_name, parts_url
-from headway.daemon.storage.journal_parts import copy_part
 from headway.daemon.storage.state_key import JOURNAL
 from headway.optim.spec import AfterEnd
 from headway.stages.state.file_digest import FileDigest

@@ -15,7 +15,7 @@ from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.records import Device
-from headway.daemon.shards.tokenizer_match import check_tokenizer
+from headway.daemon.shards.data_source import check_tokenizer
 from headway.stages.data.shard_index import Shard, ShardIndex, read_index
 from headway.stages.data.shard_writer import writing_shards
 from headway.stages.spec import TrainSpec

@@ -23,13 +23,12 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.origin import tensor_places
-from headway.daemon.origin.folder_kinds import instead
+from headway.daemon.origin.carried_files import instead
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_folder import OriginFolder
 from headway.daemon.origin.origin_model import with_parts
 from headway.daemon.origin.origin_parts import read_part
-from headway.daemon.origin.safetensors_header import HeaderError, tensors_of
-from headway.daemon.origin.tensor_places import find_tensors
+from headway.daemon.origin.tensor_places import HeaderError, find_tensors, tensors_of
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
 from headway.stages.model.mixture_config import MOST_EXPERTS

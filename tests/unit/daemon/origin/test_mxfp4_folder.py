@@ -12,10 +12,9 @@ from torch import Tensor
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.origin.carried import carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
-from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.origin.origin_parts import carried_of, read_part
 from headway.daemon.results.model_folder import write_model
 
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.preview.plan_simulation import MOST_BATCHES, forecast
 from headway.daemon.preview.preview import equal_nodes, preview, worker_labels
 from headway.daemon.records.records import NodeRecord
-from headway.daemon.results.pipeline_trace import chrome_trace
+from headway.daemon.results.pipeline_picture import chrome_trace
 from headway.stages.spec import ModelSpec, TrainSpec
 
 MODEL = ModelSpec(num_hidden_layers=16, vocab_size=256)

@@ -13,13 +13,11 @@ from torch import Tensor
 from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.origin.carried import carried_in, carried_of
 from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import initial_weights_of, with_parts
-from headway.daemon.origin.origin_parts import read_part
+from headway.daemon.origin.origin_parts import carried_in, carried_of, read_part
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
-from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter, read_model
-from headway.daemon.results.shard_layout import planned_shards
+from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter, planned_shards, read_model
 from headway.daemon.storage.state_key import CARRIED_PART
 from headway.stages.model.decoder import trained_shapes
 from headway.stages.spec import AdapterSpec, layer_names

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from headway.daemon.results.measured_pipeline import figures, measured_pipeline
+from headway.daemon.results.pipeline_picture import figures, measured_pipeline
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import StageTimes, TimedOp, simulate
 from headway.stages.schedule.stage_schedule import StageSchedule

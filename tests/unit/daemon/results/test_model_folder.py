@@ -17,10 +17,8 @@ from torch import Tensor
 
 from headway.daemon.data.data_tokenizer import DataTokenizer, SpecialTokens
 from headway.daemon.errors import ConfigError
-from headway.daemon.results.model_folder import ModelFolderWriter, read_model, write_model
+from headway.daemon.results.model_folder import ModelFolderWriter, planned_shards, read_model, sample, write_model
 from headway.daemon.results.model_place import make_out
-from headway.daemon.results.sample import sample
-from headway.daemon.results.shard_layout import planned_shards
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names
 

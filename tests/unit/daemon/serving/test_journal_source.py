@@ -12,8 +12,8 @@ from headway.daemon.records.lineage import JournalPart
 from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving.journal_source import JournalSource, _joined
+from headway.daemon.storage.checkpoint import copy_part, delete_part, fetch_part, list_parts
 from headway.daemon.storage.checkpoint_names import file_name, part_name
-from headway.daemon.storage.journal_parts import copy_part, delete_part, fetch_part, list_parts
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView

@@ -9,7 +9,7 @@ import pytest
 
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, OriginSpec
-from headway.daemon.shards.tokenizer_match import check_tokenizer
+from headway.daemon.shards.data_source import check_tokenizer
 from headway.stages.data.shard_writer import writing_shards
 
 VOCABULARY = {f"t{number}": number for number in range(200)}

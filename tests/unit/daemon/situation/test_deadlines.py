@@ -9,7 +9,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, ProbeRecord
 from headway.daemon.records.records import PlanRecord, Save, StateFile, StateRecord, StopRecord
 from headway.daemon.situation.deadlines import START_DEADLINE_S, STOP_BATCHES, STOP_DEADLINE_S, Deadlines
-from headway.daemon.storage.pace import LEAST_BYTES_PER_S, SLOWEST_LINE_BYTES_PER_S
+from headway.daemon.storage.state_key import LEAST_BYTES_PER_S, SLOWEST_LINE_BYTES_PER_S
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_node import steady_view

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.errors import RecoveryError
-from headway.daemon.storage.journal_parts import copy_part, list_parts
+from headway.daemon.storage.checkpoint import copy_part, list_parts
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

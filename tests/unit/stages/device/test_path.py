@@ -10,7 +10,7 @@ PATH: Final = (
     "stages/stage",
     "stages/links",
     "stages/telemetry",
-    "stages/state/weight_versions.py",
+    "stages/state/layer_state.py",
     "stages/state/snapshot_writer.py",
 )
 """Folders and files that a run calls between its boundaries."""
