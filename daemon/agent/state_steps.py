@@ -10,10 +10,12 @@ from typing import Final
 
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Delete, Fetch, Register, Step, Upload
+from headway.daemon.costs.paths import BlockedWays
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.copy_places import Looked, Possible, copy_places, num_copies, possible_holders
+from headway.daemon.planning.copy_places import copy_places
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PlanRecord, Save, StateFile, StateRecord, WorkerPart
+from headway.daemon.records.memo import remembered
+from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, Save, StateFile, StateRecord, WorkerPart
 from headway.daemon.situation.boundaries import (
     age,
     copier,
@@ -26,7 +28,6 @@ from headway.daemon.situation.boundaries import (
     own_places,
     parts_of,
     restorable,
-    rests_on,
     those_without_access,
 )
 from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
@@ -120,7 +121,7 @@ def _kept(
     new: dict[Place, dict[str, StateRecord]] = {place: {node.name: empty} for place in held if place not in job.state}
     if new:
         return kept(replace(job, state={**job.state, **new}), view.nodes)
-    return view.derived.of(f"boundaries kept of {job.name}", rests_on(job, view), lambda: kept(job, view.nodes))
+    return kept(job, view.nodes)
 
 
 def _record(job: str, place: Place, files: dict[str, StoredFile], node: NodeState) -> StateRecord:
@@ -222,37 +223,18 @@ def copy_steps_of(view: ClusterView, job: JobView, node: NodeState) -> Iterator[
         return
     is_recovering = job.phase.phase is Phase.RECOVERING
     coming = job.next if is_recovering and job.next is not None else plan
-    places = view.derived.of(
-        f"places of copies of {job.name}",
-        (spec, coming, view.num_node_changes),
-        lambda: _places(job.name, spec, coming, view),
-    )
-    own = view.derived.of(
-        f"stages of {job.name} that {node.name} may copy",
-        (coming, places),
-        lambda: _stages_to_copy(coming, places, node.name),
-    )
+    places = _places(spec, coming, view.nodes, view.blocked)
+    own = _stages_to_copy(coming, places, node.name)
     for workers, is_named in own:
         if not is_named and not _has_worker(coming, workers, node):
             continue
         yield from _oldest_missing(view, job, coming, workers, newer, node, is_named=is_named)
 
 
-def _places(job: str, spec: JobSpec, plan: PlanRecord, view: ClusterView) -> Places:
-    """Return the nodes that keep copies of each stage: the same object unless something has changed that they rest on.
-
-    A node that comes or goes in a large cluster leaves the places of most jobs' copies as they are.
-    """
-    possible, blocked = _possible_holders(spec, view), view.blocked
-
-    def find() -> tuple[Places, Looked]:
-        looked = Looked()
-        return copy_places(spec, plan, view.nodes, possible=possible, blocked=blocked, looked=looked), looked
-
-    own = (view.nodes.get(stage.node) for stage in plan.workers)
-    records = (spec, plan, num_copies(spec, view.nodes), blocked, *own)
-    name = f"places of copies of {job}, and what they rest on"
-    return view.derived.of(name, records, find, holds=lambda found: found[1].holds(possible))[0]
+@remembered(size=256)
+def _places(spec: JobSpec, plan: PlanRecord, nodes: dict[str, NodeRecord], blocked: BlockedWays) -> Places:
+    """Return the nodes that keep copies of each stage."""
+    return copy_places(spec, plan, nodes, blocked=blocked)
 
 
 def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[tuple[int, ...], bool]]:
@@ -262,19 +244,6 @@ def _stages_to_copy(plan: PlanRecord, places: Places, node: str) -> list[tuple[t
         for workers, names in zip(plan.replicas, places, strict=True)
         if node in names or any(plan.workers[position].node == node for position in workers)
     ]
-
-
-def _possible_holders(spec: JobSpec, view: ClusterView) -> Possible:
-    """Return the nodes that may hold copies, found once for all jobs with the same sites."""
-    name = f"possible holders at {spec.placement.sites!r}"
-    return view.derived.of(name, (view.num_node_changes,), lambda: possible_holders(spec, view.nodes))
-
-
-def _not_restorable(job: JobView, view: ClusterView) -> list[Place]:
-    """Return the boundaries newer than the newest restorable one, oldest first."""
-    safe = restorable(job, view.nodes)
-    newest = age(safe[0]) if safe else (-1, -1)
-    return [place for place in reversed(own_places(job)) if age(place) > newest]
 
 
 def _oldest_missing(
@@ -339,5 +308,11 @@ def spacing_of(view: ClusterView, job: JobView, worker: WorkerStatus) -> Spacing
 
 def _without_copies(view: ClusterView, job: JobView) -> list[Place]:
     """Return the boundaries newer than the newest restorable one, oldest first."""
-    name = f"boundaries without copies of {job.name}"
-    return view.derived.of(name, rests_on(job, view), lambda: _not_restorable(job, view))
+    return _not_restorable(job, view.nodes)
+
+
+@remembered(size=256)
+def _not_restorable(job: JobView, nodes: dict[str, NodeRecord]) -> list[Place]:
+    safe = restorable(job, nodes)
+    newest = age(safe[0]) if safe else (-1, -1)
+    return [place for place in reversed(own_places(job)) if age(place) > newest]

@@ -268,14 +268,8 @@ def checkpoint_complete(situation: JobSituation) -> bool:
 
 
 def periodic_checkpoint_complete(situation: JobSituation) -> bool:
-    job = situation.job
-
-    def is_complete() -> bool:
-        due = due_checkpoint(job)
-        return due is not None and is_durable(situation, due)
-
-    rests_on = (job.num_changes, job.submission)
-    return situation.view.derived.of(f"completeness of the checkpoint of {job.name}", rests_on, is_complete)
+    due = due_checkpoint(situation.job)
+    return due is not None and is_durable(situation, due)
 
 
 def old_checkpoints_to_delete(situation: JobSituation) -> bool:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property, partial
 from itertools import chain, islice
-from operator import is_
 
 from headway.daemon.costs.devices import natural
 from headway.daemon.costs.paths import NOTHING_BLOCKED, BlockedWays
@@ -50,50 +49,20 @@ def possible_holders(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> Possible
     return Possible(node for name in sorted(nodes, key=natural) if may_hold(spec, node := nodes[name]))
 
 
-class Looked:
-    """The nodes that were looked at to place a plan's copies. While each follows the same one, the places stay."""
-
-    def __init__(self) -> None:
-        self._after: list[str] = []
-        self._nodes: list[NodeRecord] = []
-        self._row: tuple[NodeRecord, ...] | None = None
-        """All nodes, if all were looked at."""
-
-    def note(self, possible: Possible, own: str, last: str | None) -> None:
-        """Note the nodes after the stage's own, or after none, up to the last that was looked at; None: all nodes."""
-        if last is None:
-            self._row = possible.row
-        name = own if own in possible.after else ""
-        while name != last and last is not None:
-            self._after.append(name)
-            self._nodes.append(possible.after[name])
-            name = possible.after[name].name
-
-    def holds(self, possible: Possible) -> bool:
-        """Return whether the same nodes would be looked at."""
-        if self._row is not None and self._row != possible.row:
-            return False
-        return all(map(is_, map(possible.after.get, self._after), self._nodes))
-
-
 def copy_places(
     spec: JobSpec,
     plan: PlanRecord,
     nodes: Mapping[str, NodeRecord],
     *,
-    possible: Possible | None = None,
     blocked: BlockedWays = NOTHING_BLOCKED,
-    looked: Looked | None = None,
 ) -> tuple[tuple[str, ...], ...]:
     """Return, for each stage, the nodes that keep its layers in addition to the lead's node.
 
     Draining nodes, and nodes that do not reach the lead's daemon, come last. Nodes on other machines with replicas of
     the stage come first: they already have the layers, and at most lack the journal. A stage whose lead's node is gone
-    gets one more node, so that the remaining copy is copied before the next failure. possible: `possible_holders`, if
-    the caller has them. looked: notes which of these were looked at. The places rest on them, on the records of the
-    plan's own nodes, on the number of copies and on `blocked`.
+    gets one more node, so that the remaining copy is copied before the next failure.
     """
-    possible = possible or possible_holders(spec, nodes)
+    possible = possible_holders(spec, nodes)
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
@@ -107,16 +76,11 @@ def copy_places(
         while len(holders) < wanted:
             taken = {node.name for node in holders}
             candidates = partial(_others, possible, own, taken)
-            if is_blocked := own is not None and blocked != NOTHING_BLOCKED:
+            if own is not None and blocked != NOTHING_BLOCKED:
                 reach = [node for node in candidates() if not blocked.cannot_ask(node.name, own.name)]
                 candidates = partial(iter, reach) if reach else candidates
             hosts = {node.host for node in holders}
-            best, is_first = _best(
-                candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load
-            )
-            if looked is not None:
-                last = best.name if best is not None and is_first and not is_blocked else None
-                looked.note(possible, own.name if own is not None else "", last)
+            best = _best(candidates, own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load)
             if best is None:
                 break
             holders.append(best)
@@ -149,8 +113,8 @@ def _best(
     hosts: Set[str],
     neighbours: Set[str],
     load: Mapping[str, int],
-) -> tuple[NodeRecord | None, bool]:
-    """Return the place of one more copy; None: there is none. And whether no node after it was looked at.
+) -> NodeRecord | None:
+    """Return the place of one more copy; None: there is none.
 
     candidates: yields them, of equal ones the first wins. hosts: the machines that have a copy already. load: copies of
     other stages by node.
@@ -170,4 +134,4 @@ def _best(
     has_sibling = bool(siblings) and any(node.name in siblings for node in candidates())
     faultless = (False, False, not has_sibling, False, False, 0)
     found = next((node for node in candidates() if faults(node) == faultless), None)
-    return found or min(candidates(), key=faults, default=None), found is not None and not siblings
+    return found or min(candidates(), key=faults, default=None)

@@ -20,7 +20,7 @@ from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.order_search import Holdings
-from headway.daemon.records.identity import Same
+from headway.daemon.records.memo import Same
 from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
 
 MAX_TROUBLE: Final = 200

@@ -11,6 +11,7 @@ from typing import Final
 
 from headway.daemon.planning.copy_places import num_copies
 from headway.daemon.records.lineage import Lineage
+from headway.daemon.records.memo import remembered
 from headway.daemon.records.records import (
     TERMINAL_PHASES,
     NodeRecord,
@@ -21,7 +22,6 @@ from headway.daemon.records.records import (
     WorkerState,
 )
 from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
 
 NUM_KEPT: Final = 2
@@ -90,20 +90,12 @@ def restorable(job: JobView, nodes: Mapping[str, NodeRecord]) -> tuple[Place, ..
     return tuple(place for place in own_places(job) if fewest_holders(job, place, nodes) >= wanted)
 
 
-def rests_on(job: JobView, view: ClusterView) -> tuple[object, ...]:
-    """Return what the rules about a job's boundaries rest on: a node that holds none of its files does not count."""
-    assert job.spec is not None
-    names = view.derived.of(
-        f"holders of files of {job.name}", (job.num_changes,), lambda: frozenset[str]().union(*job.state.values())
-    )
-    return job.num_changes, job.submission, num_copies(job.spec, view.nodes), *map(view.nodes.get, names)
-
-
 def newest_complete(job: JobView, nodes: Mapping[str, NodeRecord]) -> Place | None:
     """Return the newest boundary of which living nodes hold every part: the target of a rollback."""
     return next((place for place in own_places(job) if fewest_holders(job, place, nodes) >= 1), None)
 
 
+@remembered(size=256)
 def due_checkpoint(job: JobView) -> Place | None:
     """Return the boundary that is due for durable storage while training continues, if there is one.
 
@@ -146,6 +138,7 @@ def lead_of(plan: PlanRecord, part: str) -> WorkerPart:
     return plan.workers[plan.replicas[-1][0]] if part == JOURNAL else plan.holder(part)
 
 
+@remembered(size=256)
 def kept(job: JobView, nodes: Mapping[str, NodeRecord]) -> frozenset[Place]:
     """Return the boundaries whose parts nodes must keep.
 

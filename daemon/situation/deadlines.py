@@ -55,10 +55,7 @@ class Deadlines:
     @property
     def transfer_seconds(self) -> float:
         """Return the time to write or fetch the whole state, at a disk's minimum rate or at a line's measured rate."""
-        spec = self.spec
-        num_bytes = self.view.derived.of(
-            f"bytes of {self.job.name}", (spec,), lambda: sum(cost.loaded_bytes for cost in layer_costs(spec))
-        )
+        num_bytes = sum(cost.loaded_bytes for cost in layer_costs(self.spec))
         return transfer_s(num_bytes, line_bytes_per_s=slowest_way(self.view))
 
     def seen(self, at: float) -> float:

@@ -1,16 +1,17 @@
 """Estimates what a running job could gain by another plan, from the view's measurements and memories. Pure."""
 
-from collections.abc import Collection, Container, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import chain
 from math import inf
+from operator import itemgetter
 from typing import Final
 
 from headway.daemon.costs.devices import Model
 from headway.daemon.costs.layer_costs import LayerCost, layer_costs
 from headway.daemon.costs.profiles import Layers, Profiles, Ways
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
+from headway.daemon.planning.predicted_time import predict
 from headway.daemon.planning.rebalance import (
     DEFAULT_BYTES_PER_S,
     DEFAULT_PAUSE_S,
@@ -22,8 +23,8 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.identity import Same
-from headway.daemon.records.measurements import ProbeRecord, ProfileRecord
+from headway.daemon.records.measurements import LinkProbe, ProbeRecord, ProfileRecord
+from headway.daemon.records.memo import remembered
 from headway.daemon.records.records import DeviceKey, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
@@ -32,119 +33,75 @@ LEAST_SAMPLES: Final = 8
 """Minimum number of timed microbatches before a plan uses them: all early samples of `stages/telemetry/layer_times.py`.
 The newest of these count.
 """
+Way = tuple[tuple[str, str], LinkProbe]
+"""((from, to), what was measured)"""
 Speeds = tuple[float, float]
 """Relative speeds of a device in float32 and bfloat16, as in Device."""
 
 
 def measured(job: JobView, view: ClusterView) -> Profiles:
     """Return the measurements of workers and daemons, for present nodes."""
-    processes = _processes(view)
-    layers = view.derived.lasting(
-        f"layers of {job.name}", (processes, *job.profiles.values()), lambda: _layers(job, processes)
-    )
-    return Profiles(layers=layers, links=all_ways(view))
+    return Profiles(layers=_layers(job.profiles, _processes(view.nodes)), links=all_ways(view))
 
 
-def _layers(job: JobView, present: Container[str]) -> Layers:
+@remembered(size=256)
+def _layers(profiles: dict[DeviceKey, ProfileRecord], present: dict[str, str]) -> Layers:
     """Return the measured times of a job's layers on present nodes."""
     return Profiles.of(
         {
             # How far samples differ changes no plan, so a plan is not asked for again when that alone changes.
             device: {kind: replace(times, spread=0.0) for kind, times in profile.layers.items()}
-            for device, profile in job.profiles.items()
+            for device, profile in profiles.items()
             if device[0] in present and profile.num_samples >= LEAST_SAMPLES
         }
     ).layers
 
 
+@remembered(is_lasting=True)
+def _processes(nodes: dict[str, NodeRecord]) -> dict[str, str]:
+    """Return the present incarnation of each node: the same object, as long as they are the same."""
+    return {name: node.incarnation for name, node in nodes.items()}
+
+
 def all_ways(view: ClusterView) -> Ways:
-    """Return the measured ways between all present nodes: the same object, as long as they are the same."""
-    ways = _ways(view)
-    return view.derived.of("all ways", (ways,), lambda: tuple(chain.from_iterable(ways[name] for name in sorted(ways))))
+    """Return the measured ways between all present nodes, sorted: the same object, as long as they are the same."""
+    return _ways(view.probes, _processes(view.nodes))
 
 
-def measured_ways(view: ClusterView, nodes: Collection[str], relays: frozenset[str] = frozenset()) -> Ways:
-    """Return the measured ways between some nodes, and those of any nodes through some relays."""
-    ways, names = _ways(view), frozenset(nodes)
-    measuring = ways.keys() if relays else names & ways.keys()
+@remembered(is_lasting=True)
+def _ways(probes: dict[str, ProbeRecord], present: dict[str, str]) -> Ways:
     return tuple(
         way
-        for name in sorted(measuring)
-        for way in ways[name]
-        if names.issuperset(way[0]) or (relays and way[1].via in relays)
+        for name in sorted(probes)
+        if present.get(name) == probes[name].incarnation
+        for way in _ways_told(name, probes[name])
+        if way[0][1] in present
     )
 
 
-def slowest_way(view: ClusterView) -> float:
-    """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
-    ways, derived = _ways(view), view.derived
-
-    def slowest() -> float:
-        return min(derived.each("slowest ways", ways, _slowest_of, since=ways).values(), default=inf)
-
-    return derived.of("slowest way", (ways,), slowest)
-
-
-def _processes(view: ClusterView) -> dict[str, str]:
-    """Return the present incarnation of each node: the same object, as long as they are the same."""
-    nodes = view.nodes
-    return view.derived.lasting(
-        "processes", (view.num_record_changes,), lambda: {name: node.incarnation for name, node in nodes.items()}
-    )
-
-
-def _ways(view: ClusterView) -> dict[str, Ways]:
-    """Return each node's measured ways to present nodes, sorted."""
-    since = view.num_probe_changes
-    return view.derived.of("ways", (since, view.num_record_changes), lambda: _ways_to_present(view, since))
-
-
-def _ways_to_present(view: ClusterView, since: int) -> dict[str, Ways]:
-    processes = _processes(view)
-    told = view.derived.each("ways told", view.probes, _ways_told, since=since)
-
-    def to_present(name: str, record: ProbeRecord) -> Ways:
-        if processes.get(name) != record.incarnation:
-            return ()
-        is_whole = record.peers.keys() <= processes.keys()
-        return told[name] if is_whole else tuple(way for way in told[name] if way[0][1] in processes)
-
-    return view.derived.each(
-        "ways to present nodes", view.probes, to_present, since=since, common=processes, concerns=_is_between
-    )
-
-
-def _is_between(nodes: Set[str], name: str, record: ProbeRecord) -> bool:
-    """Return whether a node that measured, or one of its peers, is among some nodes."""
-    return name in nodes or not record.peers.keys().isdisjoint(nodes)
-
-
+@remembered(size=4096)
 def _ways_told(name: str, record: ProbeRecord) -> Ways:
     return tuple(((name, peer), record.peers[peer]) for peer in sorted(record.peers))
 
 
-def _slowest_of(_: str, ways: Ways) -> float:
+def slowest_way(view: ClusterView) -> float:
+    """Return the bytes a second of the slowest measured way between present nodes; without one, infinity."""
+    return _slowest(all_ways(view))
+
+
+@remembered()
+def _slowest(ways: Ways) -> float:
     return min((probe.bytes_per_s for _, probe in ways), default=inf)
 
 
 def planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
     """Return all present nodes by name, as plans see them: the same object, as long as they are the same."""
-    return view.derived.of("planned nodes", (view.num_record_changes,), lambda: _planned_nodes(view))
+    return _planned(view.nodes)
 
 
-def _planned_nodes(view: ClusterView) -> dict[str, NodeRecord]:
-    derived, since = view.derived, view.num_record_changes
-    speeds = derived.each("speeds of devices", view.nodes, _speeds_of, since=since)
-    fastest = derived.lasting("fastest devices", (speeds,), lambda: _fastest(speeds.values()))
-
-    def as_planned(_: str, node: NodeRecord) -> NodeRecord:
-        return _with_speeds(_without_news(node), fastest)
-
-    return derived.each("nodes of plans", view.nodes, as_planned, since=since, common=fastest, concerns=_has_device_of)
-
-
-def _has_device_of(models: Set[Model], _: str, node: NodeRecord) -> bool:
-    return any((device.kind, device.model) in models for device in node.devices)
+@remembered(is_lasting=True)
+def _planned(nodes: dict[str, NodeRecord]) -> dict[str, NodeRecord]:
+    return as_fast_as_their_like(map(_without_news, nodes.values()))
 
 
 def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
@@ -154,11 +111,11 @@ def as_fast_as_their_like(nodes: Iterable[NodeRecord]) -> dict[str, NodeRecord]:
 
     """
     found = {node.name: node for node in nodes}
-    fastest = _fastest(_speeds_of(name, node) for name, node in found.items())
+    fastest = _fastest(map(_speeds_of, found.values()))
     return {name: _with_speeds(node, fastest) for name, node in found.items()}
 
 
-def _speeds_of(_: str, node: NodeRecord) -> frozenset[tuple[Model, Speeds]]:
+def _speeds_of(node: NodeRecord) -> frozenset[tuple[Model, Speeds]]:
     """Return the speeds of a node's devices of known models."""
     return frozenset(
         ((device.kind, device.model), (device.speed, device.bfloat16_speed)) for device in node.devices if device.model
@@ -185,6 +142,7 @@ def _with_speeds(node: NodeRecord, fastest: Mapping[Model, Speeds]) -> NodeRecor
     return replace(node, devices=devices) if devices != node.devices else node
 
 
+@remembered(size=4096)
 def _without_news(node: NodeRecord) -> NodeRecord:
     """Return a node without what plans do not read, and what changes often."""
     return replace(node, generations={}, ailments={}, started_at=0.0)
@@ -194,22 +152,14 @@ def on_probation(plan: PlanRecord | None, view: ClusterView, *, now: float) -> d
     """Return when a job starts on or moves to each node outside its plan that leaves too often."""
     own = {(stage.node, stage.node_incarnation) for stage in plan.workers} if plan is not None else set()
     found = {}
-    for name, departures in _returned(view).items():
-        if (name, view.nodes[name].incarnation) in own:
+    for name, departures in view.departures.items():
+        node = view.nodes.get(name)
+        if node is None or (name, node.incarnation) in own:
             continue
         until = view.arrived_at.get(name, now) + probation_s(sum(at > now - WINDOW_S for at in departures))
         if until > now:
             found[name] = until
     return found
-
-
-def _returned(view: ClusterView) -> dict[str, tuple[float, ...]]:
-    """Return the departures of the nodes that are there again: many more have gone for good."""
-
-    def returned() -> dict[str, tuple[float, ...]]:
-        return {name: departures for name, departures in view.departures.items() if name in view.nodes}
-
-    return view.derived.of("returned nodes", (view.num_record_changes,), returned)
 
 
 def outlook(
@@ -258,7 +208,7 @@ def outlook(
         goes_back=not is_unmoved and job.left is not None and is_same(job.left.workers, best.workers),
         batches_left=max(0, spec.train.batches - done),
         cost=MoveCost(
-            num_bytes=_moving_bytes(Same(layer_costs(spec)), Same(plan.workers), Same(best.workers)),
+            num_bytes=_moving_bytes(layer_costs(spec), plan.workers, best.workers),
             bytes_per_s=min(DEFAULT_BYTES_PER_S, slowest_bytes_per_s),
             pause_s=max(pauses, default=0.0) or DEFAULT_PAUSE_S,
         ),
@@ -268,11 +218,9 @@ def outlook(
     )
 
 
-@lru_cache(maxsize=256)
-def _moving_bytes(
-    costs: Same[tuple[LayerCost, ...]], before: Same[tuple[WorkerPart, ...]], after: Same[tuple[WorkerPart, ...]]
-) -> int:
-    return moving_bytes(costs.value, before.value, after.value)
+@remembered(size=256)
+def _moving_bytes(costs: tuple[LayerCost, ...], before: tuple[WorkerPart, ...], after: tuple[WorkerPart, ...]) -> int:
+    return moving_bytes(costs, before, after)
 
 
 def _spread(profile: ProfileRecord) -> float:
@@ -287,3 +235,40 @@ def _is_measured(job: JobView, plan: PlanRecord, device: DeviceKey) -> bool:
     """Return whether a worker has measured its layers under the plan in force."""
     profile = job.profiles.get(device)
     return profile is not None and profile.generation == plan.generation and profile.num_samples >= LEAST_SAMPLES
+
+
+# --- Predictions: few measured ways are between one plan's nodes ------------------------------------------------------
+
+
+def relays_of(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> frozenset[str]:
+    """Return the relays of a plan's nodes. What any other nodes measured through these is read too."""
+    own = (nodes.get(stage.node) for stage in stages)
+    return frozenset(node.relay for node in own if node is not None and node.relay)
+
+
+def concerned(stages: Sequence[WorkerPart], nodes: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
+    """Return the nodes that a plan's prediction reads: its own, as far as they are there, and their relays."""
+    own, relays = [nodes.get(stage.node) for stage in stages], relays_of(stages, nodes)
+    hosts = [node for node in nodes.values() if node.address in relays] if relays else []
+    return {node.name: node for node in (*own, *hosts) if node is not None}
+
+
+def predicted(
+    spec: JobSpec, stages: Sequence[WorkerPart], *, known: Mapping[str, NodeRecord], profiles: Profiles
+) -> float | None:
+    """Return what `predict` would, from all nodes and measurements. known: the plan's `concerned` nodes."""
+    ways = _ways_of(profiles.links, frozenset(known), relays_of(stages, known))
+    return _predict(spec, tuple(stages), profiles.layers, ways, *known.values())
+
+
+@remembered(size=256, is_lasting=False)
+def _ways_of(links: Ways, names: frozenset[str], relays: frozenset[str]) -> frozenset[Way]:
+    """Return the measured ways between some nodes, and those of any nodes through some relays."""
+    return frozenset(way for way in links if names.issuperset(way[0]) or (relays and way[1].via in relays))
+
+
+@remembered(size=256)
+def _predict(
+    spec: JobSpec, stages: tuple[WorkerPart, ...], layers: Layers, ways: frozenset[Way], *known: NodeRecord
+) -> float | None:
+    return predict(spec, stages, known, profiles=Profiles(layers, tuple(sorted(ways, key=itemgetter(0)))))

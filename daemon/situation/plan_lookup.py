@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Set
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
 from headway.daemon.costs.devices import MemoryLessons
@@ -10,18 +10,19 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.plan_question import Conditions
 from headway.daemon.planning.rebalance import Outlook, Verdict, judge
-from headway.daemon.records.identity import Same
+from headway.daemon.records.memo import remembered
 from headway.daemon.records.records import DeviceKey, NodeRecord, Phase, WorkerPart
 from headway.daemon.situation.failures import lessons
 from headway.daemon.situation.outlook import (
+    concerned,
     measured,
     on_probation,
     outlook,
     planned_nodes,
+    predicted,
     slowest_way,
 )
 from headway.daemon.situation.plan_cache import Inquiry, Outcome, Purpose
-from headway.daemon.situation.predictions import concerned, predicted
 from headway.daemon.view.quarantine import charged_by, left_out
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class PlanLookup:
         found = self.inquiry.plan(purpose, self._situation.spec, tuple(nodes), profiles=self.profiles, **conditions)
         if found.is_current or isinstance(found.outcome, PlanRefused):
             return found.outcome
-        seconds = self._predicted(purpose, found.outcome.workers)
+        seconds = self._predicted(found.outcome.workers)
         return found.outcome if seconds is None else replace(found.outcome, predicted_batch_seconds=seconds)
 
     @cached_property
@@ -145,12 +146,11 @@ class PlanLookup:
     @property
     def present(self) -> tuple[NodeRecord, ...]:
         """Return these nodes in a row: the same object, as long as they are the same."""
-        nodes = self.nodes
-        return self._situation.view.derived.of("row of nodes", (nodes,), lambda: tuple(nodes.values()))
+        return _row(self.nodes, frozenset())
 
     def without(self, names: Set[str]) -> tuple[NodeRecord, ...]:
         """Return the present nodes but for some."""
-        return _without(Same(self.present), frozenset(names)) if names else self.present
+        return _row(self.nodes, frozenset(names))
 
     @cached_property
     def profiles(self) -> Profiles:
@@ -221,21 +221,14 @@ class PlanLookup:
     def predicted_s(self) -> float | None:
         """Return a batch's seconds under the plan in force, by present measurements; None: a worker is gone."""
         plan = self._situation.job.plan
-        return self._predicted("in force", plan.workers) if plan is not None else None
+        return self._predicted(plan.workers) if plan is not None else None
 
-    def _predicted(self, plan: str, stages: tuple[WorkerPart, ...]) -> float | None:
+    def _predicted(self, stages: tuple[WorkerPart, ...]) -> float | None:
         present = self._situation.job.plan
         if present is not None and stages is not present.workers and stages == present.workers:
             return self.predicted_s  # the best plan is mostly the one in force
         situation, known = self._situation, concerned(stages, self.nodes)
-        return predicted(
-            f"{plan} of {situation.job.name}",
-            situation.spec,
-            stages,
-            known=known,
-            profiles=self.profiles,
-            view=situation.view,
-        )
+        return predicted(situation.spec, stages, known=known, profiles=self.profiles)
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -252,7 +245,7 @@ class PlanLookup:
         return min(waits, default=0.0)
 
 
-@lru_cache(maxsize=32)
-def _without(nodes: Same[tuple[NodeRecord, ...]], names: frozenset[str]) -> tuple[NodeRecord, ...]:
+@remembered()
+def _row(nodes: dict[str, NodeRecord], without: frozenset[str]) -> tuple[NodeRecord, ...]:
     """Return the nodes but for some: the same object for all jobs, so that they share what these nodes offer."""
-    return tuple(node for node in nodes.value if node.name not in names)
+    return tuple(node for name, node in nodes.items() if name not in without)

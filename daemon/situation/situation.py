@@ -294,12 +294,12 @@ class JobSituation:
         """Return the next generation: above every one that any node has seen for a job of this name."""
         seen = [self.job.phase.generation, self.known_generation, self.view.retired_generation(self.job.name)]
         seen += [plan.generation for plan in (self.job.plan, self.job.next) if plan is not None]
-        return max([*seen, self.view.generations.of_name(self.job.name)]) + 1
+        return max([*seen, self.view.known_generation_of_name(self.job.name)]) + 1
 
     @cached_property
     def known_generation(self) -> int:
         """Return the highest generation that a node has seen of this submission."""
-        return self.view.generations.of_submission(self.job.name, self.job.uid)
+        return self.view.known_generation(self.job.name, self.job.uid)
 
     @property
     def recovery_allowed_at(self) -> float:

@@ -3,7 +3,6 @@
 A daemon forgets what it has noticed when it ends.
 """
 
-from copy import copy
 from typing import Final
 
 from headway.daemon.records.records import TERMINAL_PHASES
@@ -29,9 +28,9 @@ class VanishedJobs:
         A job that was removed or retired left a record, and one that is back is not missing.
         """
         self._last = {name: job for name, job in self._last.items() if name not in view.retired}
-        # Copies, because a view changes its jobs; without a submission nothing but notes of nodes is left.
+        # Without a submission nothing but notes of nodes is left.
         there = {name: job for name, job in view.jobs.items() if job.submission is not None}
-        self._last |= {name: copy(job) for name, job in there.items() if self._worked_for(view, job)}
+        self._last |= {name: job for name, job in there.items() if self._worked_for(view, job)}
         if view.steady_since is None:  # etcd is away, and the newest that is known of its jobs is in the view
             return self._found
         missing = self._last.keys() - there.keys()

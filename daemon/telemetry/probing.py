@@ -202,8 +202,6 @@ class Probing:
         self._found: dict[PeerWay, LinkProbe] = {}
         self._due_at: dict[PeerWay, float] = {}
         self._peers: dict[PeerWay, NodeRecord] = {}
-        self._looked_at: tuple[int, int] | None = None
-        """The changes of nodes and of plans from which `_peers` follow."""
         self._written: Mapping[str, LinkProbe] = {}
         """News that etcd has, under the lease and in the epoch of `_written_in`."""
         self._written_in = (0, 0)
@@ -225,9 +223,9 @@ class Probing:
 
     def _peers_now(self) -> dict[PeerWay, NodeRecord]:
         view = self._cluster.view
-        changes = (view.num_record_changes, view.num_plan_changes)
-        if changes != self._looked_at:
-            self._looked_at, self._peers = changes, (peers := peers_by_way(view, self._node))
+        peers = peers_by_way(view, self._node)
+        if peers != self._peers:
+            self._peers = peers
             self._due_at = {peer: at for peer, at in self._due_at.items() if peer in peers}
             self._found = {peer: probe for peer, probe in self._found.items() if peer in peers}
         return self._peers

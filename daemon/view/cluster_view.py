@@ -4,9 +4,10 @@ Pure. Keys may come in any order, twice, or late: a key's older revision never r
 unreadable values are set aside in `unreadable` with the reason; they change nothing else.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Container, Iterable
+from copy import copy
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final
 
@@ -24,12 +25,11 @@ from headway.daemon.records.measurements import (
     ProbeRecord,
     ReachRecord,
 )
+from headway.daemon.records.memo import remembered
 from headway.daemon.records.records import (
     NodeRecord,
-    seen_key,
 )
-from headway.daemon.view.derived import Derived
-from headway.daemon.view.job_view import MAX_REMEMBERED, JobView, note_storage, set_inner_record, set_record
+from headway.daemon.view.job_view import MAX_REMEMBERED, JobView, note_storage, with_inner_record, with_record
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, left_out
 from headway.daemon.view.record_places import DECISIVE, RecordPlace, Unreadable, place_of, read_record, unreadable
 from headway.daemon.view.usage import UsageMeter
@@ -44,8 +44,6 @@ _MEMBERSHIP = attrgetter(
     "arithmetic_class",
     "protocol",
 )
-_BESIDE_DEVICES = attrgetter(*({each.name for each in fields(NodeRecord)} - {"devices", "generations"}))
-_WHEREABOUTS = attrgetter("incarnation", "protocol", "host", "site", "is_draining")
 
 
 def is_another_member(before: NodeRecord | None, after: NodeRecord | None) -> bool:
@@ -62,32 +60,6 @@ def _has_other_devices(before: NodeRecord, after: NodeRecord) -> bool:
     if before.devices == after.devices:
         return False
     return [each.unmeasured for each in before.devices] != [each.unmeasured for each in after.devices]
-
-
-def says_more(before: NodeRecord | None, after: NodeRecord | None) -> bool:
-    """Return whether more has changed than what a node has seen: of that, all tell more with every plan of any job."""
-    if before is None or after is None:
-        return before is not after
-    return before.devices != after.devices or _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after)
-
-
-def says_more_than_speeds(before: NodeRecord | None, after: NodeRecord | None) -> bool:
-    """Return whether more has changed than that, and than how fast its devices are."""
-    if before is None or after is None:
-        return before is not after
-    return _BESIDE_DEVICES(before) != _BESIDE_DEVICES(after) or _has_other_devices(before, after)
-
-
-def tells(reach: ReachRecord | None) -> tuple[Any, ...]:
-    """Return the blocked ways of which a node tells, without their dates: decisions rest on nothing else."""
-    if reach is None or not reach.facts:
-        return ()
-    return reach.incarnation, *(replace(fact, measured_at=0.0) for fact in reach.facts)
-
-
-def whereabouts(node: NodeRecord | None) -> Any:
-    """Return the fields that decide where copies of a job's state are, and whether they count."""
-    return _WHEREABOUTS(node) if node is not None else None
 
 
 def offers_more(before: NodeRecord, after: NodeRecord) -> bool:
@@ -144,51 +116,15 @@ Seen = tuple[str, bool]
 NONE: Final = Counter[int]()
 
 
-class GenerationsSeen:
-    """What `NodeRecord.generation_seen` says, over all nodes. A change costs as much as one node has to say."""
-
-    def __init__(self, nodes: Iterable[NodeRecord] = ()) -> None:
-        self._told: defaultdict[Seen, Counter[int]] = defaultdict(Counter)
-        """How many nodes say each generation."""
-        for node in nodes:
-            self.replace(None, node)
-
-    def replace(self, before: NodeRecord | None, after: NodeRecord | None) -> bool:
-        """Take over a node's new record; None: there is none. Return whether an answer may be another one now."""
-        if before is not None and after is not None and before.generations == after.generations:
-            return False
-        gone, come = frozenset(_told(before)), frozenset(_told(after))
-        answers = {key: self._highest(key) for key, _ in gone ^ come}
-        for key, generation in come - gone:
-            self._told[key][generation] += 1
-        for key, generation in gone - come:
-            self._told[key] -= Counter([generation])
-            if not self._told[key]:
-                del self._told[key]
-        return any(self._highest(key) != answer for key, answer in answers.items())
-
-    def clear(self) -> None:
-        """Forget all nodes."""
-        self._told.clear()
-
-    def of_name(self, job: str) -> int:
-        """Return the highest generation of all jobs of a name; 0: none."""
-        return max(self._highest((job, False)), self._highest((job, True)))
-
-    def of_submission(self, job: str, uid: str) -> int:
-        """Return the highest generation of one submission; 0: none."""
-        return max(self._highest((seen_key(job, uid), False)), self._highest((job, True)))
-
-    def _highest(self, key: Seen) -> int:
-        return max(self._told.get(key, NONE), default=0)
+@remembered(size=4)
+def _those_ahead(nodes: dict[str, NodeRecord]) -> tuple[NodeRecord, ...]:
+    """Return the nodes that have seen generations above those in etcd's records: none, unless its history went back."""
+    return tuple(node for node in nodes.values() if node.generations)
 
 
-def _told(node: NodeRecord | None) -> Iterator[tuple[Seen, int]]:
-    """Yield what one node says."""
-    generations = node.generations if node is not None else {}
-    submitted = {key.partition("/")[0] for key in generations if "/" in key}
-    for key, generation in generations.items():
-        yield (key, "/" not in key and key not in submitted), generation
+@remembered(size=4, is_lasting=True)
+def _blocked(reach: dict[str, ReachRecord], nodes: dict[str, NodeRecord]) -> BlockedWays:
+    return blocked_ways(reach, nodes)
 
 
 ABSENT_FOR_S: Final = 86400.0
@@ -253,22 +189,6 @@ class ClusterView:
     """Newest incarnation of each node, also while it is absent."""
     _shut_out: dict[str, tuple[NodeRecord, int]] = field(default_factory=dict)
     """Records of revoked nodes with their create revisions, for the case that the name is restored."""
-    num_changes: int = field(default=0, compare=False)
-    """Number of changes of anything but one job's own records, measured ways and speeds of devices; which devices a job
-    has counts among the others.
-    """
-    num_node_changes: int = field(default=0, compare=False)
-    """Number of changes of which nodes there are, where they are, and whom they reach."""
-    num_record_changes: int = field(default=0, compare=False)
-    """Number of changes of what nodes say of themselves, beside the generations that they have seen."""
-    num_probe_changes: int = field(default=0, compare=False)
-    """Number of changes of measured ways."""
-    num_plan_changes: int = field(default=0, compare=False)
-    """Number of changes of jobs' specs and plans."""
-    generations: GenerationsSeen = field(default_factory=GenerationsSeen, compare=False, repr=False)
-    """What the present nodes have seen."""
-    derived: Derived = field(default_factory=Derived, compare=False, repr=False)
-    """What follows from records of nodes alone, whichever job asks for it."""
 
     def apply(
         self,
@@ -297,8 +217,7 @@ class ClusterView:
                 self._count_key(key, 1)
             self.revisions[key] = mod_revision
             self._deleted.pop(key, None)
-        if self.unreadable.pop(key, None) is not None:
-            self.num_changes += 1
+        self.unreadable.pop(key, None)
         try:
             place = place_of(key)
             record = read_record(place, value) if value is not None else None
@@ -322,7 +241,6 @@ class ClusterView:
 
     def set_in_sight(self, is_in_sight: bool, *, now: float) -> None:
         """Note that etcd answers, or that it no longer does."""
-        self.num_changes += 1
         if not is_in_sight:
             self.steady_since = None
         elif self.steady_since is None:
@@ -331,22 +249,12 @@ class ClusterView:
     def start_anew(self, *, now: float) -> None:
         """Forget every key, because etcd's history went back. The known nodes count as absent from now on."""
         known = {*self.nodes, *self.absent_since}
-        folded = (
-            self.nodes,
-            self.failures,
-            self.probes,
-            self.reach,
-            self.jobs,
-            self.retired,
-            self.issued,
-            self.revoked,
-        )
+        self.nodes, self.failures, self.probes, self.reach = {}, {}, {}, {}
+        self.jobs, self.retired, self.issued, self.revoked = {}, {}, {}, {}
         notes = (self._shut_out, self._num_keys, self.revisions, self.unreadable, self._deleted)
-        for records in (*folded, *notes):
+        for records in notes:
             records.clear()
         self.leader = None
-        self.generations.clear()
-        self.derived = Derived()  # the numbers of changes of jobs begin anew
         self.absent_since = dict.fromkeys(known, now)
         self.arrived_in = dict.fromkeys(known, 0)
         self._restored = known
@@ -356,20 +264,6 @@ class ClusterView:
         self.unrest.changed("", now=now)
         self.started_at = now
         self.epoch += 1
-        self.num_changes += 1
-        self.num_node_changes += 1
-        self.num_record_changes += 1
-        self.num_probe_changes += 1
-        self.num_plan_changes += 1
-
-    @property
-    def acted_on(self) -> tuple[int, ...]:
-        """Return numbers that differ after every change on which a daemon may act that does not lead.
-
-        What is measured is for the leader: ways between nodes, the rate of a job, how its seconds were spent.
-        """
-        num_in_jobs = sum(job.num_changes for job in self.jobs.values())
-        return self.num_changes, self.num_node_changes, self.num_record_changes, num_in_jobs
 
     def last_revision_of(self, key: str) -> int:
         """Return the revision of a key's last change or deletion, if remembered; 0: unknown."""
@@ -405,7 +299,6 @@ class ClusterView:
         kept = {name for name in newest_first[:MAX_ABSENT] if now - since[name] <= ABSENT_FOR_S}
         memories: tuple[dict[str, Any], ...] = (self.arrived_at, self.arrived_in, self.departures, self._incarnations)
         for name in since.keys() - kept:
-            self.num_changes += 1
             for memory in (since, *memories):
                 memory.pop(name, None)
             self._restored.discard(name)
@@ -440,13 +333,18 @@ class ClusterView:
     @property
     def blocked(self) -> BlockedWays:
         """Return the ways between the present processes of nodes that are blocked."""
-        rests_on = (self.num_record_changes, self.num_node_changes)
-        return self.derived.lasting("blocked", rests_on, lambda: blocked_ways(self.reach, self.nodes))
+        return _blocked(self.reach, self.nodes)
+
+    def known_generation(self, job: str, uid: str) -> int:
+        """Return the highest generation that a present node has seen of one submission; 0: none."""
+        return max((node.generation_seen(job, uid) for node in _those_ahead(self.nodes)), default=0)
+
+    def known_generation_of_name(self, job: str) -> int:
+        """Return the highest generation that a present node has seen of all jobs of a name; 0: none."""
+        return max((node.generations.get(job, 0) for node in _those_ahead(self.nodes)), default=0)
 
     def _fold(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         """Fold one record in. record: None if the key is gone."""
-        if place.folder not in ("jobs", "nodes", "probes", "reach"):
-            self.num_changes += 1
         match place.folder:
             case "leader":
                 self.leader = record
@@ -457,29 +355,25 @@ class ClusterView:
             case "usage":
                 self.usage.read(record if record is not None else UsageRecord(), now=now)
             case "retired":
-                set_record(self.retired, place.name, record)
+                self.retired = with_record(self.retired, place.name, record)
             case "issued":
-                set_record(self.issued, place.name, record)
+                self.issued = with_record(self.issued, place.name, record)
             case "revoked":
-                set_record(self.revoked, place.name, record)
+                self.revoked = with_record(self.revoked, place.name, record)
                 self._shut_out_or_readmit(place.name, now=now)
             case "nodes":
                 if self.is_revoked(place.name):
                     shut_out = (record, create_revision) if record is not None else None
-                    set_record(self._shut_out, place.name, shut_out)
+                    self._shut_out = with_record(self._shut_out, place.name, shut_out)
                     record = None
                 self._fold_node(place.name, record, create_revision=create_revision, now=now)
             case "probes":
-                self.num_probe_changes += 1
-                set_record(self.probes, place.name, record)
+                self.probes = with_record(self.probes, place.name, record)
             case "reach":
-                if tells(self.reach.get(place.name)) != tells(record):
-                    self.num_changes += 1
-                    self.num_node_changes += 1
-                set_record(self.reach, place.name, record)
+                self.reach = with_record(self.reach, place.name, record)
             case "failures":
                 was_left_out = self._is_left_out(place.name)
-                set_inner_record(self.failures, place.name, place.numbers[0], record)
+                self.failures = with_inner_record(self.failures, place.name, place.numbers[0], record)
                 if was_left_out and not self._is_left_out(place.name):
                     self.arrived_in[place.name] = self.last_revision_of(Keys.failure(place.name, place.numbers[0]))
                 self.nodes_changed_at = now
@@ -504,7 +398,6 @@ class ClusterView:
         Training continues under that record, and the coordinator decides nothing about the job.
         """
         self.unreadable[key] = unreadable(error)
-        self.num_changes += 1
         try:
             place = place_of(key)
         except ValueError:
@@ -519,11 +412,10 @@ class ClusterView:
 
     def _fold_node(self, name: str, record: NodeRecord | None, *, create_revision: int, now: float) -> None:
         before = self.nodes.get(name)
+        self.nodes = with_record(self.nodes, name, record)
         if record is not None:
-            self.nodes[name] = record
             self.absent_since.pop(name, None)
         elif before is not None:
-            del self.nodes[name]
             self.absent_since[name] = now
         after = self.nodes.get(name)
         if before is not None and (after is None or after.incarnation != before.incarnation):
@@ -544,15 +436,6 @@ class ClusterView:
         if is_another_member(before, after):
             self.nodes_changed_at = now
             self.unrest.changed(name, now=now)
-        has_seen_more = self.generations.replace(before, after)
-        has_said_more = says_more(before, after)
-        # Numbers are compared by identity: adding nothing would make another number.
-        if has_said_more:
-            self.num_record_changes += 1
-        if has_seen_more or (has_said_more and says_more_than_speeds(before, after)):
-            self.num_changes += 1
-        if whereabouts(before) != whereabouts(after):
-            self.num_node_changes += 1
 
     def _fold_job(self, place: RecordPlace, record: Any, *, create_revision: int, now: float) -> None:
         name = place.name
@@ -560,18 +443,12 @@ class ClusterView:
         # A deletion of a key that was never seen must not create the job.
         if not known and record is None:
             return
-        job = self.jobs.get(name) or JobView(name=name, entered_at=now, stop_changed_at=now)
+        job = copy(self.jobs[name]) if known else JobView(name=name, entered_at=now, stop_changed_at=now)
         job.fold(place, record, create_revision=create_revision, is_new=not known, now=now)
         if place.leaf in ("spec", "plan", "next"):
             # Only these keys change the job's devices or its user, by which use is counted.
-            self.num_changes += 1
-            self.num_plan_changes += 1
             num_devices = len(job.devices) if job.submission is not None else 0
             self.usage.hold(name, job.user, num_devices, now=now)
-        if not known:
-            self.jobs[name] = job
         # Keys arrive in any order, so the job stays until the last of them is gone.
-        if record is None and job.submission is None and not self._num_keys[name]:
-            del self.jobs[name]
-            self.num_changes += 1
-            self.derived = Derived()  # a name that never comes again would be remembered for ever
+        is_over = record is None and job.submission is None and not self._num_keys[name]
+        self.jobs = with_record(self.jobs, name, job if not is_over else None)

@@ -127,6 +127,12 @@ _PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
 """Records of a job that no step of a plan waits for."""
 
 
+def is_for_leader(key: str) -> bool:
+    """Return whether only a leader acts on a record: a measured way, unless it is blocked; a job's rate and seconds."""
+    _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
+    return key.startswith(_MEASURED) or (key.startswith(Keys.JOBS) and leaf.startswith(("progress", "goodput/")))
+
+
 def may_wait(key: str, *, is_deleted: bool, leads: bool) -> bool:
     """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end.
 
@@ -389,12 +395,12 @@ class ClusterWatch:
         applied.set()
 
     def _take_batch(self, batch: WatchBatch) -> None:
-        leads = self.leads()
-        before = None if leads else self.view.acted_on
+        leads, blocked = self.leads(), self.view.blocked
         self._pace.heard(now=self._clock())
         self._apply(batch.events)
         self._came_to(batch.revision)
-        if before is not None and self.view.acted_on == before:
+        is_measured = all(is_for_leader(event.key) for event in batch.events)
+        if is_measured and not leads and self.view.blocked is blocked:
             return
         if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
             self._bump()

@@ -51,12 +51,14 @@ def note_reading(job: "JobView", node: str, record: ReadingRecord, *, now: float
     left = record.total_bytes - record.num_bytes
     known = job.readings_so_far.get(node)
     if known is None:
-        job.readings_so_far[node] = ReadingSoFar(record.num_bytes, left)
+        job.readings_so_far = job.readings_so_far | {node: ReadingSoFar(record.num_bytes, left)}
     elif record.num_bytes < known.num_bytes and left > known.least_left and known.num_begun < MOST_READINGS:
-        job.readings_so_far[node] = ReadingSoFar(record.num_bytes, left, known.num_begun + 1)
+        job.readings_so_far = job.readings_so_far | {node: ReadingSoFar(record.num_bytes, left, known.num_begun + 1)}
     else:
         least_left = min(left, known.least_left)
-        job.readings_so_far[node] = replace(known, num_bytes=record.num_bytes, least_left=least_left)
+        job.readings_so_far = job.readings_so_far | {
+            node: replace(known, num_bytes=record.num_bytes, least_left=least_left)
+        }
         if left >= known.least_left:
             return
     job.read_at = now
@@ -86,7 +88,10 @@ NOT_REPORTED: Final = GoodputRecord(node="", incarnation="")
 
 @dataclass(slots=True, kw_only=True)
 class JobView:
-    """One job: every record below `jobs/<name>/`. Times are of the view's own clock, see `ClusterView.apply`."""
+    """One job: every record below `jobs/<name>/`. Times are of the view's own clock, see `ClusterView.apply`.
+
+    A value: a change of a record makes another view of the job, and what is the same stays the same object.
+    """
 
     name: str
     submission: SpecRecord | None = None
@@ -136,8 +141,6 @@ class JobView:
     """Time at which a record of files was last seen to change, while the job stops."""
     failed_at: dict[int, float] = field(default_factory=dict, compare=False)
     """Time at which the first worker of a generation was seen to have failed."""
-    num_changes: int = field(default=0, compare=False)
-    """Number of changes of its records, beside `progress` and what decisions do not read of `goodput`."""
 
     @property
     def spec(self) -> JobSpec | None:
@@ -186,8 +189,6 @@ class JobView:
     def fold(self, place: RecordPlace, record: Any, *, create_revision: int, is_new: bool, now: float) -> None:
         """Fold in one record of the job; None: its key is gone. is_new: no record of the job was known before."""
         phase_before, stop_before, plan_before = self.phase, self.stop, self.plan
-        if _is_read(self, place, record):
-            self.num_changes += 1
         if place.leaf in _SINGLE:
             name_of_field, absent = _SINGLE[place.leaf]
             setattr(self, name_of_field, record if record is not None else absent())
@@ -212,7 +213,7 @@ class JobView:
             if phase_before.phase not in IN_FORCE and self.phase.phase in IN_FORCE:
                 self.started_at, self.starting_s = now, now - self.entered_at if not is_new else 0.0
             self.entered_at = now
-            self.readings_so_far.clear()
+            self.readings_so_far = {}
         if self.stop != stop_before:
             self.stop_changed_at = now
         if self.plan is not None and (plan_before is None or self.plan.generation != plan_before.generation):
@@ -226,15 +227,6 @@ class JobView:
     def _note_failures(self, now: float) -> None:
         failed = {generation for (generation, _), worker in self.workers.items() if worker.state is WorkerState.FAILED}
         self.failed_at = {generation: self.failed_at.get(generation, now) for generation in failed}
-
-
-def _is_read(job: JobView, place: RecordPlace, record: Any) -> bool:
-    """Return whether decisions about other jobs, or more than this job's outlook, may rest on a record."""
-    if place.leaf != "goodput":
-        return place.leaf != "progress"
-    generation, position = place.numbers
-    before = job.goodput.get((generation, position), NOT_REPORTED)
-    return bool(before.awaited_worker != (record or NOT_REPORTED).awaited_worker)
 
 
 _SINGLE: Final[dict[str, tuple[str, Callable[[], Any]]]] = {
@@ -255,34 +247,28 @@ def fold_nested(job: "JobView", place: RecordPlace, record: Any) -> None:
     match place.leaf:
         case "workers":
             generation, position = place.numbers
-            set_record(job.workers, (generation, position), record)
+            job.workers = with_record(job.workers, (generation, position), record)
         case "goodput":
             generation, position = place.numbers
-            set_record(job.goodput, (generation, position), record)
+            job.goodput = with_record(job.goodput, (generation, position), record)
         case "state":
             timeline, boundary = place.numbers
-            set_inner_record(job.state, (timeline, boundary), place.node, record)
+            job.state = with_inner_record(job.state, (timeline, boundary), place.node, record)
         case "events":
-            set_record(job.events, place.numbers[0], record)
+            job.events = with_record(job.events, place.numbers[0], record)
         case "profile":
-            set_record(job.profiles, (place.node, place.numbers[0]), record)
+            job.profiles = with_record(job.profiles, (place.node, place.numbers[0]), record)
         case "reading":
-            set_record(job.readings, place.node, record)
+            job.readings = with_record(job.readings, place.node, record)
 
 
-def set_record(records: dict[Any, Any], key: object, record: Any) -> None:
-    """Apply a record or its deletion."""
-    if record is None:
-        records.pop(key, None)
-    else:
-        records[key] = record
-
-
-def set_inner_record(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> None:
-    """Apply a record or its deletion one level deeper; an empty level is removed."""
+def with_record(records: dict[Any, Any], key: object, record: Any) -> dict[Any, Any]:
+    """Return the records with another one; None: without the present one."""
     if record is not None:
-        records.setdefault(outer, {})[key] = record
-    elif outer in records:
-        records[outer].pop(key, None)
-        if not records[outer]:
-            del records[outer]
+        return records | {key: record}
+    return {other: known for other, known in records.items() if other != key} if key in records else records
+
+
+def with_inner_record(records: dict[Any, dict[Any, Any]], outer: object, key: object, record: Any) -> dict[Any, Any]:
+    """As `with_record`, one level deeper; an empty level is removed."""
+    return with_record(records, outer, with_record(records.get(outer, {}), key, record) or None)

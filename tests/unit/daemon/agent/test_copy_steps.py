@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.state_steps import _possible_holders, copy_steps, spacing_of
+from headway.daemon.agent.state_steps import copy_steps, spacing_of
 from headway.daemon.agent.steps import Fetch, Step
 from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.planning.copy_places import possible_holders
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
@@ -180,6 +181,6 @@ def test_sites_are_told_apart_whatever_is_in_their_names() -> None:
     def holders(*sites: str) -> list[str]:
         spec = small_spec("j")
         spec = replace(spec, placement=replace(spec.placement, sites=sites))
-        return [each.name for each in _possible_holders(spec, found).row]
+        return [each.name for each in possible_holders(spec, found.nodes).row]
 
     assert (holders("a", "b"), holders("a, b")) == (["n0", "n1"], ["n2"])

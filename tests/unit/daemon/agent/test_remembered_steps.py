@@ -1,7 +1,7 @@
 """An agent that remembers what follows from records has the same steps as one that does not, whatever nodes do."""
 
 import random
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -26,7 +26,6 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.derived import Derived
 from tests.fakes.simulated_cluster import small_spec
 from tests.unit.daemon.costs.test_blocked_ways import node as registered
 
@@ -104,42 +103,15 @@ def test_steps_follow_every_node(seed: int) -> None:
     num_steps = 0
     for _ in range(NUM_EVENTS):
         cluster.event()
-        view, bare = cluster.view, copy(cluster.view)
-        bare.derived = Derived()
+        view, bare = cluster.view, deepcopy(cluster.view)
         for job in view.jobs.values():
             assert job.spec is not None
             assert job.plan is not None
             anew = copy_places(job.spec, job.plan, view.nodes, blocked=view.blocked)
-            assert _places(job.name, job.spec, job.plan, view) == anew
+            assert _places(job.spec, job.plan, view.nodes, view.blocked) == anew
         for name in NODES[:12]:
             node = NodeState(name=name, incarnation=f"{name}-1", workers=())
             steps = next_steps(view, node)
             assert steps == next_steps(bare, node)
             num_steps += len(steps)
     assert num_steps > NUM_EVENTS, "there is something to compare"
-
-
-def test_a_node_elsewhere_leaves_the_places_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for them again, unless a node comes that one would have looked at."""
-    cluster = Nodes(0)
-    view, looked_for = cluster.view, list[str]()
-
-    def counted(*args: object, **options: object) -> object:
-        looked_for.append("")
-        return copy_places(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("headway.daemon.agent.state_steps.copy_places", counted)
-    job = view.jobs["first"]
-    assert job.spec is not None
-    assert job.plan is not None
-    for name in NODES[::2]:  # as a cluster is: one machine each, on one site
-        cluster._put(Keys.node(name), registered(name))
-    _places("first", job.spec, job.plan, view)
-    before = len(looked_for)
-    cluster._put(Keys.node("n25"), registered("n25"))
-    cluster._put(Keys.node("n20"), None)
-    _places("first", job.spec, job.plan, view)
-    assert len(looked_for) == before
-    cluster._put(Keys.node("n5"), registered("n5"))
-    _places("first", job.spec, job.plan, view)
-    assert len(looked_for) == before + 1

@@ -190,7 +190,7 @@ def test_the_place_is_the_one_with_the_fewest_faults(seed: int) -> None:
         near = (one.name not in siblings, one.name in neighbours, is_far)
         return one.is_draining, one.host in hosts, *near, load[one.name], natural(one.name)
 
-    found, _ = module._best(
+    found = module._best(
         partial(iter, nodes), own=own, siblings=siblings, hosts=hosts, neighbours=neighbours, load=load
     )
     assert found is min(nodes, key=faults)

@@ -1,13 +1,12 @@
 """A remembered prediction is that of the present records, whatever has changed."""
 
 import random
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.planning import predicted_time
 from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.plan_question import ask
 from headway.daemon.planning.planner import answer
@@ -16,11 +15,8 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord
 from headway.daemon.records.records import PlanRecord, SpecRecord
-from headway.daemon.situation import predictions
-from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, measured
-from headway.daemon.situation.predictions import concerned, predicted
+from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, concerned, measured, predicted
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.derived import Derived
 from tests.unit.daemon.planning.clusters import node
 
 SPEC = JobSpec(job=JobSection(name="demo"))
@@ -54,10 +50,8 @@ class Scene:
         assert job.plan is not None
         nodes, profiles = as_fast_as_their_like(view.nodes.values()), measured(job, view)
         known = concerned(job.plan.workers, nodes)
-        found = predicted("demo", SPEC, job.plan.workers, known=known, profiles=profiles, view=view)
-        bare = copy(view)
-        bare.derived = Derived()
-        return found, predict(SPEC, job.plan.workers, nodes.values(), profiles=measured(job, bare))
+        found = predicted(SPEC, job.plan.workers, known=known, profiles=profiles)
+        return found, predict(SPEC, job.plan.workers, nodes.values(), profiles=measured(job, deepcopy(view)))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -126,18 +120,3 @@ def test_the_ways_to_a_relay_and_from_there_count() -> None:
         assert found == expected
         told.add(found)
     assert len(told) == 2
-
-
-def test_a_way_between_other_nodes_computes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, computed = Scene(), list[int]()
-
-    def counted(*args: object, **options: object) -> float | None:
-        computed.append(1)
-        return predicted_time.predict(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(predictions, "predict", counted)
-    way = LinkProbe(round_trip_s=0.1, bytes_per_s=1e6)
-    for name, peer in (("a", "b"), ("d", "e"), ("e", "b"), ("b", "c")):
-        scene.put(Keys.probes(name), ProbeRecord(incarnation=scene.view.nodes[name].incarnation, peers={peer: way}))
-        scene.predicted()
-    assert len(computed) == 2, "the first one, and the one of two nodes of the plan"

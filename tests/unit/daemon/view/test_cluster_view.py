@@ -21,7 +21,6 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.situation.boundaries import rests_on
 from headway.daemon.storage.checkpoint_names import boundary_url
 from headway.daemon.view.cluster_view import ClusterView
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
@@ -68,7 +67,8 @@ def test_every_record_of_a_job_finds_its_place() -> None:
     assert job.holders(2, 40, "block.0") == {"a": file}
     assert job.holders(2, 40, "block.1") == {}
     delete(view, Keys.state("j", 2, 40, "a"), 5)
-    assert job.state == {}
+    assert view.jobs["j"].state == {}
+    assert job.state == {(2, 40): {"a": state}}, "a view of a job is a value"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -230,15 +230,3 @@ def test_certificates_are_known_by_small_letters() -> None:
     put(view, f"{Keys.REVOKED}B", RevokedRecord(name="B", revoked_at=1.0), 4)
     assert (view.issued, view.revoked) == ({"ann": issued}, {})
     assert view.unreadable.keys() == {Keys.revoked("b"), f"{Keys.REVOKED}B"}
-
-
-def test_nothing_derived_outlives_an_epoch() -> None:
-    """The jobs' numbers of changes begin anew, and would name what followed from the records of before."""
-    view, keys = ClusterView(), [Keys.state("first", 0, 4, holder) for holder in ("a", "b")]
-    for epoch, (key, holder) in enumerate(zip(keys, ("a", "b"), strict=True)):
-        spec = SpecRecord(spec=small_spec("first"), uid="01")
-        put(view, Keys.of("first", "spec"), spec, 10 * epoch + 1)
-        put(view, key, StateRecord(incarnation=f"{holder}-1", generation=1), 10 * epoch + 2)
-        put(view, Keys.node(holder), replace(NODE, name=holder, incarnation=f"{holder}-1"), 10 * epoch + 3)
-        assert view.nodes[holder] in rests_on(view.jobs["first"], view)
-        view.start_anew(now=1.0)

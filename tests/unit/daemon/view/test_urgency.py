@@ -106,8 +106,9 @@ async def test_a_measurement_wakes_the_leaders_daemon_alone() -> None:
         return cluster.version > before or cluster._waking is not waking
 
     cluster.leads = lambda: False
-    assert wakes(Keys.node("a"), encode(node("a")))
-    cluster._bump()
+    for name in "ab":
+        assert wakes(Keys.node(name), encode(node(name)))
+        cluster._bump()
     assert not wakes(Keys.probes("a"), probes)
     assert not wakes(Keys.reach("a"), reaches)
     assert wakes(Keys.reach("a"), encode(ReachRecord(incarnation="a-1", facts=(blocked[0],))))
