@@ -23,7 +23,7 @@ from headway.daemon.workers.goal import Failure
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:
-    """Return every step that is due on this node now. A step whose order was already sent is not due again.
+    """Return every step that is due on this node now. A goal that a worker has is not due again.
 
     broken: receives the error of each job whose records raise one. Such a job has no steps; other jobs keep theirs.
     Without it the error is raised.

@@ -75,7 +75,7 @@ def fault_line(error: BaseException) -> str:
 
 
 def damaged_path(error: Exception) -> str:
-    """Return the file to fetch again, if a damaged file made an order impossible."""
+    """Return the file to fetch again, if a damaged file made a start impossible."""
     if isinstance(error, DamagedFileError):
         return error.path
     return str(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""

@@ -83,7 +83,7 @@ class RunObserver:
 
 @dataclass(frozen=True, slots=True)
 class _Recent:
-    """The last operations since a Start."""
+    """The last operations since a start."""
 
     job: str = ""
     generation: int = 0
@@ -92,7 +92,7 @@ class _Recent:
 
 
 class StageRecords:
-    """The records of one process. Each record carries the facts of the current Start."""
+    """The records of one process. Each record carries the facts of the current start."""
 
     def __init__(self, history_dir: Path | None, *, node: str, incarnation: str) -> None:
         """history_dir: None: no history is written."""
@@ -141,11 +141,11 @@ class StageRecords:
 
     @property
     def typical_s(self) -> float:
-        """Median seconds of the last operations since the current Start. Any thread may call it."""
+        """Median seconds of the last operations since the current start. Any thread may call it."""
         return self._recent.ops.typical_s()
 
     def observer(self, goodput: Goodput, on_batch: Callable[[JournalRow], None]) -> RunObserver:
-        """Return the observer of the current Start's run."""
+        """Return the observer of the current start's run."""
         on_operation = self._operated if is_armed() else None
         return RunObserver(
             goodput, self._recent.ops, history=self.history, on_operation=on_operation, on_batch=on_batch

@@ -11,7 +11,6 @@ from headway.daemon.planning.copy_places import possible_holders
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
-    NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -26,9 +25,9 @@ from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Goal, JobGeneration, Spacing
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_views import now, worker
+from tests.fakes.agent_views import node_record, now, worker
+from tests.fakes.agent_views import node_record as registered
 from tests.fakes.simulated_cluster import small_spec
-from tests.unit.daemon.costs.test_blocked_ways import node as registered
 
 FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
 PLAN = PlanRecord(
@@ -51,13 +50,7 @@ def told(name: str, *parts: str) -> StateRecord:
 def view(state: dict[tuple[int, int], dict[str, StateRecord]]) -> ClusterView:
     spec = JobSpec(job=JobSection(name="j"), model=ModelSpec(num_hidden_layers=1))
     job = JobView(name="j", submission=SpecRecord(spec=spec), plan=PLAN, state=state)
-    nodes = {
-        name: NodeRecord(
-            name=name, incarnation=f"{name}-1", address="", host=name, site="", devices=(), memory_bytes=0,
-            arithmetic_class="",
-        )
-        for name in "ab"
-    }  # fmt: skip
+    nodes = {name: node_record(name) for name in "ab"}
     return ClusterView(jobs={"j": job}, nodes=nodes)
 
 

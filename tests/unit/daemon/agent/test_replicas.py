@@ -13,7 +13,6 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import (
-    NodeRecord,
     PlanRecord,
     Save,
     SpecRecord,
@@ -33,7 +32,7 @@ from headway.daemon.worker.neighbours import for_part
 from headway.daemon.workers.goal import Action, JobGeneration, SourceKind, Start
 from headway.daemon.workers.liveness import launched_s
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.agent_views import due, goal_by, now, start_by, worker
+from tests.fakes.agent_views import due, goal_by, node_record, now, start_by, worker
 
 FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
 LAYERS = (*FRONT, *MIDDLE, *BACK)
@@ -70,13 +69,7 @@ def view_of(plan: PlanRecord, *, states: dict[str, WorkerState] | None = None, *
         workers[plan.generation, position] = WorkerRecord(
             node=stage.node, incarnation=f"w-{stage.node}", address=f"{stage.node}:1", pid=7, state=told
         )
-    nodes = {
-        name: NodeRecord(
-            name=name, incarnation=f"{name}-1", address="", host=name, site="", devices=(), memory_bytes=0,
-            arithmetic_class="",
-        )
-        for name in "abcdefg"
-    }  # fmt: skip
+    nodes = {name: node_record(name) for name in "abcdefg"}
     job = JobView(name="j", submission=SpecRecord(spec=SPEC), plan=plan, workers=workers, **fields)
     return ClusterView(jobs={"j": job}, nodes=nodes)
 

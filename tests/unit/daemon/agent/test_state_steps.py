@@ -12,7 +12,6 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import (
     CheckpointRecord,
-    NodeRecord,
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -30,7 +29,7 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec
-from tests.fakes.agent_views import told_of_state, worker
+from tests.fakes.agent_views import node_record, told_of_state, worker
 
 LAYERS = ("embed", "block.0", "head")
 PARTS = (*LAYERS, JOURNAL)
@@ -64,13 +63,7 @@ def job(state: dict[tuple[int, int], dict[str, StateRecord]], **fields: object) 
 
 def view(of: JobView | None) -> ClusterView:
     """Nodes a and b."""
-    nodes = {
-        name: NodeRecord(
-            name=name, incarnation=f"{name}-1", address="", host=name, site="", devices=(), memory_bytes=0,
-            arithmetic_class="",
-        )
-        for name in "ab"
-    }  # fmt: skip
+    nodes = {name: node_record(name) for name in "ab"}
     return ClusterView(jobs={"j": of} if of is not None else {}, nodes=nodes)
 
 
