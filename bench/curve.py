@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rigs.measure import progress
 
-from headway.daemon.chaos.connections import Parting, can_destroy
+from headway.daemon.chaos.outages import Parting, can_destroy
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit

@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.console import Console
 
+GAP: Final = "  "
+INDENT: Final = "    "
 _UNPRINTABLE: Final = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except tab and newline
@@ -104,3 +106,25 @@ def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [titles, *rows]
     ]
+
+
+def fitted(parts: Sequence[str], width: int | None) -> list[str]:
+    """Return the parts on one line or, if that is too long, on several; no part is cut or left out.
+
+    width: columns of the screen; None: no screen, one line. A part that is longer than a line breaks at spaces.
+    """
+    told = [part for part in parts if part]
+    if width is None or len(GAP.join(told)) <= width:
+        return [GAP.join(told)]
+    lines: list[str] = []
+    line = ""
+    for part in told:
+        if line and len(line) + len(GAP) + len(part) > width:
+            lines.append(line)
+            line = INDENT + part
+        else:
+            line = line + GAP + part if line else part
+        while len(line) > width and (cut := line.rfind(" ", len(INDENT), width + 1)) > len(INDENT):
+            lines.append(line[:cut])
+            line = INDENT + line[cut + 1 :]
+    return [*lines, line]

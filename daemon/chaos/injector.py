@@ -1,7 +1,8 @@
 """Injects faults, and undoes those that last.
 
 It continues stopped processes when the fault's time is over or when it is closed. If its own process is killed, the
-healer continues them.
+healer continues them. Only processes that were just found below the process that started the cluster are signalled: a
+daemon is its child, a worker is a child of a daemon. A process with a reused number is neither.
 """
 
 import asyncio
@@ -12,10 +13,16 @@ from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from headway.daemon.chaos.connections import can_destroy, destroy_connections
 from headway.daemon.chaos.fault_schedule import CUTTING, LASTING, REMOTE, Blow, FaultKind, Strike
-from headway.daemon.chaos.outages import Healer, Outages, poison
-from headway.daemon.chaos.targets import LocalTargets, Process
+from headway.daemon.chaos.outages import (
+    Healer,
+    LocalTargets,
+    Outages,
+    Process,
+    can_destroy,
+    destroy_connections,
+    poison,
+)
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.node_requests import drain
 from headway.daemon.errors import ConfigError, StoreError

@@ -99,7 +99,7 @@ async def _run(
 
     from headway.daemon.chaos.campaign import Campaign, choose_job
     from headway.daemon.chaos.injector import Injector
-    from headway.daemon.chaos.targets import LocalTargets
+    from headway.daemon.chaos.outages import LocalTargets
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.job_requests import node_of
 

@@ -85,8 +85,7 @@ def nodes(context: typer.Context, where: Where, as_json: AsJson = False) -> Answ
     """
     if context.invoked_subcommand is not None:
         return None
-    from headway.daemon.reports.node_list import node_lines, report_nodes
-    from headway.daemon.reports.set_aside import set_aside_lines
+    from headway.daemon.reports.node_list import node_lines, report_nodes, set_aside_lines
     from headway.daemon.terminal import screen_width
 
     view = where.view()

@@ -194,7 +194,7 @@ def send(
     \b
     headway data send data/books
     """
-    from headway.daemon.client.data_upload import send_missing
+    from headway.daemon.client.submission import send_missing
     from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job import DataSpec
     from headway.stages.data.shard_index import read_index

@@ -56,7 +56,7 @@ def jobs(context: typer.Context, where: Where, as_json: AsJson = False) -> Answe
     if context.invoked_subcommand is not None:
         return None
     from headway.daemon.reports.job_report import reports_in
-    from headway.daemon.reports.set_aside import date_and_time, retired_line, vanished_jobs
+    from headway.daemon.reports.node_list import date_and_time, retired_line, vanished_jobs
 
     view = where.view()
     reports = reports_in(view, view.jobs_in_order())
@@ -137,7 +137,7 @@ def _status(job: str, where: Where, *, as_json: bool) -> Answer:
     """Return the answer from etcd's records."""
     from headway.daemon.client.job_requests import job_of
     from headway.daemon.reports.job_report import report_in, reports_in
-    from headway.daemon.reports.set_aside import set_aside_lines
+    from headway.daemon.reports.node_list import set_aside_lines
     from headway.daemon.reports.watch_view import LossHistory, snapshot
 
     view = where.view()
@@ -218,7 +218,7 @@ def events(job: JobName, where: Where, as_json: AsJson = False) -> Answer:
     """
     from headway.daemon.client.job_requests import job_of
     from headway.daemon.reports.job_report import ailments_of
-    from headway.daemon.reports.set_aside import date_and_time
+    from headway.daemon.reports.node_list import date_and_time
 
     view = where.view()
     found = job_of(view, job)

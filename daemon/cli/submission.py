@@ -133,7 +133,7 @@ def checkpoints(
 
 
 def _line(entry: "FoundCheckpoint") -> str:
-    from headway.daemon.reports.set_aside import date_and_time
+    from headway.daemon.reports.node_list import date_and_time
 
     moment = date_and_time(entry.written_at) if entry.written_at else "?"
     size = f"{entry.size_bytes / 1e6:,.1f} MB"

@@ -33,7 +33,7 @@ from headway.daemon.records.records import (
     SpecRecord,
 )
 from headway.daemon.reports.job_report import JobReport, duration
-from headway.daemon.reports.set_aside import sentence_on, vanished_jobs
+from headway.daemon.reports.node_list import sentence_on, vanished_jobs
 from headway.daemon.view.admission import why_refused
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView

@@ -23,8 +23,7 @@ from headway.daemon.reach.reach_dial import CONNECT_S, dial
 from headway.daemon.reach.reaching import ports_of
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import IDENTITY, NodeRecord
-from headway.daemon.reports.node_list import plain_sites
-from headway.daemon.reports.set_aside import set_aside_lines
+from headway.daemon.reports.node_list import plain_sites, set_aside_lines
 from headway.daemon.rpc.certificates import names_in, read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_view import ClusterView

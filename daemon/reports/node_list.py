@@ -1,12 +1,16 @@
-"""The list of nodes: those that are up, and those that plans leave out after repeated failures."""
+"""Tells of nodes: those that are up, those that plans leave out; and of records and jobs that cannot be shown."""
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.format import to_builtins
+from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ReachFact
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.reports.set_aside import time_of_day
-from headway.daemon.reports.watch_view import alike, fitted, node_notes
+from headway.daemon.records.records import VANISHED, NodeRecord
+from headway.daemon.terminal import fitted, printable_name
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER, charged_by, num_counted
 
@@ -86,3 +90,72 @@ def node_lines(view: ClusterView, *, width: int | None = None) -> list[str]:
         if failures:
             lines.append(f"    counted for 10 minutes each; `headway nodes release {name}` forgets them")
     return lines
+
+
+def alike(devices: Sequence[str]) -> str:
+    """Return a node's devices, counted by kind: `8 × H200`."""
+    counts = Counter(devices)
+    return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
+
+
+def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
+    """Return the notes on a node: `leads`, `draining`, `cpu:0 down`, `2 failures …`."""
+    notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
+    notes += [f"device {index} down" for index in node.down_devices]
+    if num_failures:
+        notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
+    if node.ailments:
+        notes.append(f"ails: {', '.join(node.ailments)}")
+    return ", ".join(notes)
+
+
+MAX_LINES = 20
+
+
+def vanished_jobs(view: ClusterView) -> dict[str, str]:
+    """Return the jobs that etcd has lost, with what their nodes say of them."""
+    told = [item for node in view.nodes.values() for item in node.ailments.items()]
+    return {what.removeprefix(VANISHED): text for what, text in sorted(told) if what.startswith(VANISHED)}
+
+
+def set_aside_lines(view: ClusterView, *, job: str = "") -> list[str]:
+    """Return a line for each record that is set aside. job: only the records of this job."""
+    prefix = Keys.job(job) if job else ""
+    keys = sorted(key for key in view.unreadable if key.startswith(prefix))
+    lines = [
+        f"set aside: {printable_name(key)}: {printable_name(view.unreadable[key].reason)}" for key in keys[:MAX_LINES]
+    ]
+    return lines + ([f"set aside: {len(keys) - MAX_LINES} more"] if len(keys) > MAX_LINES else [])
+
+
+def sentence_on(job: RetiredRecord) -> str:
+    """Return what is known of a retired job, in one line."""
+    progress = f" after batch {job.batch} with loss {job.loss:.4f}" if job.batch >= 0 else ""
+    checkpoint = f"; its newest checkpoint stays at {job.checkpoint}" if job.checkpoint else ""
+    ended, retired = date_and_time(job.since), date_and_time(job.retired_at)
+    return f"is retired: {job.phase} at {ended}{progress}, its records were deleted at {retired}{checkpoint}"
+
+
+def retired_line(num_jobs: int) -> str:
+    """Return how many jobs are retired; empty: none is."""
+    if not num_jobs:
+        return ""
+    jobs = "1 retired job is" if num_jobs == 1 else f"{num_jobs} retired jobs are"
+    return f"{jobs} not listed; `headway status JOB` tells of one"
+
+
+def date_and_time(at: float) -> str:
+    """Return seconds since the epoch by this machine's clock, as `2026-11-22 17:25:03`; of an invalid date, `?`."""
+    return _written(at, "%Y-%m-%d %H:%M:%S")
+
+
+def time_of_day(at: float) -> str:
+    """Return seconds since the epoch as `17:25:03`."""
+    return _written(at, "%H:%M:%S")
+
+
+def _written(at: float, form: str) -> str:
+    try:
+        return time.strftime(form, time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return "?"

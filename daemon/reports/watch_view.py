@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -38,9 +37,9 @@ from headway.daemon.reports.job_report import (
     report_line,
     time_left,
 )
+from headway.daemon.reports.node_list import alike, node_notes, time_of_day
 from headway.daemon.reports.safety_report import safety_lines
-from headway.daemon.reports.set_aside import time_of_day
-from headway.daemon.terminal import console
+from headway.daemon.terminal import console, fitted
 from headway.daemon.view.cluster_view import ClusterView
 
 _BLANK = 0x2800
@@ -76,32 +75,6 @@ def _means(points: Sequence[tuple[int, float]], *, right: int, num_columns: int)
         total, count = sums.get(x, (0.0, 0))
         sums[x] = (total + loss, count + 1)
     return [(x, total / count) for x, (total, count) in sorted(sums.items())]
-
-
-GAP = "  "
-INDENT = "    "
-
-
-def fitted(parts: Sequence[str], width: int | None) -> list[str]:
-    """Return the parts on one line or, if that is too long, on several; no part is cut or left out.
-
-    width: columns of the screen; None: no screen, one line. A part that is longer than a line breaks at spaces.
-    """
-    told = [part for part in parts if part]
-    if width is None or len(GAP.join(told)) <= width:
-        return [GAP.join(told)]
-    lines: list[str] = []
-    line = ""
-    for part in told:
-        if line and len(line) + len(GAP) + len(part) > width:
-            lines.append(line)
-            line = INDENT + part
-        else:
-            line = line + GAP + part if line else part
-        while len(line) > width and (cut := line.rfind(" ", len(INDENT), width + 1)) > len(INDENT):
-            lines.append(line[:cut])
-            line = INDENT + line[cut + 1 :]
-    return [*lines, line]
 
 
 STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
@@ -392,23 +365,6 @@ def _nodes(snapshot: Snapshot) -> Table:
         failures = snapshot.failures.get(node.name, ())
         table.add_row(node.name, devices, node.site, node_notes(node, snapshot.leader, num_failures=len(failures)))
     return table
-
-
-def alike(devices: Sequence[str]) -> str:
-    """Return a node's devices, counted by kind: `8 × H200`."""
-    counts = Counter(devices)
-    return ", ".join(f"{number} × {device}" if number > 1 else device for device, number in counts.items())
-
-
-def node_notes(node: NodeRecord, leader: str, *, num_failures: int = 0) -> str:
-    """Return the notes on a node: `leads`, `draining`, `cpu:0 down`, `2 failures …`."""
-    notes = (["leads"] if node.name == leader else []) + (["draining"] if node.is_draining else [])
-    notes += [f"device {index} down" for index in node.down_devices]
-    if num_failures:
-        notes.append(f"{num_failures} failure{'s' * (num_failures != 1)} within 10 minutes")
-    if node.ailments:
-        notes.append(f"ails: {', '.join(node.ailments)}")
-    return ", ".join(notes)
 
 
 def _safety(line: str) -> Text:

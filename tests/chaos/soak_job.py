@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import median
 
 from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign, Watcher, failures
-from headway.daemon.chaos.connections import can_destroy
 from headway.daemon.chaos.fault_schedule import CUTTING, Blow, FaultKind, Strike, fault_schedule
 from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.outages import NUM_CONNECTIONS
-from headway.daemon.chaos.targets import LocalTargets
+from headway.daemon.chaos.outages import NUM_CONNECTIONS, LocalTargets, can_destroy
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase

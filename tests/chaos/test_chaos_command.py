@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.chaos.connections import can_destroy
+from headway.daemon.chaos.outages import can_destroy
 from headway.daemon.cli.program import run
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit

@@ -14,11 +14,20 @@ from typing import cast
 
 import pytest
 
-from headway.daemon.chaos.connections import Parting, can_destroy, destroy_connections
 from headway.daemon.chaos.fault_schedule import FaultKind, Strike
 from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.outages import FullDisk, Healer, IdleConnections, Outages, StorageAway, poison
-from headway.daemon.chaos.targets import LocalTargets
+from headway.daemon.chaos.outages import (
+    FullDisk,
+    Healer,
+    IdleConnections,
+    LocalTargets,
+    Outages,
+    Parting,
+    StorageAway,
+    can_destroy,
+    destroy_connections,
+    poison,
+)
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.rules import check_job

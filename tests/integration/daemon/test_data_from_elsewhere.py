@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.data_upload import _FolderReader, send_missing
+from headway.daemon.client.submission import _FolderReader, send_missing
 from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.records.records import SpecRecord

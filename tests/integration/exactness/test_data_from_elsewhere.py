@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.client.data_upload import send_missing
+from headway.daemon.client.submission import send_missing
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cluster import LocalCluster

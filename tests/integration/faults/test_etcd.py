@@ -10,7 +10,7 @@ import pytest
 
 from headway.daemon.client.job_requests import cancel, submit
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.reports.set_aside import vanished_jobs
+from headway.daemon.reports.node_list import vanished_jobs
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import (
     LEASE_TTL_S,

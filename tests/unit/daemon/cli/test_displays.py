@@ -48,23 +48,21 @@ from headway.daemon.reports.job_report import (
     report_job,
     report_line,
 )
-from headway.daemon.reports.node_list import node_lines, reach_lines, report_nodes
+from headway.daemon.reports.node_list import alike, date_and_time, node_lines, reach_lines, report_nodes, time_of_day
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines, why_unprotected
-from headway.daemon.reports.set_aside import date_and_time, time_of_day
 from headway.daemon.reports.watch_view import (
     JsonDisplay,
     LiveDisplay,
     LossHistory,
     PlainDisplay,
     Snapshot,
-    alike,
     draw_curve,
-    fitted,
     render,
     snapshot,
 )
 from headway.daemon.situation.failures import awaited_pair, standing_pairs
 from headway.daemon.telemetry.goodput import GoodputBook, superseded
+from headway.daemon.terminal import fitted
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Heartbeat, JobGeneration, SnapshotMissed

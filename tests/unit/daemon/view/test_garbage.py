@@ -28,7 +28,7 @@ from headway.daemon.records.measurements import (
 )
 from headway.daemon.records.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPort
 from headway.daemon.reports.job_report import report_line, reports_in
-from headway.daemon.reports.set_aside import set_aside_lines
+from headway.daemon.reports.node_list import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
 from tests.fakes.agent_views import RUNNING, node

@@ -17,7 +17,7 @@ from headway.daemon.records.records import (
     PlanRecord,
     SpecRecord,
 )
-from headway.daemon.reports.set_aside import retired_line, sentence_on
+from headway.daemon.reports.node_list import retired_line, sentence_on
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.retirement import DAY_S, EndingsSeen, jobs_to_retire, names_to_forget, retired_record
