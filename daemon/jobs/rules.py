@@ -17,8 +17,8 @@ from headway.daemon.jobs.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.typed_toml import nearest
 from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding
+from headway.stages.model.config_parts import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.model.hugging_face import family_of
-from headway.stages.model.rope_config import ROPE_MAY_BE_ZERO, ROPE_SETTINGS
 from headway.stages.spec import ABOVE_0, LINEAR_SIZES, AdapterSpec, ModelSpec, matrix_names
 
 BYTE_VOCABULARY: Final = 256

@@ -21,7 +21,7 @@ from headway.daemon.origin.carried_files import (
     instead,
 )
 from headway.daemon.origin.origin_folder import MissingFileError, OriginFolder
-from headway.stages.model.mixture_config import EXPERT_PARTS, EXPERT_STACK, MOST_EXPERTS
+from headway.stages.model.families import EXPERT_PARTS, EXPERT_STACK, MOST_EXPERTS
 
 MAX_HEADER_BYTES: Final = 16 << 20
 """Maximum size of a header: a hundred thousand tensors take 12 MB."""

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from headway.stages.model.mixture_config import EXPERT_PARTS, EXPERT_STACK
+from headway.stages.model.families import EXPERT_PARTS, EXPERT_STACK
 
 _MEMBER: Final = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -10,6 +10,39 @@ from typing import Any, Final, Literal
 
 from headway.stages.spec import LINEAR_SIZES, ModelSpec
 
+MOST_EXPERTS: Final = 512
+"""Each expert of each block is three matrices by themselves, which are listed before a weight is read."""
+EXPERT_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""By the name of a tensor that has a matrix of all experts of a block, the matrices of each."""
+EXPERT_STACK: Final = re.compile(
+    r"(model\.layers\.\d{1,6}\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What the config.json of a family says of its experts."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields of ModelSpec that have another name there."""
+    has_both_names: bool = False
+    """Whether it is written with `num_experts` too, as before transformers 5."""
+    is_normed: bool = False
+    """Whether the weights of a token's experts always add up to 1; else `norm_topk_prob` says it."""
+    shared: str = ""
+    """Key of the experts for all tokens, their number or their common width; empty: it has none."""
+    is_scaled: bool = False
+    """Whether it has `routed_scaling_factor`."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys that change the computation, with the values that are computed here."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys, with the values that say what is computed here."""
+
+    @property
+    def is_shared_by_width(self) -> bool:
+        """Return whether the experts for all tokens are said by their common width."""
+        return self.shared.endswith("_size")
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -36,7 +69,9 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Fields of ModelSpec that its config.json says by themselves, with their names there."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Norms of a block that have another name in its files."""
+    """Parts of a block that have another name in its files: norms, or those of a mixture."""
+    mixture: Mixture | None = None
+    """Its experts; None: it has none."""
     turns_parts: bool = False
     """Whether it may turn a part of each head alone."""
     quantized: tuple[str, ...] = ()
@@ -127,6 +162,17 @@ _ABSENT_IN_GPT_OSS: Final = {
     "swiglu_limit": 7.0,
 }
 
+_LOCAL: Final = {"num_experts": "num_local_experts"}
+_LOCAL_OF_WIDTH: Final = _LOCAL | {"moe_intermediate_size": "intermediate_size"}
+_SPARSE: Final[dict[str, Any]] = {
+    "names": _LOCAL,
+    "has_both_names": True,
+    "only": {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    "written": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+}
+_SHARED_WIDTH: Final = "shared_expert_intermediate_size"
+_ONE_SHARED: Final = {"mlp.shared_experts": "mlp.shared_expert"}
+
 FAMILIES: Final[dict[str, Family]] = {
     "llama": Family("LlamaForCausalLM", keys=_BIASES),
     "mistral": Family("MistralForCausalLM", absent={"sliding_window": 4096}, window="all"),
@@ -141,11 +187,46 @@ FAMILIES: Final[dict[str, Family]] = {
         turns_parts=True,
         rope_types=("default", "longrope"),
     ),
-    "mixtral": Family("MixtralForCausalLM", absent={"rms_norm_eps": 1e-5}, window="all"),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", absent={"qkv_bias": True}, window="off", keys={"qkv_bias": "qkv_bias"}),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", {"qk_norm": True}),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        absent={"rms_norm_eps": 1e-5},
+        window="all",
+        renamed={
+            "mlp.gate": "block_sparse_moe.gate",
+            "mlp.experts": "block_sparse_moe.experts",
+            "gate_proj": "w1",
+            "up_proj": "w3",
+            "down_proj": "w2",
+        },
+        mixture=Mixture(
+            _LOCAL_OF_WIDTH,
+            is_normed=True,
+            only={"router_jitter_noise": (0, 0.0)},
+            written={"output_router_logits": False, "router_jitter_noise": 0.0},
+        ),
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        {"shared_expert_gate": True},
+        absent={"qkv_bias": True},
+        window="off",
+        keys={"qkv_bias": "qkv_bias"},
+        renamed=_ONE_SHARED,
+        mixture=Mixture(**_SPARSE, shared=_SHARED_WIDTH),
+    ),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", {"qk_norm": True}, mixture=Mixture(**_SPARSE)),
     "dots1": Family(
-        "Dots1ForCausalLM", {"qk_norm": True}, absent={"sliding_window": 4096, "max_window_layers": 62}, window="layers"
+        "Dots1ForCausalLM",
+        {"qk_norm": True, "router_scoring": "sigmoid", "router_bias": True},
+        absent={"sliding_window": 4096, "max_window_layers": 62},
+        window="layers",
+        mixture=Mixture(
+            {"num_experts": "n_routed_experts"},
+            shared="n_shared_experts",
+            is_scaled=True,
+            only={"first_k_dense_replace": (0,), "moe_layer_freq": (1,), "n_group": (1,), "topk_group": (1,)},
+            written={"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+        ),
     ),
     "granite": Family(
         "GraniteForCausalLM",
@@ -212,7 +293,13 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", **_QWEN35),
     "qwen3_5_moe_text": Family(
         "Qwen3_5MoeForCausalLM",
-        **_QWEN35 | {"absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2}},
+        **_QWEN35
+        | {
+            "options": _QWEN35["options"] | {"shared_expert_gate": True},
+            "absent": _ABSENT_IN_QWEN35 | {"intermediate_size": 1, "num_key_value_heads": 2},
+        },
+        renamed=_ONE_SHARED,
+        mixture=Mixture(is_normed=True, shared=_SHARED_WIDTH, only={"norm_topk_prob": (True,)}),
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -287,6 +374,8 @@ FAMILIES: Final[dict[str, Family]] = {
         window="types",
         window_period=2,
         keys={**_BIASES_OF_ATTENTION, "swiglu_alpha": "swiglu_alpha", "swiglu_limit": "swiglu_limit"},
+        renamed={"mlp.gate": "mlp.router"},
+        mixture=Mixture(_LOCAL_OF_WIDTH, is_normed=True, only={"norm_topk_prob": (True,)}),
         quantized=("mxfp4",),
         rope_types=("default", "linear", "llama3", "yarn"),
     ),

@@ -13,6 +13,15 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
+from headway.stages.model.config_parts import (
+    is_said,
+    mixture_config,
+    mixture_keys,
+    mixture_of,
+    rope_config,
+    rope_of,
+    whole_above_zero,
+)
 from headway.stages.model.families import (
     ABSENT,
     CAPS,
@@ -28,17 +37,6 @@ from headway.stages.model.families import (
     WITHOUT_EFFECT,
     Family,
 )
-from headway.stages.model.mixture_config import (
-    MIXTURES,
-    mixture_config,
-    mixture_family,
-    mixture_keys,
-    mixture_of,
-    name_from_mixture,
-    name_in_mixture,
-    whole_above_zero,
-)
-from headway.stages.model.rope_config import rope_config, rope_of
 from headway.stages.spec import TIED, LayerType, ModelSpec
 
 _PREFIXES = {"embed": "model.embed_tokens.", "block": "model.layers.{index}."}
@@ -53,11 +51,8 @@ def checkpoint_name(layer: str, parameter: str, model: ModelSpec) -> str:
     if model.tie_word_embeddings and TIED.get(layer) == parameter:
         layer, parameter = "embed", TIED["embed"]
     kind, _, index = layer.partition(".")
-    if kind == "block" and model.has_experts:
-        parameter = name_in_mixture(parameter, model)
-    elif kind == "block":
-        norm, dot, rest = parameter.partition(".")
-        parameter = _renamed(model).get(norm, norm) + dot + rest
+    if kind == "block":
+        parameter = _with_names(parameter, _renamed(model))
     if kind in _PREFIXES:
         return _PREFIXES[kind].format(index=index) + parameter
     if kind == "head":
@@ -81,15 +76,20 @@ def layer_parameter(name: str, model: ModelSpec) -> tuple[str, str] | None:
     is_number = index.isascii() and index.isdigit() and str(int(index[:9])) == index
     if not is_number or not parameter:
         return None
-    norm, dot, rest = parameter.partition(".")
-    back = {theirs: ours for ours, theirs in _renamed(model).items()}
-    return f"block.{index}", name_from_mixture(back.get(norm, norm) + dot + rest)
+    return f"block.{index}", _with_names(parameter, {theirs: ours for ours, theirs in _renamed(model).items()})
 
 
 @lru_cache(maxsize=8)
 def _renamed(model: ModelSpec) -> Mapping[str, str]:
-    """Return the norms of a block that have another name in the files of a model's family."""
-    return FAMILIES[family_of(model)].renamed if model.norm_placement != "before" else {}
+    """Return the parts of a block that have another name in the files of a model's family."""
+    is_plain = model.norm_placement == "before" and not model.has_experts
+    return {} if is_plain else FAMILIES[family_of(model)].renamed
+
+
+def _with_names(parameter: str, names: Mapping[str, str]) -> str:
+    """Return a parameter's path with other names of its parts, such as Mixtral's `w1`."""
+    found = "|".join(map(re.escape, names))
+    return re.sub(rf"(?<![^.])(?:{found})(?=\.)", lambda part: names[part[0]], parameter) if names else parameter
 
 
 def hugging_face_config(
@@ -121,7 +121,7 @@ def hugging_face_config(
         "tie_word_embeddings": spec.tie_word_embeddings,
         "vocab_size": spec.vocab_size,
         **rope_config(spec, is_by_type=family.window_theta > 0),
-        **mixture_config(spec, model_type),
+        **(mixture_config(spec, family.mixture) if family.mixture else {}),
     }
     if family.has_own_head_dim:
         config["head_dim"] = spec.head_width
@@ -160,7 +160,7 @@ def family_of(spec: ModelSpec) -> str:
     """Return the `model_type` that says all options of a model. Raises ValueError when none does, naming the options
     that the nearest family does not have.
     """
-    unsaid = {name: _unsaid(spec, name, family) for name, family in FAMILIES.items()}
+    unsaid = {name: _unsaid(spec, family) for name, family in FAMILIES.items()}
     nearest = min(unsaid, key=lambda name: len(unsaid[name]))  # of several the first one
     if unsaid[nearest]:
         what = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in unsaid[nearest])
@@ -168,7 +168,7 @@ def family_of(spec: ModelSpec) -> str:
     return nearest
 
 
-def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
+def _unsaid(spec: ModelSpec, family: Family) -> list[str]:
     """Return the fields whose values a family's config.json cannot say."""
     fixed = {name: getattr(PLAIN, name) for name in OPTIONS} | dict(family.options)
     if family.scales_by_width:
@@ -180,7 +180,7 @@ def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
     for name, key in family.keys.items():
         if of_key.setdefault(key, getattr(spec, name)) != getattr(spec, name):
             found.append(name)
-    if (model_type in MIXTURES) != spec.has_experts or (spec.has_experts and mixture_family(spec) != model_type):
+    if not is_said(spec, family):
         found.append("num_experts")
     if not family.has_own_head_dim and spec.head_width * spec.num_attention_heads != spec.hidden_size:
         found.append("head_dim")
@@ -193,6 +193,8 @@ def _unsaid(spec: ModelSpec, model_type: str, family: Family) -> list[str]:
     if family.window == "all" and spec.first_window_layer:
         found.append("first_window_layer")
     if family.window not in ("chosen", "types", "linear") and spec.layer_types:
+        found.append("layer_types")
+    if family.window == "linear" and not spec.has_linear_attention:
         found.append("layer_types")
     if family.ends_full and spec.type_of(spec.num_hidden_layers - 1) != "full_attention":
         found.append("layer_types")
@@ -305,7 +307,7 @@ def model_spec(config: dict[str, Any], ignored: Sequence[str] = ()) -> ModelSpec
         head_dim=_head_dim(told, family),
         **_windows(told, family),
         **_said(told, family),
-        **mixture_of(str(name), config),
+        **(mixture_of(str(name), family.mixture, config) if family.mixture else {}),
     )
     for number in (spec.num_key_value_heads, spec.num_global_key_value_heads or 1):
         if number < 1 or heads % number:
@@ -342,7 +344,9 @@ def _check_keys(config: dict[str, Any], family: Family, ignored: Sequence[str]) 
             raise ValueError(f"{key} = {config[key]!r} is not supported in a {config['model_type']}")
     if not family.has_blocks_without_rope and config.get("no_rope_layers") is not None:
         raise ValueError(f"no_rope_layers = {config['no_rope_layers']!r} is not supported in a {config['model_type']}")
-    known = READ_ELSEWHERE | ABSENT.keys() | ONLY.keys() | family.only.keys() | mixture_keys(config["model_type"])
+    known = READ_ELSEWHERE | ABSENT.keys() | ONLY.keys() | family.only.keys()
+    if family.mixture is not None:
+        known |= mixture_keys(family.mixture)
     if family.has_scalar:
         known |= {"query_pre_attn_scalar"} | ({"rope_local_base_freq", *PERIOD} if family.window_theta else set())
     for key in ignored:

@@ -30,8 +30,8 @@ from headway.daemon.origin.origin_model import with_parts
 from headway.daemon.origin.origin_parts import read_part
 from headway.daemon.origin.tensor_places import HeaderError, find_tensors, tensors_of
 from headway.stages.model.decoder import parameter_shapes
+from headway.stages.model.families import MOST_EXPERTS
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
-from headway.stages.model.mixture_config import MOST_EXPERTS
 from headway.stages.spec import ModelSpec, layer_names
 from tests.fakes.file_server import serving
 

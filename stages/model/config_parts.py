@@ -1,9 +1,14 @@
-"""Maps rotary positions to and from a config.json: `rope_parameters` of transformers 5, and the two keys before it."""
+"""Maps rotary positions and mixtures of experts to and from a config.json.
+
+Positions are `rope_parameters` of transformers 5, and the two keys before it.
+"""
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
+from headway.stages.model.families import MOST_EXPERTS, PLAIN, Family, Mixture
 from headway.stages.spec import ModelSpec, RopeSpec
 
 _DEFAULT_THETA: Final = 10_000.0
@@ -204,3 +209,91 @@ def _longrope(config: dict[str, Any], rope: dict[str, Any], factor: Any) -> Rope
 def _check_number(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST:
         raise ValueError(f"{name} = {value!r} is no number above 0 that a float can have")
+
+
+_COUNTS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+
+
+def mixture_keys(mixture: Mixture) -> frozenset[str]:
+    """Return the keys of a config.json that `mixture_of` reads."""
+    read = {mixture.names.get(field, field) for field in _COUNTS} | {mixture.shared or "num_shared_experts"}
+    more = {"num_experts", "num_shared_experts", "norm_topk_prob", "routed_scaling_factor"}
+    return frozenset({*read, *more, "shared_expert_intermediate_size", *mixture.only})
+
+
+def mixture_of(model_type: str, mixture: Mixture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ModelSpec that a config.json says of a mixture. Raises ValueError, naming key and value."""
+    for key, values in mixture.only.items():
+        if key in config and config[key] not in values:
+            raise ValueError(f"{key} = {config[key]!r} is not supported in a {model_type}")
+    fields: dict[str, Any] = {
+        field: whole_above_zero(config, _present(config, field, mixture.names.get(field, field))) for field in _COUNTS
+    }
+    num_experts, width = fields["num_experts"], fields["moe_intermediate_size"]
+    if num_experts > MOST_EXPERTS:
+        raise ValueError(f"{num_experts} experts are more than the {MOST_EXPERTS} that are read")
+    if fields["num_experts_per_tok"] > num_experts:
+        raise ValueError(f"num_experts_per_tok = {fields['num_experts_per_tok']} of {num_experts} experts")
+    is_normed = config.get("norm_topk_prob", mixture.is_normed)
+    if not isinstance(is_normed, bool):
+        raise ValueError(f"norm_topk_prob = {is_normed!r} is neither true nor false")
+    fields["norm_topk_prob"] = is_normed
+    if mixture.is_scaled:
+        factor = config.get("routed_scaling_factor", 1.0)
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+            raise ValueError(f"routed_scaling_factor = {factor!r} is no number above 0")
+        fields["routed_scaling_factor"] = float(factor)
+    if mixture.shared:
+        shared = whole_above_zero(config, mixture.shared)
+        if mixture.is_shared_by_width and shared % width:
+            raise ValueError(f"{mixture.shared} = {shared!r} is no multiple of moe_intermediate_size {width}")
+        fields["num_shared_experts"] = shared // width if mixture.is_shared_by_width else shared
+    return fields
+
+
+def mixture_config(spec: ModelSpec, mixture: Mixture) -> dict[str, Any]:
+    """Return the keys of a config.json that describe a mixture."""
+    config = {mixture.names.get(field, field): getattr(spec, field) for field in _COUNTS} | dict(mixture.written)
+    if mixture.has_both_names:
+        config["num_experts"] = spec.num_experts
+    if mixture.shared:
+        width = spec.moe_intermediate_size if mixture.is_shared_by_width else 1
+        config[mixture.shared] = spec.num_shared_experts * width
+    if not mixture.is_normed:
+        config["norm_topk_prob"] = spec.norm_topk_prob
+    if mixture.is_scaled:
+        config["routed_scaling_factor"] = spec.routed_scaling_factor
+    return config
+
+
+def is_said(spec: ModelSpec, family: Family) -> bool:
+    """Return whether a family's config.json says the experts of a model, or that it has none."""
+    mixture = family.mixture
+    if mixture is None or not spec.has_experts:
+        return mixture is None and not spec.has_experts
+    is_wide = mixture.names.get("moe_intermediate_size") == "intermediate_size"
+    return (
+        all(
+            getattr(spec, name) == family.options.get(name, getattr(PLAIN, name))
+            for name in ("router_scoring", "router_bias", "shared_expert_gate")
+        )
+        and bool(spec.num_shared_experts) == bool(mixture.shared)
+        and (spec.norm_topk_prob or not mixture.is_normed)
+        and (spec.routed_scaling_factor == 1.0 or mixture.is_scaled)
+        and (spec.moe_intermediate_size == spec.intermediate_size or not is_wide)
+    )
+
+
+def _present(config: Mapping[str, Any], field: str, name: str) -> str:
+    """Return the key that a config.json has: transformers 5 renamed `num_experts`. Raises ValueError for two values."""
+    if name != field and field in config and config.get(name, config[field]) != config[field]:
+        raise ValueError(f"{name} = {config[name]!r} is not {field} = {config[field]!r}")
+    return field if name not in config and field in config else name
+
+
+def whole_above_zero(config: Mapping[str, Any], key: str) -> int:
+    """Return a count of a config.json. Raises ValueError, naming key and value."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} = {value!r} is no number above 0")
+    return value
