@@ -6,9 +6,9 @@ Source: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/, with th
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -135,23 +135,15 @@ class Muon(EagerOptimizer):
             },
         )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody has a closure here
         """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     direction = self._direction(parameter, group)
                     self._apply(parameter, orthogonalize(direction, **_iteration(group)), group)
-        return loss
 
     def matrices(self) -> Iterator["Matrix"]:
         """Yield the parameters, in order."""

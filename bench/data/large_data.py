@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -52,9 +52,10 @@ def zeros(folder: Path, num_shards: int) -> DataSpec:
         os.link(first, folder / f"tokens-{number}.bin")
     names = sorted(path.name for path in folder.iterdir())
     shards = tuple(Shard(file=name, num_tokens=SHARD_BYTES, sha256=digest.hexdigest()) for name in names)
-    sha256 = combined_sha256("uint8", shards)
-    write_index(folder, ShardIndex(dtype="uint8", vocab_size=256, shards=shards, sha256=sha256))
-    return DataSpec(source=str(folder), sha256=sha256)
+    index = ShardIndex(dtype="uint8", vocab_size=256, shards=shards)
+    index = replace(index, sha256=combined_sha256(index))
+    write_index(folder, index)
+    return DataSpec(source=str(folder), sha256=index.sha256)
 
 
 @dataclass

@@ -36,7 +36,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.stdlib_corpus import END_OF_FILE, stdlib_sources
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model.adapters import merged
@@ -145,7 +145,7 @@ def optim(name: Optimizer, lr: float) -> OptimSpec:
 
 def write_code(folder: Path) -> Path:
     """Shards of the standard library's sources, without what is tuned on."""
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         for file in stdlib_sources(Path(sysconfig.get_path("stdlib"))):
             if "pydoc_data" not in file.parts:
                 writer.append(np.frombuffer(file.read_bytes() + bytes([END_OF_FILE]), dtype=np.uint8))
@@ -154,7 +154,7 @@ def write_code(folder: Path) -> Path:
 
 def write_prose(folder: Path) -> Path:
     """Shards of Python's reference: each tenth topic is held out."""
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         for index, topic in enumerate(sorted(pydoc_data.topics.topics)):
             text = pydoc_data.topics.topics[topic].encode() + bytes([END_OF_FILE])
             (writer.validation if index % 10 == 0 else writer).append(np.frombuffer(text, dtype=np.uint8))

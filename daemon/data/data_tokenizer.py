@@ -140,15 +140,8 @@ def tokenizer_json() -> str:
 def _alphabet() -> list[str]:
     """Return GPT-2's printable character for each byte: itself if it prints, else the next free one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    characters = []
-    num_moved = 0
-    for byte in range(256):
-        if byte in printable:
-            characters.append(chr(byte))
-        else:
-            characters.append(chr(256 + num_moved))
-            num_moved += 1
-    return characters
+    moved = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(moved)) for byte in range(256)]
 
 
 BYTES: Final = "bytes"

@@ -33,7 +33,7 @@ from headway.daemon.preparing.unfinished import Unfinished, unfinished
 from headway.daemon.sources.text_sources import Source, open_sources
 from headway.daemon.terminal import printable_name
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import DataForm, ShardWriter, data_form, publish
+from headway.stages.data.shard_writer import DataForm, ShardWriter, publish
 from headway.stages.errors import DataError
 
 # One run of a preparation: begun anew, or where the journal of an earlier one ends; and it writes the journal.
@@ -226,7 +226,7 @@ def _encoder(options: Preparation, warn: Callable[[str], None]) -> Encoder:
 
 
 def _run_options(encoder: Encoder, options: Preparation) -> RunOptions:
-    form = data_form(
+    form = DataForm(
         vocab_size=encoder.vocab_size,
         has_flags=options.has_flags,
         row_tokens=options.row_tokens,

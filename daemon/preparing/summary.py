@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,8 +88,8 @@ def table_of(prepared: Prepared) -> dict[str, Any]:
         "bad_records": prepared.num_bad,
         "bad_kinds": dict(prepared.bad_kinds),
         **prepared.noted,
-        "training": _table(prepared.train),
-        "validation": _table(prepared.validation),
+        "training": asdict(prepared.train),
+        "validation": asdict(prepared.validation),
     }
 
 
@@ -105,13 +106,3 @@ def _line(counts: SplitCounts, row_tokens: int, *, holds_pairs: bool) -> str:
         why = "stood in pairs that are longer than a row" if holds_pairs else "had nothing to train on"
         parts.append(f"{counts.left_out:,} tokens {why} and are left out")
     return "; ".join(parts)
-
-
-def _table(counts: SplitCounts) -> dict[str, int]:
-    return {
-        "documents": counts.documents,
-        "tokens": counts.tokens,
-        "cut_documents": counts.cut_documents,
-        "padding": counts.padding,
-        "left_out": counts.left_out,
-    }

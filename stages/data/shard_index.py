@@ -61,7 +61,7 @@ class ShardIndex:
     """uint8, uint16 or uint32, little-endian."""
     vocab_size: int
     shards: tuple[Shard, ...]
-    sha256: str
+    sha256: str = ""
     """`combined_sha256` of the rest: the name of the data."""
     tokenizer: str = "bytes"
     """`bytes`, or the file name of a `tokenizers` JSON in the folder."""
@@ -105,22 +105,14 @@ def rows_in(num_tokens: int, *, row_tokens: int, sequence_length: int) -> int:
     return num_tokens // row_tokens if row_tokens else max(num_tokens - 1, 0) // sequence_length
 
 
-def combined_sha256(
-    dtype: str,
-    shards: Iterable[Shard],
-    *,
-    row_tokens: int = 0,
-    holds_pairs: bool = False,
-    validation: Iterable[Shard] = (),
-) -> str:
+def combined_sha256(index: ShardIndex) -> str:
     """Return SHA-256 over lines: `dtype`, then for each shard in order `num_tokens sha256`, and its flags' sha256.
 
     After the first, a line `rows row_tokens` if the data has rows, and a line `pairs` if these hold pairs. A line
     `validation` comes before that split's shards.
     """
-    held_out = tuple(validation)
-    lines = [dtype, *([f"rows {row_tokens}"] if row_tokens else []), *["pairs"] * holds_pairs, *map(_line, shards)]
-    lines += ["validation", *map(_line, held_out)] if held_out else []
+    lines = [index.dtype, *([f"rows {index.row_tokens}"] if index.row_tokens else []), *["pairs"] * index.holds_pairs]
+    lines += [*map(_line, index.shards), *(["validation", *map(_line, index.validation)] if index.validation else [])]
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
@@ -188,14 +180,7 @@ def _why_wrong(index: ShardIndex) -> str | None:
         return "two of its files have one name"
     if index.holds_pairs and not (index.format >= 3 and index.has_flags and index.row_tokens):
         return "pairs need format 3, rows and flags"
-    combined = combined_sha256(
-        index.dtype,
-        index.shards,
-        row_tokens=index.row_tokens,
-        holds_pairs=index.holds_pairs,
-        validation=index.validation,
-    )
-    return None if index.sha256 == combined else "its sha256 does not fit its list of shards"
+    return None if index.sha256 == combined_sha256(index) else "its sha256 does not fit its list of shards"
 
 
 def _why_wrong_shard(shard: Shard, index: ShardIndex) -> str | None:

@@ -1,6 +1,6 @@
 """Writes token shards: a folder that appears complete or not at all.
 
-    with writing_shards(out, vocab_size=V, has_flags=True, row_tokens=129) as writer:
+    with writing_shards(out, DataForm(vocab_size=V, has_flags=True, row_tokens=129)) as writer:
         writer.append(tokens, flags)               # to train on
         writer.validation.append(tokens, flags)    # held out; a folder may have none
 
@@ -45,11 +45,18 @@ class DataForm:
     """What all shards of a folder have in common."""
 
     vocab_size: int
-    shard_tokens: int
-    """Most tokens of one file."""
+    most_tokens: int = SHARD_TOKENS
+    """Of one file."""
     has_flags: bool = False
+    """Each token has flags, IS_TARGET and BEGINS_DOCUMENT."""
     row_tokens: int = 0
+    """Length of the rows; 0: one stream."""
     holds_pairs: bool = False
+
+    @property
+    def shard_tokens(self) -> int:
+        """Return the tokens of one file, which does not end inside a row."""
+        return max(self.most_tokens // self.row_tokens, 1) * self.row_tokens if self.row_tokens else self.most_tokens
 
     @property
     def dtype(self) -> str:
@@ -175,19 +182,11 @@ class ShardWriter(SplitWriter):
 
     def close(self, *, tokenizer: str, provenance: str) -> ShardIndex:
         """End the last shards and write the index."""
-        shards, validation = self.finish(), self.validation.finish()
-        form = self.form
+        shards, validation, form = self.finish(), self.validation.finish(), self.form
         index = ShardIndex(
             dtype=form.dtype,
             vocab_size=form.vocab_size,
             shards=shards,
-            sha256=combined_sha256(
-                form.dtype,
-                shards,
-                row_tokens=form.row_tokens,
-                holds_pairs=form.holds_pairs,
-                validation=validation,
-            ),
             tokenizer=tokenizer,
             provenance=provenance,
             row_tokens=form.row_tokens,
@@ -195,6 +194,7 @@ class ShardWriter(SplitWriter):
             validation=validation,
             format=3 if form.holds_pairs else 2 if form.has_flags or form.row_tokens or validation else 1,
         )
+        index = replace(index, sha256=combined_sha256(index))
         write_index(self.folder, index)
         return index
 
@@ -250,26 +250,6 @@ class _HashedFile:
         self._file.close()
 
 
-def data_form(
-    *,
-    vocab_size: int,
-    shard_tokens: int = SHARD_TOKENS,
-    has_flags: bool,
-    row_tokens: int,
-    holds_pairs: bool = False,
-) -> DataForm:
-    """Return the form of shards in which no file ends inside a row."""
-    if row_tokens:
-        shard_tokens = max(shard_tokens // row_tokens, 1) * row_tokens
-    return DataForm(
-        vocab_size=vocab_size,
-        shard_tokens=shard_tokens,
-        has_flags=has_flags,
-        row_tokens=row_tokens,
-        holds_pairs=holds_pairs,
-    )
-
-
 def publish(folder: Path, out: Path) -> None:
     """Give a complete data folder its name. Raises DataError when another was quicker."""
     folder.chmod(0o755)
@@ -284,18 +264,12 @@ def publish(folder: Path, out: Path) -> None:
 @contextmanager
 def writing_shards(
     out: Path,
+    form: DataForm,
     *,
-    vocab_size: int,
     tokenizer: str = "bytes",
     provenance: str = "",
-    shard_tokens: int = SHARD_TOKENS,
-    has_flags: bool = False,
-    row_tokens: int = 0,
-    holds_pairs: bool = False,
 ) -> Iterator[ShardWriter]:
     """Write a data folder: `out` appears, complete, when the block ends without an exception.
-
-    has_flags: each token has flags, IS_TARGET and BEGINS_DOCUMENT. row_tokens: length of the rows; 0: one stream.
 
     Several processes may write one folder at once. The first to end wins, and the others raise DataError, as does a
     process that finds `out` there already.
@@ -307,13 +281,6 @@ def writing_shards(
         folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     except OSError as error:
         raise DataError(str(out), f"cannot be written to: {error.strerror}; name another folder") from error
-    form = data_form(
-        vocab_size=vocab_size,
-        shard_tokens=shard_tokens,
-        has_flags=has_flags,
-        row_tokens=row_tokens,
-        holds_pairs=holds_pairs,
-    )
     writer = ShardWriter(folder, form)
     try:
         yield writer

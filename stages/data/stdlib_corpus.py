@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.stages.data.shard_index import INDEX_NAME
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.errors import DataError
 
 SOURCE_NAME = "python-stdlib"
@@ -32,7 +32,7 @@ def builtin_corpus(cache_dir: Path) -> Path:
     library = Path(sysconfig.get_path("stdlib"))
     provenance = f"sources of the standard library of Python {platform.python_version()}"
     try:
-        with writing_shards(folder, vocab_size=256, provenance=provenance) as writer:
+        with writing_shards(folder, DataForm(vocab_size=256), provenance=provenance) as writer:
             for file in stdlib_sources(library):
                 writer.append(np.frombuffer(file.read_bytes() + bytes([END_OF_FILE]), dtype=np.uint8))
             if not writer.num_tokens:

@@ -225,6 +225,8 @@ class StreamedDevice:
     def __init__(self, streams: Streams, *, on_failure: Callable[[BaseException], None]) -> None:
         """on_failure: is called in a thread of the device, and must not block."""
         self.streams = streams
+        self.name, self.torch_device = streams.name, streams.torch_device
+        self.begin_peak, self.is_on_host, self.host_buffer = streams.begin_peak, streams.is_on_host, streams.host_buffer
         self._copies = Completions(f"{streams.name} copies", on_failure)
         self._arrivals = Completions(f"{streams.name} arrivals", on_failure)
         self._marks = Completions(f"{streams.name} marks", on_failure)
@@ -233,23 +235,9 @@ class StreamedDevice:
         """What the copies of each stream still read, in their order."""
 
     @property
-    def name(self) -> str:
-        """See `StageDevice`."""
-        return self.streams.name
-
-    @property
-    def torch_device(self) -> torch.device:
-        """See `StageDevice`."""
-        return self.streams.torch_device
-
-    @property
     def peak_bytes(self) -> int:
         """See `StageDevice`."""
         return self.streams.peak_bytes
-
-    def begin_peak(self) -> None:
-        """See `StageDevice`."""
-        self.streams.begin_peak()
 
     def copy_out(
         self, tensors: Sequence[Tensor], *, into: Sequence[Tensor] | None = None, is_bulk: bool = False
@@ -294,14 +282,6 @@ class StreamedDevice:
         """See `StageDevice`."""
         with self._lock:
             self._let_go_of_read()
-
-    def is_on_host(self, tensor: Tensor) -> bool:
-        """See `StageDevice`."""
-        return self.streams.is_on_host(tensor)
-
-    def host_buffer(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """See `StageDevice`."""
-        return self.streams.host_buffer(dtype, shape)
 
     def close(self) -> None:
         """See `StageDevice`."""

@@ -153,11 +153,10 @@ def test_a_killed_daemon_comes_back(booted: Booted) -> None:
 def test_nodes_of_a_running_job_are_upgraded_in_turn(booted: Booted) -> None:
     """Each of two nodes leaves, gets the next release, comes back: the plain loop's bits, no batch computed again."""
     machine = booted.machine
-    write = (
-        f"import numpy as np; from pathlib import Path; from headway.stages.data.shard_writer import writing_shards\n\
-with writing_shards(Path('{SHARED}/shards'), vocab_size=256) as w:\n\
+    write = f"import numpy as np; from pathlib import Path\n\
+from headway.stages.data.shard_writer import DataForm, writing_shards\n\
+with writing_shards(Path('{SHARED}/shards'), DataForm(vocab_size=256)) as w:\n\
     w.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))"
-    )
     machine.run("/opt/headway/bin/python", "-c", write)
     machine.run("chmod", "-R", "a+rX", f"{SHARED}/shards")
     start_other(booted)

@@ -22,9 +22,9 @@ def write_data(folder: Path) -> Path:
     """Write a few tokens for jobs; return their folder."""
     import numpy as np
 
-    from headway.stages.data.shard_writer import writing_shards
+    from headway.stages.data.shard_writer import DataForm, writing_shards
 
-    with writing_shards(folder / "shards", vocab_size=256) as writer:
+    with writing_shards(folder / "shards", DataForm(vocab_size=256)) as writer:
         writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
     return folder / "shards"
 

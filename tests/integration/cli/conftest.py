@@ -150,10 +150,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of token shards."""
     import numpy as np
 
-    from headway.stages.data.shard_writer import writing_shards
+    from headway.stages.data.shard_writer import DataForm, writing_shards
 
     folder = tmp_path_factory.mktemp("data") / "shards"
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
     return folder
 

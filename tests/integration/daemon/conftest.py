@@ -23,7 +23,7 @@ from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRe
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.sockets.roles import Role
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.conftest import Etcd
@@ -206,7 +206,7 @@ class Playground:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of token shards."""
     folder = tmp_path_factory.mktemp("data") / "shards"
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
     return folder
 

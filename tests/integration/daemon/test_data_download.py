@@ -27,7 +27,7 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.data.shard_index import INDEX_NAME, read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -87,7 +87,7 @@ async def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     folders, endpoints, servers = {}, [], []
     for name in "bc":
         folders[name] = folder = tmp_path / name
-        with writing_shards(folder, vocab_size=256, shard_tokens=SHARD) as writer:
+        with writing_shards(folder, DataForm(vocab_size=256, most_tokens=SHARD)) as writer:
             writer.append(np.arange(TOTAL, dtype=np.uint32).astype(np.uint8))
         data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
         library = DataLibrary(tmp_path / "unused", client, list)
@@ -255,7 +255,7 @@ async def test_other_bytes_are_not_kept(holders: Holders) -> None:
 
 async def test_an_index_of_other_data_is_refused(holders: Holders) -> None:
     """b sends the index of something else: c is asked."""
-    with writing_shards(holders.cache.parent / "other", vocab_size=256) as writer:
+    with writing_shards(holders.cache.parent / "other", DataForm(vocab_size=256)) as writer:
         writer.append(np.zeros(5, dtype=np.uint8))
     shutil.copy(holders.cache.parent / "other" / INDEX_NAME, holders.folders["b"] / INDEX_NAME)
     assert await holders.library().open(holders.data) == holders.folder

@@ -21,7 +21,7 @@ from headway.daemon.shards import givers, incoming_data
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from tests.fakes.file_server import FileServer, serving
 from tests.integration.daemon.node_network import Network, node_network
@@ -39,7 +39,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two shards."""
-    with writing_shards(tmp_path / "made" / "shards", vocab_size=256, shard_tokens=SHARD) as writer:
+    with writing_shards(tmp_path / "made" / "shards", DataForm(vocab_size=256, most_tokens=SHARD)) as writer:
         writer.append(np.arange(TOTAL, dtype=np.uint32).astype(np.uint8))
     return tmp_path / "made" / "shards"
 

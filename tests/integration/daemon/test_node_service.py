@@ -27,7 +27,7 @@ from headway.daemon.records.records import CheckpointRecord, WorkerPort
 from headway.daemon.storage.checkpoint import copy_to_checkpoint
 from headway.daemon.telemetry.probing import measure
 from headway.proto import control_pb2
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from tests.fakes.moody_file_system import moody
@@ -171,7 +171,7 @@ async def test_nodes_say_whether_they_can_write_to_a_folder(network: Network, mo
 
 async def test_data_comes_from_a_node_that_has_it(network: Network, tmp_path: Path) -> None:
     """b's folder has the data and a has none: a fetches index and shards, verifies them, and can serve them itself."""
-    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+    with writing_shards(tmp_path / "shards", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(5000, dtype=np.uint8))
     sha256 = TokenShards.open(tmp_path / "shards").index.sha256
     await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=sha256))
@@ -188,7 +188,7 @@ async def test_a_damaged_copy_of_data_is_replaced_under_its_readers(network: Net
 
     Two jobs that ask for it at once both get it.
     """
-    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+    with writing_shards(tmp_path / "shards", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(5000, dtype=np.uint8))
     sha256 = TokenShards.open(tmp_path / "shards").index.sha256
     await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=sha256))
@@ -207,7 +207,7 @@ async def test_a_damaged_copy_of_data_is_replaced_under_its_readers(network: Net
 
 async def test_a_data_set_is_found_without_its_file_system(network: Network, tmp_path: Path) -> None:
     """Peers are answered in the daemon's one thread: what is served is known by heart, and not read from the folder."""
-    with writing_shards(tmp_path / "shards", vocab_size=256) as writer:
+    with writing_shards(tmp_path / "shards", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(5000, dtype=np.uint8))
     index = TokenShards.open(tmp_path / "shards").index
     await network.b.library.open(DataSpec(source=str(tmp_path / "shards"), sha256=index.sha256))

@@ -27,7 +27,7 @@ from headway.daemon.reference.loop import reference
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.ids import LayerName
 from headway.stages.model.adapters import merged
@@ -130,7 +130,7 @@ def of_pairs(spec: JobSpec, folder: Path) -> JobSpec:
     """The job, which learns preferences from rows of two pairs each."""
     random = np.random.default_rng(3)
     flags = np.tile([3, *[1] * 3, *[3, 1, 1, 1] * 3, 1], 60)
-    with writing_shards(folder, vocab_size=256, has_flags=True, row_tokens=17, holds_pairs=True) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256, has_flags=True, row_tokens=17, holds_pairs=True)) as writer:
         writer.append(random.integers(0, 256, 17 * 60), flags)
     data = DataSpec(source=str(folder), sha256=read_index(folder).sha256)
     train = replace(spec.train, objective="dpo", loss_mask="data", documents="separate", dpo_beta=0.5)

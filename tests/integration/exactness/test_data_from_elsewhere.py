@@ -20,7 +20,7 @@ from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.fakes.file_server import serving
 from tests.integration.exactness.training import (
     Oracle,
@@ -61,7 +61,7 @@ checkpoint_dir = "{checkpoints}"
 
 def made(folder: Path) -> str:
     """Write tokens that no test has, nor had: the nodes' cache outlives them. Returns the data's name."""
-    with writing_shards(folder, vocab_size=256, shard_tokens=4000) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256, most_tokens=4000)) as writer:
         writer.append(np.random.default_rng().integers(0, 256, 10_000))
     return read_index(folder).sha256
 

@@ -12,7 +12,7 @@ from headway.daemon.jobs.job import DataSpec, JobSpec, PlacementSpec, SourceSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import report_job
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, small_job
 from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180
 def packed(folder: Path, *, seed: int) -> SourceSpec:
     """Rows of documents for sequences of 16 tokens, of which some targets count, with some rows held out."""
     random = np.random.default_rng(seed)
-    with writing_shards(folder, vocab_size=256, has_flags=True, row_tokens=17) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256, has_flags=True, row_tokens=17)) as writer:
         writer.append(np.arange(17 * 60) * seed % 251, random.integers(0, 4, 17 * 60))
         writer.validation.append(np.arange(17 * 40) * seed % 251, random.integers(0, 4, 17 * 40))
     return SourceSpec(source=str(folder), weight=float(seed))

@@ -16,7 +16,7 @@ from headway.daemon.records.records import Phase
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.early_stop import EvaluationTally, StopRule
 from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, train, until_batch
@@ -31,7 +31,7 @@ LAYER_S = 0.002
 def ending_early(spec: JobSpec, folder: Path, schedule: str = "2bw") -> JobSpec:
     """The job on text that can be learned. Half of the held-out tokens are unlike any in it: no loss falls far."""
     counted = np.tile(np.arange(0, 250, 7), 200)
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         writer.append(counted)
         writer.validation.append(counted[:2000] + np.arange(2000) % 2)
     fields = {

@@ -12,7 +12,7 @@ from headway.daemon.jobs.job import DataSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import progress_text, report_job
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, small_job
 from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
 
@@ -25,7 +25,7 @@ NUM_ROWS = 250
 
 def job_in_epochs(folder: Path) -> JobSpec:
     """A job of 32 short batches on two nodes."""
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(NUM_ROWS * 16 + 1) ** 2 % 251)
     spec = small_job("epochs", epochs=EPOCHS)
     spec = replace(spec, data=DataSpec(source=str(folder)), fault=faulty_job("epochs").fault)

@@ -10,7 +10,7 @@ from headway.daemon.client.job_requests import job_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.reports.job_report import evaluation_text, report_job
 from headway.stages.data.shard_index import read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import Oracle
 from tests.integration.faults.fault_harness import FaultHarness, at_operation
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300
 def with_held_out_text(spec: JobSpec, folder: Path) -> JobSpec:
     """The job on text that can be learned, a part of which is held out."""
     pattern = np.tile(np.arange(0, 250, 7), 200)
-    with writing_shards(folder, vocab_size=256) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256)) as writer:
         writer.append(pattern[:5000])
         writer.validation.append(pattern[5000:])
     return replace(spec, data=DataSpec(source=str(folder), sha256=read_index(folder).sha256))

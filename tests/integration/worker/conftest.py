@@ -39,7 +39,7 @@ from headway.daemon.workers.goal import (
 from headway.daemon.workers.process import ERROR_FILE, SPARE_INDEX, WorkerOptions, command
 from headway.daemon.workers.socket import WorkersSocket, WorkerStream
 from headway.optim.spec import OptimSpec
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
@@ -369,7 +369,7 @@ class Case:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards with tokens below 64."""
     folder = tmp_path_factory.mktemp("tokens") / "data"
-    with writing_shards(folder, vocab_size=MODEL.vocab_size) as writer:
+    with writing_shards(folder, DataForm(vocab_size=MODEL.vocab_size)) as writer:
         writer.append(np.random.default_rng(0).integers(0, 32, 4000) * np.tile([1, 2], 2000))
     return folder
 

@@ -39,7 +39,7 @@ from headway.daemon.workers.goal import (
 from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, WorkerProcess
 from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.supervisor import Supervisor
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.schedule.stage_schedule import schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -86,7 +86,7 @@ class SupervisorHarness:
     def __init__(self, folder: Path, *, num_spares: int, ports: str = "") -> None:
         self.folder = folder
         self.ears = Ears()
-        with writing_shards(folder / "data", vocab_size=256) as writer:
+        with writing_shards(folder / "data", DataForm(vocab_size=256)) as writer:
             writer.append(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
         settings = WorkerSettings(
             options=WorkerOptions(

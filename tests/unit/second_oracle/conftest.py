@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,9 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(folder: Path, *, seed: int, row_tokens: int) -> Path:
     """Tokens and flags that are drawn, some of them held out, as the product writes them."""
     random = np.random.default_rng(seed)
-    with writing_shards(folder, vocab_size=64, has_flags=True, row_tokens=row_tokens, shard_tokens=60) as writer:
+    with writing_shards(
+        folder, DataForm(vocab_size=64, has_flags=True, row_tokens=row_tokens, most_tokens=60)
+    ) as writer:
         writer.append(random.integers(0, 64, 13 * 20), random.integers(0, 4, 13 * 20))
         writer.validation.append(random.integers(0, 64, 13 * 16), random.integers(0, 4, 13 * 16))
     return folder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.hugging_face import checkpoint_name, model_spec
 from headway.stages.spec import layer_names
@@ -60,7 +60,7 @@ def test_data_of_another_tokenizer_is_refused(headway: Headway, tmp_path: Path, 
     """The data's tokens have other numbers in the model's folder: one line with the command that helps."""
     write_weights(tmp_path / "model")
     write_tokenizer(tmp_path / "model", shift=0)
-    with writing_shards(tmp_path / "data", vocab_size=256, tokenizer="tokenizer.json") as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=256), tokenizer="tokenizer.json") as writer:
         writer.append(np.zeros(64, dtype=np.uint8))
     write_tokenizer(tmp_path / "data", shift=1)
     (tmp_path / "job.toml").write_text(JOB)
@@ -78,7 +78,7 @@ def test_data_may_have_fewer_tokens_than_the_model(
 ) -> None:
     """As folders of the Hub pad the model's vocabulary; a token that the model has not is refused by the numbers."""
     write_weights(tmp_path / "model")
-    with writing_shards(tmp_path / "data", vocab_size=num_tokens, tokenizer="tokenizer.json") as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=num_tokens), tokenizer="tokenizer.json") as writer:
         writer.append(np.zeros(64, dtype=np.uint8))
     (tmp_path / "job.toml").write_text(JOB)
     code, _, err = headway("plan", str(tmp_path / "job.toml"), "--nodes", "2")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 JOB, NODES = str(DOCS / "examples" / "large.toml"), str(DOCS / "examples" / "nodes.toml")
@@ -183,7 +183,7 @@ def test_a_plan_says_how_long_the_epochs_are(headway: Headway, tmp_path: Path) -
     code, out, err = headway("plan", str(job), "--nodes", "2")
     assert (code, err) == (0, "")
     assert "The data is not here, so it is not known how many batches 3 epochs take." in out
-    with writing_shards(tmp_path / "data", vocab_size=256) as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(16 * 21 + 1) % 256)
     _, out, _ = headway("plan", str(job), "--nodes", "2")
     assert "3 epochs of the data are 8 batches, " in out

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from headway.daemon.reports.watch_view import Snapshot, render
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.unit.daemon.cli.test_displays import report
 
 Headway = Callable[..., tuple[int, str, str]]
@@ -45,7 +45,7 @@ eval_min_delta = 100.0
 @pytest.fixture
 def job(tmp_path: Path) -> str:
     for name in ("one", "other"):
-        with writing_shards(tmp_path / name, vocab_size=256) as writer:
+        with writing_shards(tmp_path / name, DataForm(vocab_size=256)) as writer:
             writer.append(np.arange(2000) % 250)
             writer.validation.append(np.arange(400) % 250)
     (tmp_path / "job.toml").write_text(JOB)

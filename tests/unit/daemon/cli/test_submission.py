@@ -20,7 +20,7 @@ from headway.daemon.rpc import peer_client
 from headway.daemon.storage import checkpoint
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import TryFolderReply
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 
 JOB = """
 [job]
@@ -37,7 +37,7 @@ def test_a_store_that_no_node_can_be_asked_about_is_tried_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str | None
 ) -> None:
     """A local cluster without certificates: this machine tries the store. With them its nodes do."""
-    with writing_shards(tmp_path / "data", vocab_size=256) as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(10_000, dtype=np.int64) % 256)
     (tmp_path / "job.toml").write_text(JOB)
     submitted: list[str] = []

@@ -17,7 +17,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.records import Device
 from headway.daemon.shards.data_source import check_tokenizer
 from headway.stages.data.shard_index import Shard, ShardIndex, read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.spec import TrainSpec
 
 HEAD = '[job]\nname = "mixed"\n[train]\nmicrobatches = 4\nmicrobatch_size = 2\nsequence_length = 16\n'
@@ -28,7 +28,7 @@ def write(
     folder: Path, *, vocab_size: int = 256, has_flags: bool = False, row_tokens: int = 0, num_held_out: int = 0
 ) -> str:
     """Write a folder of 1020 tokens. Returns its name."""
-    with writing_shards(folder, vocab_size=vocab_size, has_flags=has_flags, row_tokens=row_tokens) as writer:
+    with writing_shards(folder, DataForm(vocab_size=vocab_size, has_flags=has_flags, row_tokens=row_tokens)) as writer:
         for split, number in ((writer, 1020), (writer.validation, num_held_out)):
             if number:
                 split.append(np.arange(number) % 200, np.ones(number, dtype=np.uint8) if has_flags else None)
@@ -169,7 +169,7 @@ epochs = 3
 
 def batches_of(folder: Path, text: str, *, num_tokens: int = 16 * 21 + 1) -> int:
     """Resolve a job on so many tokens: 21 rows by default."""
-    with writing_shards(folder / "data", vocab_size=256) as writer:
+    with writing_shards(folder / "data", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(num_tokens) % 256)
     file = folder / "job.toml"
     file.write_text(text)

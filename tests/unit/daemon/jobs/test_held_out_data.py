@@ -9,7 +9,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.records.records import Device
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 
 JOB = """
 [job]
@@ -29,7 +29,7 @@ eval_microbatches = {number}
 
 def resolved(folder: Path, number: int, num_held_out: int) -> int:
     """Resolve a job on 1000 tokens and so many held-out ones. Returns its held-out microbatches."""
-    with writing_shards(folder / "data", vocab_size=256) as writer:
+    with writing_shards(folder / "data", DataForm(vocab_size=256)) as writer:
         writer.append(np.arange(1000) % 256)
         if num_held_out:
             writer.validation.append(np.arange(num_held_out) % 256)

@@ -24,7 +24,7 @@ from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterVi
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Heartbeat
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 
 NODE = NodeRecord(
@@ -132,7 +132,7 @@ async def test_only_the_last_data_sets_are_remembered(tmp_path: Path, monkeypatc
     specs = []
     for number in range(3):
         folder = tmp_path / str(number)
-        with writing_shards(folder, vocab_size=256) as writer:
+        with writing_shards(folder, DataForm(vocab_size=256)) as writer:
             writer.append(np.full(500, number, dtype=np.uint8))
         specs.append(DataSpec(source=str(folder), sha256=TokenShards.open(folder).index.sha256))
         await books.open(specs[-1])

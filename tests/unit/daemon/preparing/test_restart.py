@@ -21,7 +21,7 @@ from headway.daemon.preparing import prepare as restartable_run
 from headway.daemon.preparing.preparation import Preparation, Prepared
 from headway.daemon.preparing.unfinished import Unfinished
 from headway.daemon.sources import file_content
-from headway.stages.data.shard_writer import ShardWriter, SplitWriter, data_form
+from headway.stages.data.shard_writer import DataForm, ShardWriter, SplitWriter
 
 KINDS: dict[str, dict[str, Any]] = {
     "stream": {"max_bad": 5},
@@ -45,7 +45,7 @@ def shrink(patch: Callable[[Any, str, Any], None]) -> None:
     patch(batch_encoding, "BATCH_BYTES", 1000)
     patch(restartable_run, "SAVE_EVERY_S", 0.0)
     patch(restartable_run, "SAVING_SHARE", 1e9)
-    patch(preparing, "data_form", partial(data_form, shard_tokens=5000))
+    patch(preparing, "DataForm", partial(DataForm, most_tokens=5000))
 
 
 def interrupt(

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.model.decoder import build_layer, token_loss
 from headway.stages.model.initial_weights import initial_parameters
@@ -42,7 +42,7 @@ NO_FEEDBACK = OptimSpec(matrices=ADAMW, rest=ADAMW, error_feedback=0.0, warmup_b
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     folder = tmp_path_factory.mktemp("tokens") / "data"
-    with writing_shards(folder, vocab_size=MODEL.vocab_size) as writer:
+    with writing_shards(folder, DataForm(vocab_size=MODEL.vocab_size)) as writer:
         writer.append(np.random.default_rng(0).integers(0, 16, 4000) * np.tile([1, 3], 2000))
     return TokenShards.open(folder)
 

@@ -10,7 +10,7 @@ import pytest
 from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, OriginSpec
 from headway.daemon.shards.data_source import check_tokenizer
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 
 VOCABULARY = {f"t{number}": number for number in range(200)}
 
@@ -23,7 +23,7 @@ def write_tokenizer(folder: Path, vocabulary: object) -> Path:
 
 def data_made_by(tmp_path: Path, vocabulary: object) -> DataSpec:
     """A data folder with a tokenizer beside its shards."""
-    with writing_shards(tmp_path / "data", vocab_size=256, tokenizer="tokenizer.json") as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=256), tokenizer="tokenizer.json") as writer:
         writer.append(np.zeros(64, dtype=np.uint8))
     return DataSpec(source=str(write_tokenizer(tmp_path / "data", vocabulary)))
 

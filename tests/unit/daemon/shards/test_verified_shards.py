@@ -23,7 +23,7 @@ from headway.daemon.situation.deadlines import Deadlines
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import MOST_READINGS, JobView
 from headway.stages.data.shard_index import fingerprint, read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 
@@ -32,7 +32,7 @@ from headway.stages.errors import DataError
 def folder(tmp_path: Path) -> Path:
     """Two shards of 5000 tokens each."""
     folder = tmp_path / "data"
-    with writing_shards(folder, vocab_size=256, shard_tokens=5000) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256, most_tokens=5000)) as writer:
         writer.append(np.arange(10_000, dtype=np.int64) % 256)
     return folder
 

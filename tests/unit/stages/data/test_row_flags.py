@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, INDEX_NAME, IS_TARGET, read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec
@@ -26,7 +26,7 @@ FLAGS = IS_TRAINED * IS_TARGET + BEGINS * BEGINS_DOCUMENT
 def written(out: Path, *, row_tokens: int = LENGTH + 1, shard_tokens: int = 30, has_validation: bool = False) -> Path:
     """Token k is the number k."""
     with writing_shards(
-        out, vocab_size=256, has_flags=True, row_tokens=row_tokens, shard_tokens=shard_tokens
+        out, DataForm(vocab_size=256, has_flags=True, row_tokens=row_tokens, most_tokens=shard_tokens)
     ) as writer:
         for begin in range(0, NUM_TOKENS, 13):
             part = slice(begin, begin + 13)
@@ -80,7 +80,7 @@ def test_every_row_occurs(tmp_path: Path) -> None:
 
 def test_a_batch_without_a_target_divides_by_one_over_m(tmp_path: Path) -> None:
     """Nothing is trained on → the divisor is that of a single target."""
-    with writing_shards(tmp_path / "data", vocab_size=4, has_flags=True, row_tokens=LENGTH + 1) as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=4, has_flags=True, row_tokens=LENGTH + 1)) as writer:
         writer.append(np.zeros(LENGTH + 1, np.uint8), np.zeros(LENGTH + 1, np.uint8))
     rows = TokenShards.open(tmp_path / "data").microbatch(TRAIN, seed=1, batch=0, microbatch=0)
     assert rows.mean_tokens == torch.tensor(1 / 3)
@@ -108,7 +108,7 @@ def test_half_a_row_is_refused(tmp_path: Path) -> None:
     """The writer ends inside a row → no folder."""
     with (
         pytest.raises(DataError, match="no whole rows"),
-        writing_shards(tmp_path / "data", vocab_size=4, row_tokens=8) as writer,
+        writing_shards(tmp_path / "data", DataForm(vocab_size=4, row_tokens=8)) as writer,
     ):
         writer.append(np.zeros(12, np.uint8))
     assert not (tmp_path / "data").exists()
@@ -154,7 +154,7 @@ def test_an_index_that_cannot_be_so_is_refused(tmp_path: Path, change: dict[str,
 
 def test_data_without_flags_is_written_as_format_1(tmp_path: Path) -> None:
     """A plain stream → the keys that older versions know, and no others."""
-    with writing_shards(tmp_path / "data", vocab_size=4) as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=4)) as writer:
         writer.append(np.zeros(12, np.uint8))
     fields = json.loads((tmp_path / "data" / INDEX_NAME).read_text())
     assert fields["format"] == 1

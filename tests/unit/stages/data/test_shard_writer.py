@@ -8,7 +8,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.stdlib_corpus import builtin_corpus, stdlib_sources
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
@@ -18,7 +18,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     """An exception after some tokens: neither the folder nor a draft of it."""
 
     def fail_half_way() -> None:
-        with writing_shards(tmp_path / "data", vocab_size=256) as writer:
+        with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as writer:
             writer.append(np.zeros(10, dtype=np.uint8))
             raise ZeroDivisionError
 
@@ -32,7 +32,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with (
         pytest.raises(DataError, match="exists already"),
-        writing_shards(tmp_path / "data", vocab_size=256),
+        writing_shards(tmp_path / "data", DataForm(vocab_size=256)),
     ):
         pytest.fail("the block must not be entered")
 
@@ -41,9 +41,9 @@ def test_of_two_writers_the_first_to_end_wins(tmp_path: Path) -> None:
     """The second finds the folder there at its end, raises, and cleans up its draft."""
 
     def end_second() -> None:
-        with writing_shards(tmp_path / "data", vocab_size=256) as slow:
+        with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as slow:
             slow.append(np.full(10, 1))
-            with writing_shards(tmp_path / "data", vocab_size=256) as quick:
+            with writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as quick:
                 quick.append(np.full(10, 2))
 
     with pytest.raises(DataError, match="exists already"):
@@ -57,7 +57,7 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, token: int) -
     """It would have become another token in the file."""
     with (
         pytest.raises(DataError, match="outside the vocabulary"),
-        writing_shards(tmp_path / "data", vocab_size=256) as writer,
+        writing_shards(tmp_path / "data", DataForm(vocab_size=256)) as writer,
     ):
         writer.append(np.array([1, token]))
 
@@ -65,9 +65,9 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, token: int) -
 def test_shards_do_not_depend_on_how_tokens_arrive(tmp_path: Path) -> None:
     """One array, or pieces across the shards' ends: the same files, the same name."""
     tokens = np.arange(100)
-    with writing_shards(tmp_path / "a", vocab_size=256, shard_tokens=30) as writer:
+    with writing_shards(tmp_path / "a", DataForm(vocab_size=256, most_tokens=30)) as writer:
         writer.append(tokens)
-    with writing_shards(tmp_path / "b", vocab_size=256, shard_tokens=30) as writer:
+    with writing_shards(tmp_path / "b", DataForm(vocab_size=256, most_tokens=30)) as writer:
         for piece in np.split(tokens, [1, 1, 29, 31, 95]):
             writer.append(piece)
     a, b = (TokenShards.open(tmp_path / name) for name in "ab")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.source_choice import source_of
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.data.tokens import TokenShards
@@ -23,7 +23,7 @@ MASKED = TrainSpec(
 
 def stream(folder: Path, first: int, *, num_tokens: int = 1000) -> Path:
     """Tokens that count upwards from `first`, in files of 100."""
-    with writing_shards(folder, vocab_size=65536, shard_tokens=100) as writer:
+    with writing_shards(folder, DataForm(vocab_size=65536, most_tokens=100)) as writer:
         writer.append(np.arange(first, first + num_tokens))
     return folder
 
@@ -31,7 +31,7 @@ def stream(folder: Path, first: int, *, num_tokens: int = 1000) -> Path:
 def packed(folder: Path, token: int, *, num_targets: int, num_held_out: int = 40) -> Path:
     """Rows of one token each, in which the first so many targets count."""
     flags = np.array([BEGINS_DOCUMENT, *[IS_TARGET] * num_targets, *[0] * (16 - num_targets)])
-    with writing_shards(folder, vocab_size=256, has_flags=True, row_tokens=17) as writer:
+    with writing_shards(folder, DataForm(vocab_size=256, has_flags=True, row_tokens=17)) as writer:
         writer.append(np.full(17 * 10, token), np.tile(flags, 10))
         writer.validation.append(np.full(17 * num_held_out, token + 100), np.tile(flags, num_held_out))
     return folder

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from headway.stages.data.shard_index import IS_TARGET, Shard, combined_sha256, read_index
-from headway.stages.data.shard_writer import writing_shards
+from headway.stages.data.shard_index import IS_TARGET, ShardIndex, combined_sha256, read_index
+from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import DataError
 from headway.stages.spec import TrainSpec
@@ -22,7 +23,7 @@ def make_shards(tmp_path: Path) -> MakeShards:
     """Write tokens 0, 1, 2 … into a folder, so that a window tells where it lies."""
 
     def make(num_tokens: int, *, vocab_size: int = 65536, shard_tokens: int = 1 << 20, name: str = "data") -> Path:
-        with writing_shards(tmp_path / name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+        with writing_shards(tmp_path / name, DataForm(vocab_size=vocab_size, most_tokens=shard_tokens)) as writer:
             writer.append(np.arange(num_tokens))
         return tmp_path / name
 
@@ -109,7 +110,7 @@ def test_a_stream_shorter_than_a_window_is_refused(make_shards: MakeShards) -> N
 def test_tokens_take_the_narrowest_type(make_shards: MakeShards, vocab_size: int, dtype: str) -> None:
     """The largest token of a vocabulary survives in its file."""
     folder = make_shards(200, vocab_size=vocab_size, name="filler")
-    with writing_shards(folder.parent / "top", vocab_size=vocab_size) as writer:
+    with writing_shards(folder.parent / "top", DataForm(vocab_size=vocab_size)) as writer:
         writer.append(np.full(40, vocab_size - 1))
     shards = TokenShards.open(folder.parent / "top")
     assert shards.index.dtype == dtype
@@ -200,7 +201,7 @@ def test_an_index_that_fits_its_hash_is_still_foreign(
     file = folder / "shards.json"
     index = json.loads(file.read_text())
     index["shards"][0][field] = value
-    index["sha256"] = combined_sha256(index["dtype"], [Shard(**shard) for shard in index["shards"]])
+    index["sha256"] = combined_sha256(msgspec.convert(index | {"sha256": ""}, ShardIndex))
     file.write_text(json.dumps(index))
     with pytest.raises(DataError, match=reason):
         read_index(folder)
@@ -211,7 +212,7 @@ def test_an_index_that_fits_its_hash_is_still_foreign(
 
 def with_validation(folder: Path, num_tokens: int, *, row_tokens: int = 0) -> TokenShards:
     """Tokens from 1000 on are held out; with rows, each also has flags."""
-    with writing_shards(folder, vocab_size=65536, row_tokens=row_tokens, has_flags=row_tokens > 0) as writer:
+    with writing_shards(folder, DataForm(vocab_size=65536, row_tokens=row_tokens, has_flags=row_tokens > 0)) as writer:
         given = [(np.arange(10 * (row_tokens or 100)), writer), (np.arange(1000, 1000 + num_tokens), writer.validation)]
         for tokens, split in given:
             split.append(tokens, *([np.full(len(tokens), IS_TARGET)] if row_tokens else []))
@@ -251,7 +252,7 @@ def test_an_evaluation_of_data_without_a_split_says_how_to_make_one(make_shards:
 def test_an_epoch_sees_each_row_once(tmp_path: Path, row_tokens: int) -> None:
     """Rows, or windows of a stream that do not overlap, over microbatches of two; the next epoch has another order."""
     train = TrainSpec(microbatches=3, microbatch_size=2, sequence_length=16, data_order="epochs")
-    with writing_shards(tmp_path / "data", vocab_size=65536, row_tokens=row_tokens) as writer:
+    with writing_shards(tmp_path / "data", DataForm(vocab_size=65536, row_tokens=row_tokens)) as writer:
         writer.append(np.arange(17 * 12 if row_tokens else 16 * 12 + 1))
     shards = TokenShards.open(tmp_path / "data")
     epochs = [

@@ -39,7 +39,7 @@ def test_pieces_on_late_copies_are_the_file(tmp_path: Path, seed: int) -> None:
         blocks.append(device.streams.host_buffer(dtype, shape))
         return blocks[-1]
 
-    device.host_buffer = take  # type: ignore[method-assign]
+    device.host_buffer = take
     header, found = read_state(tmp_path / "file", loading=DeviceLoading(device, block_bytes=1000))
     assert header == HEADER
     assert found.keys() == expected.keys()
