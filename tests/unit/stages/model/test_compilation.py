@@ -15,9 +15,19 @@ from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec
 from headway.stages.state.journal import Journal
-from tests.unit.stages.model.test_linear_attention import DOCUMENTS, HYBRID, LONG
-from tests.unit.stages.stage.pipeline import EF, MODEL, TRAIN, Pipeline, initial_layers, make_job, with_train
-from tests.unit.stages.stage.test_exactness import assert_exact
+from tests.unit.stages.stage.pipeline import (
+    DOCUMENTS,
+    EF,
+    HYBRID,
+    LONG,
+    MODEL,
+    TRAIN,
+    Pipeline,
+    assert_exact,
+    initial_layers,
+    make_job,
+    with_train,
+)
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles with g++")

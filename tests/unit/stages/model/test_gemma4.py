@@ -14,8 +14,7 @@ from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import AdapterSpec, ModelSpec, RopeSpec, TrainSpec, layer_names, matrix_names
 from headway.stages.state.journal import Journal
 from tests.unit.daemon.costs.test_block_widths import MOST_BESIDE, TOKENS, saved_values
-from tests.unit.stages.stage.pipeline import EF, MODEL, Pipeline, initial_layers, make_job, with_train
-from tests.unit.stages.stage.test_exactness import assert_exact
+from tests.unit.stages.stage.pipeline import EF, MODEL, Pipeline, assert_exact, initial_layers, make_job, with_train
 
 GEMMA4 = replace(
     MODEL,

@@ -18,38 +18,20 @@ from headway.stages.spec import AdapterSpec, TrainSpec
 from headway.stages.state.journal import Journal
 from tests.unit.daemon.costs.test_block_widths import MOST_BESIDE, TOKENS, saved_values
 from tests.unit.stages.stage.pipeline import (
+    DOCUMENTS,
     EF,
-    MODEL,
+    HYBRID,
+    LONG,
     Pipeline,
+    assert_exact,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
 
-SHAPE = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_conv_kernel_dim": 4,
-}
-HYBRID = replace(
-    MODEL,
-    layer_types=("linear_attention", "full_attention"),
-    qk_norm=True,
-    attn_output_gate=True,
-    zero_centered_norms=True,
-    head_dim=8,
-    partial_rotary_factor=0.25,
-    **SHAPE,  # type: ignore[arg-type]
-)
 ADAPTED = replace(HYBRID, adapter=AdapterSpec(rank=2))
-DOCUMENTS: dict[str, object] = {"loss_mask": "data", "documents": "separate"}
-LONG: dict[str, object] = {"sequence_length": 66, "microbatch_size": 1}
-"""More than a chunk."""
 LENGTHS = (3, 70, 1, 64, 30)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS]).to(torch.int32)[None]
 

@@ -1,107 +1,19 @@
 """What every schedule promises, whatever the times are."""
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
-from headway.stages.schedule.operations import Backward, Forward, Op, Update
 from headway.stages.schedule.simulator import (
     LinkTimes,
-    Simulation,
     StageTimes,
     StopRequest,
-    TimedOp,
     simulate,
-    stages_of,
 )
 from headway.stages.schedule.stage_schedule import StageSchedule
-from headway.stages.spec import ScheduleName, TrainSpec, weight_version
-from tests.unit.stages.schedule.strategies import Case, cases, stage_schedules
-
-
-def format_grid(timeline: Sequence[TimedOp], *, bad: TimedOp | None = None) -> str:
-    """The timeline as a grid for people: a row per worker, a column per start time; the bad cell is marked >so<."""
-    columns = {time: column for column, time in enumerate(sorted({done.started for done in timeline}))}
-    num_stages = 1 + max((done.stage for done in timeline), default=-1)
-    cells = [[""] * len(columns) for _ in range(num_stages)]
-    for done in timeline:
-        text = f">{done.op}<" if done == bad else str(done.op)
-        cell = cells[done.stage][columns[done.started]]
-        cells[done.stage][columns[done.started]] = f"{cell},{text}" if cell else text
-    widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(columns))]
-    return "\n".join(
-        f"stage {stage}: " + " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for stage, row in enumerate(cells)
-    )
-
-
-def violation(case: Case, simulation: Simulation) -> tuple[str, TimedOp | None]:
-    """The first promise that a timeline breaks, and the cell; ("", None) when it keeps them all.
-
-    Versions are recomputed here from the updates in the timeline, not asked of the schedule's own books.
-    """
-    if simulation.is_stuck:
-        return f"stuck at {simulation.boundaries}, not {simulation.stop}", None
-    delay, first = case.schedules[0].delay, case.schedules[0].first_batch
-    newest = [first] * len(case.schedules)
-    in_flight = [0] * len(case.schedules)
-    read_until = [0.0] * len(case.schedules)
-    read_by: dict[tuple[int, int, int], int] = {}
-    counts: Counter[tuple[int, Op]] = Counter()
-    left: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for s, schedule in enumerate(case.schedules):
-        for batch in range(first, simulation.stop):
-            left[s, batch] = len(schedule.held_microbatches)
-    stages = stages_of(case.schedules)
-    siblings = {worker: workers for workers in stages for worker in workers}
-    for done in simulation.timeline:
-        s, op = done.stage, done.op
-        counts[s, op] += 1
-        match op:
-            case Forward(batch, microbatch):
-                in_flight[s] += 1
-                read_by[s, batch, microbatch] = done.version
-                if done.version != weight_version(batch, delay):
-                    return "forward on another version than v(b)", done
-                if newest[s] - done.version not in (0, 1):
-                    return "forward on a version that is not live", done
-                if in_flight[s] > case.schedules[s].depth:
-                    return "in flight above depth", done
-            case Backward(batch, microbatch):
-                in_flight[s] -= 1
-                left[s, batch] -= 1
-                if read_by.pop((s, batch, microbatch), None) != done.version:
-                    return "backward on another version than its forward", done
-                if newest[s] - done.version not in (0, 1):
-                    return "backward on a version that was overwritten", done
-            case Update(batch):
-                if batch != newest[s]:
-                    return "update out of order", done
-                if any(left[sibling, batch] for sibling in siblings[s]):
-                    return "update before the last backward", done
-                if done.started < read_until[s]:
-                    return "update of what a snapshot still reads", done
-                if any(stage == s and version <= batch - 1 for (stage, _, _), version in read_by.items()):
-                    return "update over a version that a graph reads", done
-                newest[s] = batch + 1
-                if case.snapshots is not None and newest[s] % case.snapshots.every == 0 and newest[s] < simulation.stop:
-                    read_until[s] = done.ended + case.snapshots.seconds
-    wanted: Counter[tuple[int, Op]] = Counter()
-    for s, schedule in enumerate(case.schedules):
-        for batch in range(first, simulation.stop):
-            wanted[s, Update(batch)] = 1
-            for i in schedule.held_microbatches:
-                wanted[s, Forward(batch, i)] = wanted[s, Backward(batch, i)] = 1
-    for workers in stages:
-        held = sorted(i for worker in workers for i in case.schedules[worker].held_microbatches)
-        if held != list(range(case.schedules[0].num_microbatches)):
-            return f"a stage computes microbatches {held}", None
-    if counts != wanted:
-        return f"not each operation exactly once: {list((counts - wanted) + (wanted - counts))[:4]}", None
-    return "", None
+from headway.stages.spec import ScheduleName, TrainSpec
+from tests.unit.stages.schedule.strategies import Case, cases, format_grid, stage_schedules, violation
 
 
 @settings(max_examples=200, deadline=None)

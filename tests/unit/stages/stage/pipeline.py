@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +14,7 @@ import torch
 
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.update_shares import update_shares
+from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.daemon.worker.stage_records import RunObserver
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
@@ -462,3 +464,88 @@ def load_all(folder: Path, job: JobSpec, boundary: Boundary) -> tuple[dict[str, 
 def with_train(**changes: object) -> TrainSpec:
     """The tiny job's `[train]`, changed."""
     return replace(TRAIN, **changes)  # type: ignore[arg-type]
+
+
+@cache
+def oracle_results(job: JobSpec) -> tuple[list[BatchResult], Weights]:
+    """The reference's batches and final weights; each job is computed once."""
+    results: list[BatchResult] = []
+    weights = reference(job, CountingTokens(), on_batch=results.append)  # type: ignore[arg-type]
+    return results, weights
+
+
+def oracle(job: JobSpec) -> tuple[list[float], Weights]:
+    """The reference's losses and final weights."""
+    results, weights = oracle_results(job)
+    return [result.loss for result in results], weights
+
+
+def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) -> None:
+    """Every loss and every weight, to the bit."""
+    losses, weights = oracle(job)
+    assert [row.loss for row in journal.rows] == losses
+    assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in oracle_results(job)[0]]
+    assert weights.keys() == layers.keys()
+    for name, layer in layers.items():
+        for parameter, tensor in weights[name].items():
+            assert torch.equal(layer.weights()[parameter], tensor), f"{name}.{parameter}"
+
+
+JOBS = {
+    "2bw, Muon + EF": make_job(with_train(), EF),
+    "2bw, Muon + EF, no clip, 3 groups": make_job(
+        with_train(clip_norm=0.0, microbatches=8, reduction_groups=3, batches=3), EF
+    ),
+    "2bw, AdamW, clip, 3 groups": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.05), ADAMW),
+    "2bw, bfloat16": make_job(with_train(dtype="bfloat16"), EF),
+    "2bw, narrow optimizer, bfloat16": make_job(with_train(dtype="bfloat16"), NARROW),
+    "2bw, loss in chunks, recomputation": make_job(with_train(loss_chunk=5, recompute="block"), EF),
+    "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
+    "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
+    "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),
+    "2bw, recomputation": make_job(with_train(recompute="block"), EF),
+    "2bw, recomputation, bfloat16": make_job(with_train(recompute="block", dtype="bfloat16"), EF),
+    "gpipe, recomputation, no clip": make_job(with_train(schedule="gpipe", recompute="block", clip_norm=0.0), ADAMW),
+    "gpipe, AdamW, 3 groups": make_job(with_train(schedule="gpipe", microbatches=8, reduction_groups=3), ADAMW),
+}
+
+
+def same_bits(one: Mapping[str, LayerState], other: Mapping[str, LayerState], names: tuple[LayerName, ...]) -> bool:
+    """Weights and optimizer state, of these layers."""
+    pairs = [(one[name].tensors(), other[name].tensors()) for name in names]
+    return all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+
+
+def assert_replicas_agree(pipeline: Pipeline, layers: Mapping[str, LayerState]) -> None:
+    """Every worker of a stage ended with the lead's bits."""
+    for place in pipeline.places:
+        if place.replica:
+            assert same_bits(layers, pipeline.copies[place.replica - 1], pipeline.slices[place.stage]), str(place)
+
+
+SHAPE = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+HYBRID = replace(
+    MODEL,
+    layer_types=("linear_attention", "full_attention"),
+    qk_norm=True,
+    attn_output_gate=True,
+    zero_centered_norms=True,
+    head_dim=8,
+    partial_rotary_factor=0.25,
+    **SHAPE,  # type: ignore[arg-type]
+)
+
+
+DOCUMENTS: dict[str, object] = {"loss_mask": "data", "documents": "separate"}
+
+
+LONG: dict[str, object] = {"sequence_length": 66, "microbatch_size": 1}
+"""More than a chunk."""

@@ -24,8 +24,16 @@ from headway.stages.state.journal import Journal
 from tests.fakes.late_streams import LateStreams, late_device
 from tests.fakes.local_link import LocalLink
 from tests.fakes.unobserved import Unobserved
-from tests.unit.stages.stage.pipeline import ADAMW, EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
-from tests.unit.stages.stage.test_exactness import assert_exact
+from tests.unit.stages.stage.pipeline import (
+    ADAMW,
+    EF,
+    CountingTokens,
+    Pipeline,
+    assert_exact,
+    initial_layers,
+    make_job,
+    with_train,
+)
 
 PATIENCE_S = 20.0
 

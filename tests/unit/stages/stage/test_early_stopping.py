@@ -17,13 +17,14 @@ from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
 from tests.unit.stages.stage.pipeline import (
     Pipeline,
+    assert_exact,
     initial_layers,
     load_all,
     make_job,
+    oracle_results,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact, oracle_results
 
 FAST = OptimSpec(matrices=GroupSpec(name="muon", lr=1e-2), rest=GroupSpec(name="adamw", lr=1e-2), warmup_batches=2)
 JOBS = {

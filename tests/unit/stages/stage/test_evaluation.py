@@ -14,13 +14,15 @@ from tests.unit.stages.stage.pipeline import (
     CountingTokens,
     Pipeline,
     Trace,
+    assert_exact,
     initial_layers,
     load_all,
     make_job,
+    oracle,
+    oracle_results,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact, oracle, oracle_results
 
 JOBS = {
     "2bw, each second batch": make_job(with_train(eval_every=2, eval_microbatches=3, batches=5), EF),

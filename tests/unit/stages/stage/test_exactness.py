@@ -1,76 +1,29 @@
 """However the model is cut, the losses and weights are bit for bit those of the plain loop."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
-from headway.stages.state.layer_state import LayerState
 from tests.unit.stages.stage.pipeline import (
     ADAMW,
     EF,
+    JOBS,
     NARROW,
-    CountingTokens,
     Pipeline,
     Trace,
+    assert_exact,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-
-
-@cache
-def oracle_results(job: JobSpec) -> tuple[list[BatchResult], Weights]:
-    """The reference's batches and final weights; each job is computed once."""
-    results: list[BatchResult] = []
-    weights = reference(job, CountingTokens(), on_batch=results.append)  # type: ignore[arg-type]
-    return results, weights
-
-
-def oracle(job: JobSpec) -> tuple[list[float], Weights]:
-    """The reference's losses and final weights."""
-    results, weights = oracle_results(job)
-    return [result.loss for result in results], weights
-
-
-def assert_exact(job: JobSpec, layers: dict[str, LayerState], journal: Journal) -> None:
-    """Every loss and every weight, to the bit."""
-    losses, weights = oracle(job)
-    assert [row.loss for row in journal.rows] == losses
-    assert [row.eval_loss for row in journal.rows] == [result.eval_loss for result in oracle_results(job)[0]]
-    assert weights.keys() == layers.keys()
-    for name, layer in layers.items():
-        for parameter, tensor in weights[name].items():
-            assert torch.equal(layer.weights()[parameter], tensor), f"{name}.{parameter}"
-
-
-JOBS = {
-    "2bw, Muon + EF": make_job(with_train(), EF),
-    "2bw, Muon + EF, no clip, 3 groups": make_job(
-        with_train(clip_norm=0.0, microbatches=8, reduction_groups=3, batches=3), EF
-    ),
-    "2bw, AdamW, clip, 3 groups": make_job(with_train(microbatches=8, reduction_groups=3, clip_norm=0.05), ADAMW),
-    "2bw, bfloat16": make_job(with_train(dtype="bfloat16"), EF),
-    "2bw, narrow optimizer, bfloat16": make_job(with_train(dtype="bfloat16"), NARROW),
-    "2bw, loss in chunks, recomputation": make_job(with_train(loss_chunk=5, recompute="block"), EF),
-    "1f1b, Muon + EF": make_job(with_train(schedule="1f1b"), EF),
-    "1f1b, AdamW, no clip": make_job(with_train(schedule="1f1b", clip_norm=0.0), ADAMW),
-    "gpipe, Muon + EF, bfloat16": make_job(with_train(schedule="gpipe", dtype="bfloat16"), EF),
-    "2bw, recomputation": make_job(with_train(recompute="block"), EF),
-    "2bw, recomputation, bfloat16": make_job(with_train(recompute="block", dtype="bfloat16"), EF),
-    "gpipe, recomputation, no clip": make_job(with_train(schedule="gpipe", recompute="block", clip_norm=0.0), ADAMW),
-    "gpipe, AdamW, 3 groups": make_job(with_train(schedule="gpipe", microbatches=8, reduction_groups=3), ADAMW),
-}
 
 
 def cuts() -> list[object]:

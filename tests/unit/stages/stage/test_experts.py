@@ -16,14 +16,14 @@ from tests.unit.stages.stage.pipeline import (
     EF,
     MODEL,
     Pipeline,
+    assert_exact,
+    assert_replicas_agree,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
-from tests.unit.stages.stage.test_replicas import assert_replicas_agree
 
 MIXTRAL = replace(MODEL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
 DOTS = replace(

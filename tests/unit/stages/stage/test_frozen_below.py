@@ -23,12 +23,12 @@ from tests.unit.stages.stage.pipeline import (
     MODEL,
     CountingTokens,
     Pipeline,
+    assert_exact,
     factory_of,
     initial_layers,
     make_job,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
 
 ADAPTED = replace(MODEL, adapter=AdapterSpec(rank=2))
 

@@ -21,16 +21,18 @@ from tests.fakes.late_streams import late_device
 from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
 from tests.unit.stages.stage.pipeline import (
     EF,
+    JOBS,
     Pipeline,
     SnapshotPlan,
     Trace,
+    assert_exact,
+    assert_replicas_agree,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import JOBS, assert_exact
 
 NUM_SEEDS = 20
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, NUM_SEEDS))]
@@ -83,7 +85,7 @@ def test_late_copies_change_no_bit_of_replicas(name: str, seed: int) -> None:
     pipeline = Pipeline(job, layers, journal, num_stages=len(replicas), replicas=replicas, late_seed=seed)
     pipeline.run()
     assert_exact(job, layers, journal)
-    test_replicas.assert_replicas_agree(pipeline, layers)
+    assert_replicas_agree(pipeline, layers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

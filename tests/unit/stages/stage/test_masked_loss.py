@@ -15,11 +15,12 @@ from tests.unit.stages.stage.pipeline import (
     MODEL,
     CountingTokens,
     Pipeline,
+    assert_exact,
     initial_layers,
     make_job,
+    oracle,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact, oracle
 
 MASKED = with_train(loss_mask="data")
 SEPARATE = replace(MASKED, documents="separate")

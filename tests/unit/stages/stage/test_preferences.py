@@ -19,11 +19,12 @@ from tests.unit.stages.stage.pipeline import (
     MODEL,
     CountingTokens,
     Pipeline,
+    assert_exact,
     initial_layers,
     make_job,
+    oracle,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact, oracle
 
 ADAPTED = replace(MODEL, adapter=AdapterSpec(rank=2, alpha=4.0))
 PAIRS = with_train(objective="dpo", loss_mask="data", documents="separate", dpo_beta=0.5)

@@ -1,18 +1,15 @@
 """However many workers hold a stage, the losses and weights are bit for bit those of the plain loop."""
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
 from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
-from headway.stages.state.layer_state import LayerState
 from headway.stages.telemetry.goodput import Goodput
 from tests.fakes.local_link import LocalLink
 from tests.unit.stages.stage.pipeline import (
@@ -21,6 +18,8 @@ from tests.unit.stages.stage.pipeline import (
     Pipeline,
     SnapshotPlan,
     Trace,
+    assert_exact,
+    assert_replicas_agree,
     initial_layers,
     load_all,
     make_job,
@@ -28,7 +27,6 @@ from tests.unit.stages.stage.pipeline import (
     timed,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
 
 JOBS = {
     "2bw, Muon + EF, clip": make_job(with_train(microbatches=8, reduction_groups=4, clip_norm=0.05), EF),
@@ -50,19 +48,6 @@ JOBS = {
     ),
 }
 REPLICAS = [(2,), (3,), (2, 2), (3, 3), (2, 1, 2), (1, 3, 1), (3, 2), (1, 2)]
-
-
-def same_bits(one: Mapping[str, LayerState], other: Mapping[str, LayerState], names: tuple[LayerName, ...]) -> bool:
-    """Weights and optimizer state, of these layers."""
-    pairs = [(one[name].tensors(), other[name].tensors()) for name in names]
-    return all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
-
-
-def assert_replicas_agree(pipeline: Pipeline, layers: Mapping[str, LayerState]) -> None:
-    """Every worker of a stage ended with the lead's bits."""
-    for place in pipeline.places:
-        if place.replica:
-            assert same_bits(layers, pipeline.copies[place.replica - 1], pipeline.slices[place.stage]), str(place)
 
 
 def parameters() -> list[object]:

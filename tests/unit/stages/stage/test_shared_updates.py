@@ -8,12 +8,12 @@ from headway.stages.state.journal import Journal
 from tests.unit.stages.stage.pipeline import (
     EF,
     Pipeline,
+    assert_exact,
+    assert_replicas_agree,
     initial_layers,
     make_job,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
-from tests.unit.stages.stage.test_replicas import assert_replicas_agree
 
 NARROW = replace(EF, matrices=replace(EF.matrices, newton_schulz_dtype="bfloat16", momentum_dtype="bfloat16"))
 JOBS = {

@@ -30,13 +30,13 @@ from tests.unit.stages.stage.pipeline import (
     Pipeline,
     SnapshotPlan,
     Trace,
+    assert_exact,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
 
 JOBS = {
     "2bw, clip, Muon + EF": make_job(with_train(batches=5), EF),

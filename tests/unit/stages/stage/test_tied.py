@@ -15,14 +15,14 @@ from tests.unit.stages.stage.pipeline import (
     MODEL,
     NARROW,
     Pipeline,
+    assert_exact,
+    assert_replicas_agree,
     initial_layers,
     load_all,
     make_job,
     save_all,
     with_train,
 )
-from tests.unit.stages.stage.test_exactness import assert_exact
-from tests.unit.stages.stage.test_replicas import assert_replicas_agree
 
 TIED_MODEL = replace(MODEL, tie_word_embeddings=True)
 JOBS = {
