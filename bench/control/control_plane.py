@@ -49,7 +49,7 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.situation.plans import PlanCache
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import SETTLE_S, ClusterView
 from headway.daemon.workers.goal import WorkerStatus

@@ -20,7 +20,7 @@ from headway.daemon.etcd.transaction import Delete, Put
 from headway.daemon.joining.join_token import SERVER_NAME, JoinToken, write_token
 from headway.daemon.joining.renewals import asked_of_authority
 from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
-from headway.daemon.records.certificate_records import RevokedRecord
+from headway.daemon.records.cluster_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord

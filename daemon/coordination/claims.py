@@ -17,7 +17,7 @@ from headway.daemon.planning.plan_question import usable_devices
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused
 from headway.daemon.planning.rebalance import judge
 from headway.daemon.records.records import Desired, DeviceKey, Phase, Save
-from headway.daemon.situation.plan_cache import Outcome, PlanMissingError, Purpose
+from headway.daemon.situation.plans import Outcome, PlanMissingError, Purpose
 from headway.daemon.situation.situation import JobSituation, Standing
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView

@@ -17,7 +17,7 @@ from headway.daemon.records.measurements import DeviceShortage
 from headway.daemon.records.records import CheckpointRecord, EventRecord, FailureCount, Phase, PhaseRecord, PlanRecord
 from headway.daemon.situation.boundaries import Origin
 from headway.daemon.situation.failures import LostWorker
-from headway.daemon.situation.plan_cache import PlanRequest
+from headway.daemon.situation.plans import PlanRequest
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.job_view import JobView
 from headway.daemon.view.quarantine import QUARANTINE_S

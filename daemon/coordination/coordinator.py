@@ -91,7 +91,7 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import TERMINAL_PHASES, DeviceKey, Phase
 from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.situation.plan_cache import PlanMissingError, Plans, PlansAtOnce, urgency
+from headway.daemon.situation.plans import PlanMissingError, Plans, PlansAtOnce, urgency
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.quarantine import QUARANTINE_AFTER

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from headway.daemon.addresses import NODE_NAME_RULE, is_node_name
 from headway.daemon.errors import ConfigError
-from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
+from headway.daemon.records.cluster_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import encode
 from headway.stages.sockets.roles import Role
 

@@ -40,7 +40,7 @@ from headway.daemon.joining.invitation import (
 )
 from headway.daemon.joining.join_token import SECRET_BYTES, SIGNER_NAME, AskCertificate, JoinAnswer
 from headway.daemon.joining.signing_request import read_signing_request
-from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord
+from headway.daemon.records.cluster_records import InvitationRecord, IssuedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import (

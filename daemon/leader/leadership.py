@@ -43,7 +43,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, PhaseRecord
 from headway.daemon.runtime.restart_policy import Health
-from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.situation.plans import PlanCache
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch

@@ -18,7 +18,7 @@ from headway.daemon.errors import in_one_line
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import PlanRefused, answer
 from headway.daemon.planning.planner_pool import PlanningFailedError
-from headway.daemon.situation.plan_cache import Outcome, PlanCache, PlanRequest, Purpose
+from headway.daemon.situation.plans import Outcome, PlanCache, PlanRequest, Purpose
 
 AT_ONCE_S: Final = 0.05
 """Maximum time for which the loop may stand still for all plans of one decision."""

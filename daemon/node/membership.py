@@ -47,7 +47,7 @@ from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.situation.boundaries import depends_on
-from headway.daemon.situation.plan_cache import PlanCache
+from headway.daemon.situation.plans import PlanCache
 from headway.daemon.situation.vanished_jobs import VanishedJobs, vanished_text
 from headway.daemon.storage.checkpoint import (
     copy_part,

@@ -1,13 +1,9 @@
 """Writes a record as bytes: JSON, with the version of its format in front. Pure."""
 
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-
-FORMAT: Final = 1
-"""Format of every record. It rises when an older release would misread a newer record; new fields alone need none."""
-_FORMAT_HEAD: Final = f'{{"format":{FORMAT}'.encode()
 
 RecordT = TypeVar("RecordT")
 
@@ -25,21 +21,32 @@ class _Format:
     format: int = 1
 
 
+def format_of(kind: type[object]) -> int:
+    """Return the format of a class of records: its `FORMAT`, or 1. It rises when other releases would misread one."""
+    return int(getattr(kind, "FORMAT", 1))
+
+
 def encode(record: object) -> bytes:
     """Return a record as JSON, with the version of its format in front."""
     raw = msgspec.json.encode(record)
     if not raw.startswith(b"{") or not is_dataclass(record):
         return raw
-    return _FORMAT_HEAD + (b"," if raw != b"{}" else b"") + raw[1:]
+    return b'{"format":%d%s%s' % (format_of(type(record)), b"," if raw != b"{}" else b"", raw[1:])
 
 
 def decode(raw: bytes, kind: type[RecordT]) -> RecordT:
     """Return the record of JSON. Raises NewerFormatError, and UnreadableRecordError, naming the field."""
+    own = format_of(kind)
     try:
-        if not raw.startswith(_FORMAT_HEAD + b","):
+        if not raw.startswith(b'{"format":%d,' % own):
             found = msgspec.json.decode(raw, type=_Format).format
-            if found > FORMAT:
-                raise NewerFormatError(f"a newer release wrote it, in format {found}; this one reads up to {FORMAT}")
+            if found > own:
+                raise NewerFormatError(f"a newer release wrote it, in format {found}; this one reads up to {own}")
+            if found < own:
+                raise UnreadableRecordError(
+                    f"an earlier release wrote it, in format {found}: pause the job with that release, "
+                    "or submit it again from its newest checkpoint"
+                )
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise UnreadableRecordError(str(error)) from error

@@ -8,7 +8,7 @@ since the epoch by the writer's clock, for people only: no decision compares two
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.jobs.job import JobSpec
@@ -306,6 +306,8 @@ class WorkerPart:
 class PlanRecord:
     """`jobs/<job>/plan` (in force) and `jobs/<job>/next` (being prepared)."""
 
+    FORMAT: ClassVar[int] = 2
+    """See format.py; 2: a plan lists `workers`."""
     generation: int
     timeline: int
     ancestry: tuple[tuple[int, int], ...] = ()

@@ -22,7 +22,7 @@ from headway.daemon.jobs.places import is_store, why_no_place
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.joining.signer import Signer
 from headway.daemon.origin.origin_parts import read_part
-from headway.daemon.records.certificate_records import InvitationRecord
+from headway.daemon.records.cluster_records import InvitationRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.records import PROTOCOL_VERSION, Phase
 from headway.daemon.reports.job_report import reports_in

@@ -24,8 +24,7 @@ from headway.daemon.records.records import (
 from headway.daemon.situation.boundaries import Origin, fewest_holders, find_origin
 from headway.daemon.situation.deadlines import LEASE_TTL_S, Deadlines
 from headway.daemon.situation.failures import LostWorkers, shortages_now
-from headway.daemon.situation.plan_cache import Plans, PlansAtOnce
-from headway.daemon.situation.plan_lookup import PlanLookup
+from headway.daemon.situation.plans import PlanLookup, Plans, PlansAtOnce
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView

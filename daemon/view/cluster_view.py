@@ -12,11 +12,12 @@ from operator import attrgetter
 from typing import Any, Final
 
 from headway.daemon.costs.paths import BlockedWays, blocked_ways
-from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import (
+    IssuedRecord,
     LeaderRecord,
     NodeFailureRecord,
     RetiredRecord,
+    RevokedRecord,
     SharesRecord,
     UsageRecord,
 )

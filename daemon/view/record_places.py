@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from headway.daemon.addresses import JOB_NAME_RULE, LOCAL_HOSTS, NODE_NAME_RULE, is_job_name, is_node_name
 from headway.daemon.jobs.rules import MAX_TEXT
-from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.cluster_records import (
+    IssuedRecord,
     LeaderRecord,
     NodeFailureRecord,
     RetiredRecord,
+    RevokedRecord,
     SharesRecord,
     UsageRecord,
 )

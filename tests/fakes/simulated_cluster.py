@@ -37,7 +37,7 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.situation.plan_cache import Plans
+from headway.daemon.situation.plans import Plans
 from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView

@@ -23,7 +23,7 @@ from headway.daemon.joining.join_token import (
     write_token,
 )
 from headway.daemon.joining.signing_request import new_key, read_signing_request, signing_request
-from headway.daemon.records.certificate_records import InvitationRecord, IssuedRecord, RevokedRecord
+from headway.daemon.records.cluster_records import InvitationRecord, IssuedRecord, RevokedRecord
 from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, check_own_certificate, names_in, read_certificate

@@ -16,7 +16,7 @@ from headway.daemon.joining.join_port import JoinLimits, JoinPort
 from headway.daemon.joining.join_token import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer, JoinToken
 from headway.daemon.joining.signer import Signer
 from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.records.certificate_records import InvitationRecord
+from headway.daemon.records.cluster_records import InvitationRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.shared_port import shared_address
 

@@ -24,7 +24,7 @@ from headway.daemon.joining.join_client import join
 from headway.daemon.joining.join_token import AskCertificate, JoinAnswer, write_token
 from headway.daemon.joining.signer import open_authority
 from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.records.certificate_records import InvitationRecord
+from headway.daemon.records.cluster_records import InvitationRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, names_in

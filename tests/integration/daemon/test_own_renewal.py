@@ -25,7 +25,7 @@ from headway.daemon.joining.renewals import Renewals, asked_of_authority
 from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node import relay_host
 from headway.daemon.node.identity import open_identity
-from headway.daemon.records.certificate_records import RevokedRecord
+from headway.daemon.records.cluster_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord

@@ -22,7 +22,7 @@ from headway.daemon.joining.join_token import JoinToken
 from headway.daemon.joining.signer import SEAL_PURPOSE
 from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
+from headway.daemon.records.cluster_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, names_in

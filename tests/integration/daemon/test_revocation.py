@@ -19,7 +19,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.records.certificate_records import RevokedRecord
+from headway.daemon.records.cluster_records import RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import PhaseRecord, SpecRecord

@@ -19,8 +19,7 @@ from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.leader import leadership
 from headway.daemon.leader.leadership import Decide, JobTroubles, Leadership
-from headway.daemon.records.certificate_records import RevokedRecord
-from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
+from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, RevokedRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import ProbeRecord

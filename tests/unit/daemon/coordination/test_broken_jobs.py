@@ -13,7 +13,7 @@ from headway.daemon.leader.leadership import JobTroubles
 from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord
-from headway.daemon.situation.plan_cache import Purpose
+from headway.daemon.situation.plans import Purpose
 from headway.daemon.situation.situation import JobSituation
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 

@@ -11,7 +11,7 @@ from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import CheckpointRecord, Desired, Phase
-from headway.daemon.situation import plan_cache
+from headway.daemon.situation import plans as plan_cache
 from tests.fakes.replicated_plans import answer_with_replicas
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 from tests.fakes.simulated_etcd import Store

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from headway.daemon.joining.invitation import RefusedError, check_renewal
 from headway.daemon.joining.renewals import due_at
-from headway.daemon.records.certificate_records import IssuedRecord
+from headway.daemon.records.cluster_records import IssuedRecord
 from headway.daemon.rpc.certificates import CertificateAuthority
 
 NOW = datetime.now(UTC)

@@ -10,7 +10,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.joining.invitation import is_true, read_duration, sealed
 from headway.daemon.joining.join_port import FloodGuard
 from headway.daemon.joining.join_token import JoinToken, read_token, write_token
-from headway.daemon.records.certificate_records import InvitationRecord
+from headway.daemon.records.cluster_records import InvitationRecord
 
 TOKEN = JoinToken("node-b", ("10.0.0.7:7070/join", "a:1,[::1]:2/n~join"), bytes(range(32)), bytes(range(24)))
 

@@ -12,7 +12,7 @@ from headway.daemon.planning.plan_question import PlanQuestion, ask
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
 from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError
 from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.situation.plan_cache import PlanCache, PlanRequest, Purpose
+from headway.daemon.situation.plans import PlanCache, PlanRequest, Purpose
 from tests.fakes.simulated_cluster import small_spec
 
 GIB = 2**30

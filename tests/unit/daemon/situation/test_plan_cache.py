@@ -12,7 +12,7 @@ from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import Desired, Device, NodeRecord, Phase, PlanRecord
-from headway.daemon.situation.plan_cache import MAX_OVERTAKEN, PlanCache, PlanRequest, Purpose
+from headway.daemon.situation.plans import MAX_OVERTAKEN, PlanCache, PlanRequest, Purpose
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = small_spec("first")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.records.certificate_records import IssuedRecord, RevokedRecord
+from headway.daemon.records.cluster_records import IssuedRecord, RevokedRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import DeviceShortage

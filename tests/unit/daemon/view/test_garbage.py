@@ -12,8 +12,7 @@ from headway.daemon.agent.steps_due import next_steps
 from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.etcd.transaction import Compare, Put, to_bytes, to_text, transaction_request
-from headway.daemon.records.certificate_records import RevokedRecord
-from headway.daemon.records.cluster_records import RetiredRecord, SharesRecord, UsageRecord
+from headway.daemon.records.cluster_records import RetiredRecord, RevokedRecord, SharesRecord, UsageRecord
 from headway.daemon.records.format import NewerFormatError, decode, encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import (
@@ -45,7 +44,7 @@ NODE = NodeRecord(
     arithmetic_class="",
 )
 GARBAGE = b"\xff\x00 garbage"
-NEWER = b'{"format":2,"anything":[]}'
+NEWER = b'{"format":3,"anything":[]}'
 
 
 def history() -> list[Any]:

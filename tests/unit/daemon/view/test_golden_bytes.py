@@ -2,9 +2,9 @@
 
 import pytest
 
-from headway.daemon.records.format import decode, encode
+from headway.daemon.records.format import UnreadableRecordError, decode, encode
 from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecord, ProfileRecord
-from headway.daemon.records.records import CheckpointRecord, StateFile, StateRecord
+from headway.daemon.records.records import CheckpointRecord, PlanRecord, StateFile, StateRecord
 from headway.stages.state.file_digest import FileDigest
 
 GOLDEN = {
@@ -53,3 +53,12 @@ def test_a_checkpoint_of_an_earlier_release_has_no_journal_parts() -> None:
     """It was written before there were any: its journal has all rows."""
     raw = b'{"format":1,"timeline":2,"boundary":40,"url":"u","files":{},"earlier":[],"dropped":[]}'
     assert decode(raw, CheckpointRecord) == CheckpointRecord(timeline=2, boundary=40, url="u")
+
+
+def test_a_plan_of_an_earlier_release_is_refused() -> None:
+    """It named its workers otherwise, so this release would see a plan without any."""
+    raw = b'{"format":1,"generation":3,"timeline":2,"stages":[]}'
+    with pytest.raises(
+        UnreadableRecordError, match="an earlier release wrote it, in format 1: pause the job with that"
+    ):
+        decode(raw, PlanRecord)
