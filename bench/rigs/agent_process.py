@@ -164,7 +164,7 @@ class FakeNode:
         activities = Activities(node=name)
         outgoing = OutgoingTransfers(0)
         self.membership = membership.Membership(
-            membership.House(
+            membership.Services(
                 config=config,
                 record=record,
                 memory=self.memory,

@@ -11,8 +11,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from headway.daemon.machine_share import memory_bytes
 from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
-from headway.daemon.node.membership import House, Membership
+from headway.daemon.node.membership import Membership, Services
 from headway.daemon.node.memory import NodeMemory
 from headway.daemon.node.notify import Notifier
 from headway.daemon.node.own_host import check_advertised_host, mapped_address
@@ -41,8 +42,8 @@ from headway.daemon.node.preemption import PreemptionWatch, leave_within_s
 from headway.daemon.node.relays import StandingBy, read_relays
 from headway.daemon.node.revocations import Revocations
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import fingerprint, names_in, own_names, read_certificate
+from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.rpc.certificates import CertificateAuthority, fingerprint, names_in, own_names, read_certificate
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.rpc.rate_limit import OutgoingTransfers
 from headway.daemon.runtime.activities import Activities
@@ -59,6 +60,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch, log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
+from headway.stages.sockets.renewable_identity import RenewableIdentity
 from headway.stages.sockets.shared_port import dial_within
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
 from headway.stages.stage.allocator import keep_freed_memory
@@ -91,6 +93,37 @@ def run(config: NodeConfig) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    """What a daemon has of its machine, before anybody hears of it."""
+
+    identity: RenewableIdentity
+    password: str
+    """Of etcd's user; empty without one."""
+    devices: tuple[Device, ...]
+    authority: CertificateAuthority | None
+    memory: NodeMemory
+    store: StateStore
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Port:
+    """The port at which a daemon will answer."""
+
+    server: grpc.aio.Server
+    limits: StreamLimits
+    front: FrontProcess | None
+    """Serves the one port; None: the daemon listens itself."""
+    number: int
+    announced: str
+    """The address that others dial; empty: that of this machine."""
+
+
+_Keep = Callable[[str, Callable[[], Awaitable[None]]], "asyncio.Task[None]"]
+"""Runs an activity by name until the daemon ends."""
+
+
 class Daemon:
     """The daemon of one node. `run` once."""
 
@@ -118,8 +151,45 @@ class Daemon:
 
     async def _start_up(self, stack: AsyncExitStack) -> tuple[Membership, NodeDesk]:
         """Start up. Every mistake of the user is found here, before the cluster sees the daemon."""
+        machine = await self._open_machine(stack)
+        port = await self._bind(stack, machine.identity)
+        activities = Activities(node=self._config.name)
+        activities.watch_callbacks()
+
+        def keep(name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+            task = asyncio.create_task(activities.keep(name, run), name=name)
+            stack.push_async_callback(_cancel, task)
+            return task
+
+        etcd, cluster, revocations = await self._follow_etcd(stack, machine, port, keep)
+        # Signals are handled from here on, because from here on the daemon has records to remove.
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        if self._config.preemption != "none":
+            keep("preemption", self._preemption_watch().run)
+        client = NodeClient(machine.identity)
+        stack.push_async_callback(client.close)
+        keep("renewals", self._renewals(cluster, machine.identity, activities).run)
+        relayed = await self._stand_by(client, cluster, port, keep)
+        services = self._services(machine, port, relayed, etcd, cluster, client, activities)
+        membership = Membership(services)
+        if relayed is not None:
+            relayed.moved, relayed.tell = membership.announce, membership.stands_by_nowhere
+        desk = _desk(services, membership, port.front)
+        if machine.authority is not None:
+            desk.signer = self._invite(stack, machine.authority, services, keep)
+        # Start serving last: its parts exist and the revoked names are known.
+        await self._until_revoked_are_known(revocations)
+        add_node_service(port.server, desk)
+        await port.server.start()
+        stack.callback(desk.ending.set)
+        if self._config.metrics_listen:
+            self._serve_metrics(stack, desk, activities)
+        return membership, desk
+
+    async def _open_machine(self, stack: AsyncExitStack) -> _Machine:
+        """Open the local parts: certificates, devices, folders. Raises ConfigError."""
         config = self._config
-        # 1. Local parts: certificates, devices, folders, signals.
         answered = partial(answering_folder.answered, tell=self._notifier.status)
         await answered("state_dir", config.state_dir, config.state_dir.exists)  # renewed certificates lie in it
         identity, password = await answered("certificates", config.certificates, lambda: read_identity(config))
@@ -136,14 +206,7 @@ class Daemon:
         memory = NodeMemory(config.state_dir)
         await answered("state_dir", config.state_dir, memory.open)
         stack.callback(memory.close)
-        owned = OwnedFolder(config.layer_store_dir)
-        # the store is in shared memory, where folders of killed daemons stay behind
-        if not config.store_dir and config.layer_store_dir.parent != config.state_dir:
-            for folder in await asyncio.to_thread(remove_ownerless, config.layer_store_dir.parent):
-                log.warning("ownerless_folder_removed", folder=str(folder))
-            if not await asyncio.to_thread(owned.claim):
-                raise ConfigError("another process keeps its layer files there", str(config.layer_store_dir))
-            stack.callback(owned.release)
+        await self._own_store(stack)
         store = StateStore(config.layer_store_dir, quota_bytes=config.store_quota_bytes)
         await answered("store_dir", config.layer_store_dir, store.open)
         room_bytes = await answered("store_dir", config.layer_store_dir, store.room_bytes)
@@ -156,7 +219,31 @@ class Daemon:
         if places and config.checkpoint_root is not None:
             places.append(str(config.checkpoint_root.resolve()))
         allow_only(AllowedPlaces(places, never=[str(path.resolve()) for path in config.secrets]))
-        # 2. The host that others dial, and the port.
+        return _Machine(
+            identity=identity,
+            password=password,
+            devices=devices,
+            authority=authority,
+            memory=memory,
+            store=store,
+            room_bytes=room_bytes,
+        )
+
+    async def _own_store(self, stack: AsyncExitStack) -> None:
+        """Own the folder of layer files, if it is in shared memory, where folders of killed daemons stay behind."""
+        folder = self._config.layer_store_dir
+        if self._config.store_dir or folder.parent == self._config.state_dir:
+            return
+        for ownerless in await asyncio.to_thread(remove_ownerless, folder.parent):
+            log.warning("ownerless_folder_removed", folder=str(ownerless))
+        owned = OwnedFolder(folder)
+        if not await asyncio.to_thread(owned.claim):
+            raise ConfigError("another process keeps its layer files there", str(folder))
+        stack.callback(owned.release)
+
+    async def _bind(self, stack: AsyncExitStack, identity: RenewableIdentity) -> _Port:
+        """Take the port, and find the address that others dial. Raises ConfigError."""
+        config = self._config
         announced = config.announce
         if config.one_port and not announced and (announced := mapped_address(os.environ, listen_address(config)[1])):
             log.info("announced_as_mapped", address=announced)
@@ -164,152 +251,132 @@ class Daemon:
             await check_advertised_host(config)
         # Bound but not started: the port is known for the record, and a caller meets no half-built service.
         inner = ("127.0.0.1", 0) if config.one_port else listen_address(config)
-        stream_limits = StreamLimits()
-        server, port = bind_node_service(identity, *inner, stream_limits=stream_limits)
+        limits = StreamLimits()
+        server, number = bind_node_service(identity, *inner, stream_limits=limits)
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
         front: FrontProcess | None = None
         if config.one_port:
-            front = FrontProcess(*listen_address(config), daemon_port=port, folder=self._runtime_dir)
+            front = FrontProcess(*listen_address(config), daemon_port=number, folder=self._runtime_dir)
             stack.callback(front.close)
-            port = front.port
+            number = front.port
             if announced and not config.relay:
                 dial_within(announced, front.inner_address)
-        # 3. etcd: ask once, so that a wrong address is reported at once. Later outages only delay the start.
-        access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=password)
+        return _Port(server=server, limits=limits, front=front, number=number, announced=announced)
+
+    async def _follow_etcd(
+        self, stack: AsyncExitStack, machine: _Machine, port: _Port, keep: _Keep
+    ) -> tuple[EtcdClient, ClusterWatch, Revocations]:
+        """Ask etcd once, so that a wrong address is reported at once, and follow it. Later outages only delay."""
+        config, identity = self._config, machine.identity
+        access = EtcdAccess(endpoints=config.etcd, identity=identity, user=config.etcd_user, password=machine.password)
         etcd = await stack.enter_async_context(EtcdClient(access))
         if told := remark((await etcd.status()).version):
             log.warning("etcd_is_old", advice=told)
         cluster = ClusterWatch(etcd, view=ClusterView(), chooses_relays=bool(config.relay))
         cluster.leads = lambda: False  # until it stands for leader
-        activities = Activities(node=config.name)
-        activities.watch_callbacks()
-        following = asyncio.create_task(activities.keep("cluster watch", cluster.run), name="cluster watch")
-        stack.push_async_callback(_cancel, following)
         # Only etcd's final refusal ends the watch; an outage is retried inside.
-        following.add_done_callback(self._on_watch_end)
-        if front is not None:
-            passing = asyncio.create_task(activities.keep("shared port", front.run), name="shared port")
-            stack.push_async_callback(_cancel, passing)
-        noting = asyncio.create_task(activities.keep("sightings", lambda: log_plans(cluster)), name="sightings")
-        stack.push_async_callback(_cancel, noting)
+        keep("cluster watch", cluster.run).add_done_callback(self._on_watch_end)
+        if port.front is not None:
+            keep("shared port", port.front.run)
+        keep("sightings", lambda: log_plans(cluster))
         revocations = Revocations(
             cluster,
             names=own_names(names_in(read_certificate(identity.now().certificate, CERTIFICATE_FILE))),
             where=str(config.certificates / CERTIFICATE_FILE),
-            revoke=stream_limits.revoke,
+            revoke=port.limits.revoke,
             on_own=self._on_own_revocation,
         )
-        revoking = asyncio.create_task(activities.keep("revocations", revocations.run), name="revocations")
-        stack.push_async_callback(_cancel, revoking)
-        # 4. Handle signals from here on, because from here on the daemon has records to remove.
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        if config.preemption != "none":
-            watch = self._preemption_watch()
-            watching = asyncio.create_task(activities.keep("preemption", watch.run), name="preemption")
-            stack.push_async_callback(_cancel, watching)
-        client = NodeClient(identity)
-        stack.push_async_callback(client.close)
-        renewals = Renewals(
+        keep("revocations", revocations.run)
+        return etcd, cluster, revocations
+
+    def _renewals(self, cluster: ClusterWatch, identity: RenewableIdentity, activities: Activities) -> Renewals:
+        return Renewals(
             cluster,
             identity,
-            name=config.name,
-            folder=config.renewals_dir,
+            name=self._config.name,
+            folder=self._config.renewals_dir,
             tell=lambda reason: activities.trouble("certificate", reason),
         )
-        renewing = asyncio.create_task(activities.keep("renewals", renewals.run), name="renewals")
-        stack.push_async_callback(_cancel, renewing)
-        outside: StandingBy | None = None
-        if front is not None and config.relay:
-            relays = read_relays(config.relay, "relay")
-            outside = StandingBy(front, client, cluster, node=config.name, relays=relays)
-            await outside.choose()
-            announced = outside.address
-            standing = asyncio.create_task(activities.keep("relay", outside.run), name="relay")
-            stack.push_async_callback(_cancel, standing)
-        library = DataLibrary(
-            config.data_cache_dir,
-            client,
-            lambda: _other_endpoints(cluster, config.name),
-            memory=config.state_dir / "verified_data.json",
-        )
-        host = advertised_host(config)
-        address = announced or join_address(host, port)
+
+    async def _stand_by(self, client: NodeClient, cluster: ClusterWatch, port: _Port, keep: _Keep) -> StandingBy | None:
+        """Stand by at relays, if others cannot dial this node."""
+        if port.front is None or not self._config.relay:
+            return None
+        relays = read_relays(self._config.relay, "relay")
+        standing = StandingBy(port.front, client, cluster, node=self._config.name, relays=relays)
+        await standing.choose()
+        keep("relay", standing.run)
+        return standing
+
+    def _services(
+        self,
+        machine: _Machine,
+        port: _Port,
+        relayed: StandingBy | None,
+        etcd: EtcdClient,
+        cluster: ClusterWatch,
+        client: NodeClient,
+        activities: Activities,
+    ) -> Services:
+        config, host, store = self._config, advertised_host(self._config), machine.store
+        announced = relayed.address if relayed is not None else port.announced
+        authority = machine.authority
         record = NodeRecord(
             name=config.name,
             incarnation="",
-            address=address,
+            address=announced or join_address(host, port.number),
             host=host,
             site=config.site,
             site_is_private=config.site_is_private,
-            devices=devices,
-            memory_bytes=min(memory_bytes(), room_bytes),
-            layer_folder=str(store.directory) if room_bytes < memory_bytes() else "",
-            arithmetic_class=class_of(devices),
-            worker_ports=str(port) if config.one_port else config.worker_ports,
+            devices=machine.devices,
+            memory_bytes=min(memory_bytes(), machine.room_bytes),
+            layer_folder=str(store.directory) if machine.room_bytes < memory_bytes() else "",
+            arithmetic_class=class_of(machine.devices),
+            worker_ports=str(port.number) if config.one_port else config.worker_ports,
             has_authority=authority is not None,
             authority=fingerprint(authority.certificate) if authority is not None else "",
         )
-        outgoing = OutgoingTransfers(config.transfer_mbit_s)
-        house = House(
+        front = port.front
+        return Services(
             config=config,
             record=record,
-            memory=memory,
+            memory=machine.memory,
             etcd=etcd,
             cluster=cluster,
             store=store,
-            library=library,
+            library=DataLibrary(
+                config.data_cache_dir,
+                client,
+                lambda: _other_endpoints(cluster, config.name),
+                memory=config.state_dir / "verified_data.json",
+            ),
             client=client,
-            identity=identity,
-            outgoing=outgoing,
+            identity=machine.identity,
+            outgoing=OutgoingTransfers(config.transfer_mbit_s),
             activities=activities,
             runtime_dir=self._runtime_dir,
-            inner_port=front.inner_address if front is not None and announced and not config.relay else "",
+            inner_port=front.inner_address if front is not None and announced and relayed is None else "",
         )
-        membership = Membership(house)
-        if outside is not None:
-            outside.moved = membership.announce
-            outside.tell = membership.stands_by_nowhere
-        desk = NodeDesk(
-            node=config.name,
-            incarnation=membership.incarnation,
-            view=cluster.view,
-            store=store,
-            library=library,
-            client=client,
-            logs_dir=config.logs_dir,
-            checkpoint_root=config.checkpoint_root,
-            outgoing=outgoing,
-            is_etcd_reachable=lambda: cluster.is_reachable,
-            recent_operations=membership.recent_operations,
-            dial_peers=membership.dial_peers,
-            standing_by=front.standing_by if front is not None else None,
-            met_rival=membership.met_rival,
-            etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
+
+    def _invite(
+        self, stack: AsyncExitStack, authority: CertificateAuthority, services: Services, keep: _Keep
+    ) -> Signer:
+        """Let new machines join at this node."""
+        signer = Signer(
+            authority,
+            services.etcd,
+            is_member=lambda name: _is_member(services.cluster, name),
+            trusted=lambda: services.identity.now().ca,
         )
-        if authority is not None:
-            desk.signer = signer = Signer(
-                authority,
-                etcd,
-                is_member=lambda name: _is_member(cluster, name),
-                trusted=lambda: identity.now().ca,
-            )
-            joins = JoinPort(
-                authority,
-                signer.join,
-                folder=self._runtime_dir,
-                tell=lambda reason: activities.trouble("join port", reason),
-            )
-            stack.callback(joins.close)
-            inviting = asyncio.create_task(activities.keep("join port", joins.run), name="join port")
-            stack.push_async_callback(_cancel, inviting)
-        # Last, when everything that the service answers from exists, and it is known whom it does not answer.
-        await self._until_revoked_are_known(revocations)
-        await _start_service(server, desk)
-        stack.callback(desk.ending.set)
-        if config.metrics_listen:
-            self._serve_metrics(stack, desk, activities)
-        return membership, desk
+        joins = JoinPort(
+            authority,
+            signer.join,
+            folder=self._runtime_dir,
+            tell=lambda reason: services.activities.trouble("join port", reason),
+        )
+        stack.callback(joins.close)
+        keep("join port", joins.run)
+        return signer
 
     async def _until_revoked_are_known(self, revocations: Revocations) -> None:
         """Wait for etcd's first listing, or a signal. Whether etcd is there was asked before, so this is short."""
@@ -428,9 +495,26 @@ def _make_runtime_dir(state_dir: Path) -> Path:
     return parent / name
 
 
-async def _start_service(server: grpc.aio.Server, desk: NodeDesk) -> None:
-    add_node_service(server, desk)
-    await server.start()
+def _desk(services: Services, membership: Membership, front: FrontProcess | None) -> NodeDesk:
+    """Return what the service answers from."""
+    config, cluster = services.config, services.cluster
+    return NodeDesk(
+        node=config.name,
+        incarnation=membership.incarnation,
+        view=cluster.view,
+        store=services.store,
+        library=services.library,
+        client=services.client,
+        logs_dir=config.logs_dir,
+        checkpoint_root=config.checkpoint_root,
+        outgoing=services.outgoing,
+        is_etcd_reachable=lambda: cluster.is_reachable,
+        recent_operations=membership.recent_operations,
+        dial_peers=membership.dial_peers,
+        standing_by=front.standing_by if front is not None else None,
+        met_rival=membership.met_rival,
+        etcd_away_s=lambda: None if cluster.is_reachable else time.monotonic() - cluster.reachable_since,
+    )
 
 
 def _is_member(cluster: ClusterWatch, name: str) -> bool:

@@ -83,8 +83,8 @@ VANISHED_CHECK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
-    """The objects that outlive an incarnation."""
+class Services:
+    """The parts of a daemon, made once when it starts; they outlive an incarnation."""
 
     config: NodeConfig
     record: NodeRecord
@@ -107,23 +107,23 @@ class House:
 class Membership:
     """Join once, run until something ends it, then leave."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        config = house.config
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        config = services.config
         record = replace(
-            house.record,
+            services.record,
             incarnation=uuid.uuid4().hex,
-            generations=dict(house.memory.generations),
+            generations=dict(services.memory.generations),
             started_at=time.time(),
         )
         self._speeds = DeviceSpeeds(config.state_dir, arithmetic_class=record.arithmetic_class)
         record = replace(record, devices=self._speeds.of(record.devices))
         self._registration = Registration(
             record,
-            etcd=house.etcd,
-            cluster=house.cluster,
+            etcd=services.etcd,
+            cluster=services.cluster,
             ttl_s=config.lease_ttl_s,
-            predecessor=house.memory.last_incarnation,
+            predecessor=services.memory.last_incarnation,
             answers=self._answers,
         )
         self._supervisor: Supervisor | None = None
@@ -131,26 +131,29 @@ class Membership:
         self._state_folder = FileThreads("state folder", num_at_once=1, silence_s=STATE_DIR_SILENCE_S, most_hung=1)
         self._troubles: dict[str, str] = {}
         """Reasons that keep this node out of plans, by subject."""
-        plans = PlanCache()
         self._checkpoint_sweep = CheckpointSweep(
-            house.cluster.view,
+            services.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
             checkpoint_root=config.checkpoint_root,
         )
         self._retirement = JobRetirement(
-            house.etcd,
-            house.cluster.view,
+            services.etcd,
+            services.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
             most=config.ended_jobs_kept,
             kept_days=config.ended_jobs_kept_days,
             kept_in=EndedAges(config.state_dir / "ended_jobs.json"),
         )
-        self._leadership = Leadership(
-            house.etcd,
-            house.cluster,
-            record=LeaderRecord(
-                node=config.name, incarnation=record.incarnation, quarantine_after=config.quarantine_after
-            ),
+        self._leadership = self._candidate(record.incarnation)
+        services.cluster.leads = lambda: self._leadership.is_leading
+        services.cluster.may_rest = self._may_rest
+
+    def _candidate(self, incarnation: str) -> Leadership:
+        services, config, plans = self._services, self._services.config, PlanCache()
+        return Leadership(
+            services.etcd,
+            services.cluster,
+            record=LeaderRecord(node=config.name, incarnation=incarnation, quarantine_after=config.quarantine_after),
             ttl_s=config.lease_ttl_s,
             decide=lambda view, *, now: decide(
                 view,
@@ -160,15 +163,13 @@ class Membership:
                 plans=plans,
             ),
             plans=plans,
-            troubles=JobTroubles(tell=lambda job, reason: house.activities.trouble(job_ailment(job), reason)),
+            troubles=JobTroubles(tell=lambda job, reason: services.activities.trouble(job_ailment(job), reason)),
             write_manifest=self._write_manifest,
             copy_part=self._copy_part,
             take_older=self._take_older,
             delete_checkpoint=self._delete_checkpoint,
             wrote_late=self._checkpoint_sweep.wrote_late,
         )
-        house.cluster.leads = lambda: self._leadership.is_leading
-        house.cluster.may_rest = self._may_rest
 
     @property
     def incarnation(self) -> str:
@@ -186,43 +187,20 @@ class Membership:
         Raises StoreUnreachableError, and InvariantLostError when another daemon has the name and keeps its lease alive.
         """
         await self._registration.join()
-        self._house.activities.on_change = self._tell_ailments
+        self._services.activities.on_change = self._tell_ailments
         # If it is not remembered, the next daemon of this node waits only for our lease to end.
-        if trouble := await self._use_state_folder(lambda: self._house.memory.remember_incarnation(self.incarnation)):
+        if trouble := await self._use_state_folder(
+            lambda: self._services.memory.remember_incarnation(self.incarnation)
+        ):
             log.warning("incarnation_not_remembered", reason=trouble)
         self._tell_ailments()
-        fault_point("membership.joined", node=self._house.config.name)
+        fault_point("membership.joined", node=self._services.config.name)
 
     async def run(self) -> None:
         """Work until cancelled. Raises InvariantLostError: no other error of an activity ends the daemon."""
-        house, registration, activities = self._house, self._registration, self._house.activities
-        self._reaching = reaching = Reaching(
-            node=house.config.name,
-            incarnation=self.incarnation,
-            etcd=house.etcd,
-            cluster=house.cluster,
-            dial=lambda target: dial(target, house.identity, source=house.config.name),
-            lease_id=lambda: registration.lease_id,
-        )
-        house.client.unanswered = reaching.doubt
-        agent = Agent(
-            Surroundings(
-                node=house.config.name,
-                incarnation=self.incarnation,
-                lease_id=lambda: registration.lease_id,
-                etcd=house.etcd,
-                view=house.cluster.view,
-                store=house.store,
-                library=house.library,
-                client=house.client,
-                checkpoint_root=house.config.checkpoint_root,
-                outgoing=house.outgoing,
-                reach=reaching,
-                activities=activities,
-                wrote_late=self._checkpoint_sweep.wrote_late,
-                remembered=lambda: house.memory.generations,
-            )
-        )
+        services, registration, activities = self._services, self._registration, self._services.activities
+        self._reaching = reaching = self._reach()
+        agent = self._make_agent(reaching)
         settings = self._worker_settings()
         self._supervisor = supervisor = Supervisor(
             registration.record.devices,
@@ -234,21 +212,6 @@ class Membership:
                 workers=supervisor.worker_ports,
                 worker_trouble=shortened(supervisor.trouble),
             ),
-            activities=activities,
-        )
-        probing = Probing(
-            node=house.config.name,
-            incarnation=self.incarnation,
-            etcd=house.etcd,
-            cluster=house.cluster,
-            client=house.client,
-            lease_id=lambda: registration.lease_id,
-        )
-        peer_liveness = PeerLiveness(
-            node=house.config.name,
-            etcd=house.etcd,
-            cluster=house.cluster,
-            client=house.client,
             activities=activities,
         )
         try:
@@ -263,18 +226,18 @@ class Membership:
                     "vanished jobs": self._watch_jobs,
                     **agent.activities(supervisor),
                     "leadership": self._leadership.run,
-                    PEER_LIVENESS: peer_liveness.run,
-                    "probing": probing.run,
+                    PEER_LIVENESS: self._peer_liveness().run,
+                    "probing": self._probing().run,
                     "reaching": reaching.run,
                     "address": self._address_watch(supervisor).run,
                     "device speeds": lambda: self._follow_speeds(supervisor),
                     "checkpoint sweep": self._checkpoint_sweep.run,
                     "job retirement": self._retirement.run,
                     "sweeps": lambda: sweep_daily(
-                        house.cluster.view,
+                        services.cluster.view,
                         code=settings.code_dir,
                         logs=settings.logs_dir,
-                        data=house.config.data_cache_dir,
+                        data=services.config.data_cache_dir,
                     ),
                 }
             )
@@ -282,17 +245,72 @@ class Membership:
             # Shielded, because a cancelled stop would leave worker processes behind.
             await asyncio.shield(supervisor.stop())
 
+    def _reach(self) -> Reaching:
+        services, registration = self._services, self._registration
+        reaching = Reaching(
+            node=services.config.name,
+            incarnation=self.incarnation,
+            etcd=services.etcd,
+            cluster=services.cluster,
+            dial=lambda target: dial(target, services.identity, source=services.config.name),
+            lease_id=lambda: registration.lease_id,
+        )
+        services.client.unanswered = reaching.doubt
+        return reaching
+
+    def _make_agent(self, reaching: Reaching) -> Agent:
+        services, registration = self._services, self._registration
+        return Agent(
+            Surroundings(
+                node=services.config.name,
+                incarnation=self.incarnation,
+                lease_id=lambda: registration.lease_id,
+                etcd=services.etcd,
+                view=services.cluster.view,
+                store=services.store,
+                library=services.library,
+                client=services.client,
+                checkpoint_root=services.config.checkpoint_root,
+                outgoing=services.outgoing,
+                reach=reaching,
+                activities=services.activities,
+                wrote_late=self._checkpoint_sweep.wrote_late,
+                remembered=lambda: services.memory.generations,
+            )
+        )
+
+    def _probing(self) -> Probing:
+        services, registration = self._services, self._registration
+        return Probing(
+            node=services.config.name,
+            incarnation=self.incarnation,
+            etcd=services.etcd,
+            cluster=services.cluster,
+            client=services.client,
+            lease_id=lambda: registration.lease_id,
+        )
+
+    def _peer_liveness(self) -> PeerLiveness:
+        services = self._services
+        return PeerLiveness(
+            node=services.config.name,
+            etcd=services.etcd,
+            cluster=services.cluster,
+            client=services.client,
+            activities=services.activities,
+        )
+
     async def recent_operations(self, device_index: int) -> RecentOperations:
         """Return the last operations of a device's worker. Raises UnavailableError."""
         if self._supervisor is None:
-            raise UnavailableError(f"node {self._house.config.name}", "has no workers yet")
+            raise UnavailableError(f"node {self._services.config.name}", "has no workers yet")
         return await self._supervisor.recent_operations(device_index)
 
     async def dial_peers(self, nodes: Sequence[str]) -> list[DialledPort]:
         """Return which registered ports of some nodes this node reaches. Raises UnavailableError."""
         if self._reaching is None:
-            raise UnavailableError(f"node {self._house.config.name}", "does not dial yet")
-        return await dial_ports(self._house.cluster.view, self._house.config.name, nodes, self._reaching.prove)
+            raise UnavailableError(f"node {self._services.config.name}", "does not dial yet")
+        return await dial_ports(self._services.cluster.view, self._services.config.name, nodes, self._reaching.prove)
 
     def announce(self, address: str) -> None:
         """Let others dial this node and its workers elsewhere from now on; links that stand are left alone."""
@@ -303,12 +321,12 @@ class Membership:
     def met_rival(self, address: str) -> None:
         """Tell for RIVAL_TOLD_S that another daemon shows this node's certificate. It is refused, and asks again."""
         trouble = f"another daemon, at {address}, has this node's certificate: {COPY}"
-        self._house.activities.trouble(IDENTITY, trouble)
-        asyncio.get_running_loop().call_later(RIVAL_TOLD_S, self._house.activities.trouble, IDENTITY, "")
+        self._services.activities.trouble(IDENTITY, trouble)
+        asyncio.get_running_loop().call_later(RIVAL_TOLD_S, self._services.activities.trouble, IDENTITY, "")
 
     async def _answers(self, other: NodeRecord) -> bool:
         """Return whether a daemon with this node's name answers; it hears of this one."""
-        client, own = self._house.client, self._house.record.address
+        client, own = self._services.client, self._services.record.address
         with suppress(PeerError):
             reply = await client.describe(other.endpoint, rival=own, timeout_s=RIVAL_ANSWER_S)
             return reply.incarnation == other.incarnation
@@ -316,7 +334,7 @@ class Membership:
 
     def stands_by_nowhere(self, why: str) -> None:
         """Let plans leave this node out while nobody can reach it through a relay; an empty reason ends that."""
-        self._house.activities.trouble("relay", why)
+        self._services.activities.trouble("relay", why)
         self._stay_out("relay", why)
 
     async def drain(self) -> None:
@@ -326,7 +344,7 @@ class Membership:
         While etcd is away this waits, until cancelled.
         """
         self._registration.change(is_draining=True)
-        cluster = self._house.cluster
+        cluster = self._services.cluster
         seen = cluster.version
         while self._is_needed(cluster.view):
             seen = await cluster.changed(seen)
@@ -337,14 +355,16 @@ class Membership:
         await self._registration.leave()
 
     def _may_rest(self) -> bool:
-        return not (self._leadership.is_leading or has_steps_ahead(self._house.cluster.view, self._house.config.name))
+        return not (
+            self._leadership.is_leading or has_steps_ahead(self._services.cluster.view, self._services.config.name)
+        )
 
     def _is_needed(self, view: ClusterView) -> bool:
-        name = self._house.config.name
+        name = self._services.config.name
         own = view.nodes.get(name)
         if own is None or not own.is_draining:
             return True  # the coordinator may not have seen our request yet
-        if is_named(view, name, self.incarnation) or is_awaited(view, self._house.store.contents):
+        if is_named(view, name, self.incarnation) or is_awaited(view, self._services.store.contents):
             return True
         if any(depends_on(job, view.nodes, name) for job in view.jobs.values()):
             return True
@@ -353,7 +373,7 @@ class Membership:
 
     async def _follow_cluster(self, agent: Agent) -> None:
         """Wake the agent at every change."""
-        cluster, seen = self._house.cluster, -1
+        cluster, seen = self._services.cluster, -1
         while True:
             seen = await cluster.changed(seen)
             self._registration.look_again()
@@ -361,7 +381,7 @@ class Membership:
 
     async def _follow_generations(self, agent: Agent) -> None:
         """Remember the generation of each plan, and wake the agent: it takes no step for one that is not remembered."""
-        cluster, memory, seen, is_remembered = self._house.cluster, self._house.memory, -1, True
+        cluster, memory, seen, is_remembered = self._services.cluster, self._services.memory, -1, True
         known = memory.generations
         while True:
             with suppress(TimeoutError):
@@ -377,11 +397,11 @@ class Membership:
 
         A node that cannot write them ignores newer plans, and asks to be left out of them.
         """
-        memory, activities = self._house.memory, self._house.activities
-        seen, trouble = generations_seen(self._house.cluster.view), ""
+        memory, activities = self._services.memory, self._services.activities
+        seen, trouble = generations_seen(self._services.cluster.view), ""
         if not memory.knows(seen):
             trouble = await self._use_state_folder(lambda: memory.saw_generations(seen))
-        ahead = generations_ahead(memory.generations, self._house.cluster.view)
+        ahead = generations_ahead(memory.generations, self._services.cluster.view)
         if ahead != self._registration.record.generations:
             self._registration.change(generations=ahead)
         activities.trouble("state folder", trouble)
@@ -389,7 +409,7 @@ class Membership:
         return not trouble
 
     def _address_watch(self, supervisor: Supervisor) -> AddressWatch:
-        config, registration = self._house.config, self._registration
+        config, registration = self._services.config, self._registration
         listens_at, _ = listen_address(config)
 
         def moved(host: str) -> None:
@@ -403,7 +423,7 @@ class Membership:
             supervisor.move(host)
 
         def tell(trouble: str) -> None:
-            self._house.activities.trouble("address", trouble)
+            self._services.activities.trouble("address", trouble)
             self._stay_out("address", trouble)
 
         return AddressWatch(
@@ -426,13 +446,13 @@ class Membership:
         """Check that the state folder is still this daemon's own. Raises InvariantLostError."""
         while True:
             await asyncio.sleep(LOCK_CHECK_S)
-            trouble = await self._use_state_folder(self._house.memory.check_lock)
-            self._house.activities.trouble("state folder lock", trouble)
+            trouble = await self._use_state_folder(self._services.memory.check_lock)
+            self._services.activities.trouble("state folder lock", trouble)
             self._stay_out("state folder lock", trouble)
 
     async def _keep_store(self) -> None:
         """Ask for plans without this node while the disk of its layer files hangs, or takes no files."""
-        store = self._house.store
+        store = self._services.store
         while True:
             await asyncio.sleep(STORE_CHECK_S)
             trouble = ""
@@ -442,24 +462,24 @@ class Membership:
                 trouble = f"store_dir {store.directory} cannot be written: its file system does not answer"
             except RecoveryError as error:
                 trouble = f"store_dir {store.directory} cannot be written: {error.reason}"
-            self._house.activities.trouble("layer store", trouble)
+            self._services.activities.trouble("layer store", trouble)
             self._stay_out("layer store", trouble)
-            self._house.activities.trouble("state files", store.damage)
-            self._house.activities.trouble("token shards", self._house.library.decay)
+            self._services.activities.trouble("state files", store.damage)
+            self._services.activities.trouble("token shards", self._services.library.decay)
 
     async def _watch_jobs(self) -> None:
         """Say of each job of this node that etcd has lost, though nobody removed it, how it comes back."""
-        jobs, view, said = VanishedJobs(self._house.config.name), self._house.cluster.view, set[str]()
+        jobs, view, said = VanishedJobs(self._services.config.name), self._services.cluster.view, set[str]()
         while True:
             await asyncio.sleep(VANISHED_CHECK_S)
             found = jobs.look(view)
             for name, job in found.items():
                 url = job.checkpoint.url if job.checkpoint is not None else ""
                 with suppress(ConfigError):
-                    url = resolve_checkpoint_dir(url, self._house.config.checkpoint_root)
-                self._house.activities.trouble(f"{VANISHED}{name}", vanished_text(job, url))
+                    url = resolve_checkpoint_dir(url, self._services.config.checkpoint_root)
+                self._services.activities.trouble(f"{VANISHED}{name}", vanished_text(job, url))
             for name in said - found.keys():
-                self._house.activities.trouble(f"{VANISHED}{name}", "")
+                self._services.activities.trouble(f"{VANISHED}{name}", "")
             said = set(found)
 
     async def _use_state_folder(self, act: Callable[[], object]) -> str:
@@ -467,7 +487,7 @@ class Membership:
 
         In a thread, because a disk may be busy for longer than a lease lasts, or answer never.
         """
-        folder = str(self._house.config.state_dir)
+        folder = str(self._services.config.state_dir)
         try:
             await self._state_folder.run(folder, lambda _: act())
         except StorageAwayError:  # without its seconds, which would change the node's record again and again
@@ -480,7 +500,7 @@ class Membership:
 
     def _tell_ailments(self) -> None:
         """Write ailments to the node's record, so that `nodes` and `status` show them."""
-        ailments = self._house.activities.ailments
+        ailments = self._services.activities.ailments
         if ailments != self._registration.record.ailments:
             self._registration.change(ailments=ailments)
 
@@ -491,10 +511,10 @@ class Membership:
         )
 
     def _write_manifest(self, url: str, manifest: bytes, beat: Beat) -> None:
-        write_manifest(resolve_checkpoint_dir(url, self._house.config.checkpoint_root), manifest, beat=beat)
+        write_manifest(resolve_checkpoint_dir(url, self._services.config.checkpoint_root), manifest, beat=beat)
 
     def _copy_part(self, part: CopyPart, beat: Beat) -> None:
-        root = self._house.config.checkpoint_root
+        root = self._services.config.checkpoint_root
         source, target = (resolve_checkpoint_dir(url, root) for url in (part.source, part.target))
         copy_part(source, target, is_inherited=part.is_inherited, beat=beat)
 
@@ -503,7 +523,7 @@ class Membership:
 
         Raises RecoveryError while the folder cannot be read or written.
         """
-        root = self._house.config.checkpoint_root
+        root = self._services.config.checkpoint_root
         set_aside(resolve_checkpoint_dir(command.url, root), command.reason)
         for url in command.older:
             try:
@@ -513,18 +533,18 @@ class Membership:
         return None
 
     def _delete_checkpoint(self, url: str) -> None:
-        delete_checkpoint(resolve_checkpoint_dir(url, self._house.config.checkpoint_root))
+        delete_checkpoint(resolve_checkpoint_dir(url, self._services.config.checkpoint_root))
 
     def _worker_settings(self) -> WorkerSettings:
-        config = self._house.config
+        config = self._services.config
         return WorkerSettings(
             options=WorkerOptions(
-                socket_path=str(self._house.runtime_dir / "workers.sock"),
+                socket_path=str(self._services.runtime_dir / "workers.sock"),
                 node=config.name,
                 host=self._registration.record.host,
                 ports=config.worker_ports,
                 shared_port=self._registration.record.address if config.one_port else "",
-                inner_port=self._house.inner_port,
+                inner_port=self._services.inner_port,
                 certificates=str(config.certificates),
                 renewals=str(config.renewals_dir),
                 history_dir=str(config.history_dir or ""),

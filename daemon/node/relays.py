@@ -1,13 +1,12 @@
-"""Which relays a node that can only dial out stands by at: the best ones by their measured paths.
+"""Lets a node that can only dial out stand by at relays: named ones, or found once among the cluster's nodes.
 
-A relay is another node with one_port, or a `headway relay`. Each has the time of a connection, and the rate at which
-other nodes have fetched bytes from there. What counts is the time of a frame.
+A relay is another node with one_port, or a `headway relay`. The nearest are chosen when the daemon starts. Others dial
+the next one when a relay is gone, so one that is gone comes last. If all are gone, others are found.
 """
 
 import asyncio
-import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import Final
@@ -34,7 +33,6 @@ MOST_MEASURED: Final = 16
 NUM_CONNECTIONS: Final = 3
 """Number of connections to a relay; the quickest counts."""
 CONNECT_S: Final = 2.0
-FRAME_BYTES: Final = 4 << 20
 
 
 def read_relays(text: str, key: str) -> tuple[str, ...]:
@@ -59,37 +57,6 @@ def candidates(view: ClusterView, node: str) -> tuple[str, ...]:
     ]
     others.sort(key=lambda other: sha256(f"{node}/{other.name}".encode()).digest())
     return tuple(other.address for other in others[:MOST_MEASURED])
-
-
-def rates(view: ClusterView) -> dict[str, float]:
-    """Return the bytes a second that other nodes fetch from a node, the median, by its address."""
-    found: dict[str, list[float]] = {}
-    for record in view.probes.values():
-        for peer, probe in record.peers.items():
-            if peer in view.nodes and probe.bytes_per_s > 0:
-                found.setdefault(view.nodes[peer].address, []).append(probe.bytes_per_s)
-    return {address: statistics.median(told) for address, told in found.items()}
-
-
-def best(trips_s: Mapping[str, float], rates: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the relays by the time of a frame, the shortest first; rates: of those where one is known."""
-
-    def frame_s(relay: str) -> float:
-        return trips_s[relay] + (FRAME_BYTES / rates[relay] if relay in rates else 0.0)
-
-    return tuple(sorted(trips_s, key=frame_s))[:MOST_RELAYS]
-
-
-def without_gone(
-    chosen: Sequence[str], gone: Collection[str], found: Sequence[str], *, are_named: bool
-) -> tuple[str, ...]:
-    """Return the relays after some are gone. found: others that answer, the best first.
-
-    One that is gone stays only as the last one, if it was named or there is no other: it may come back.
-    """
-    there = [*(relay for relay in chosen if relay not in gone), *found]
-    last = [relay for relay in chosen if relay in gone] if are_named or not there else []
-    return tuple([*there, *last][:MOST_RELAYS])
 
 
 async def measured(relays: Iterable[str]) -> dict[str, float]:
@@ -153,12 +120,10 @@ class StandingBy:
         return address_behind(self._gone_since, self._node)
 
     async def choose(self) -> None:
-        """Choose by measured paths. Of relays that were named, those that do not answer come last."""
+        """Choose the nearest. Of relays that were named, those that do not answer come last."""
         while True:
-            view = self._cluster.view
-            found = best(await measured(self._told or candidates(view, self._node)), rates(view))
-            silent = (relay for relay in self._told if relay not in found)
-            self._take((*found, *silent)[:MOST_RELAYS])
+            found = await self._nearest()
+            self._take((*found, *(relay for relay in self._told if relay not in found)))
             if self._gone_since:
                 log.info("relays_chosen", relays=tuple(self._gone_since))
                 return
@@ -166,6 +131,11 @@ class StandingBy:
                 self._reasons[""] = "no node with one_port answers"
                 log.warning("no_relay_found", reason=self._reasons[""])
             await asyncio.sleep(PAUSE_S)
+
+    async def _nearest(self) -> list[str]:
+        """Return the relays that answer, the nearest first."""
+        trips_s = await measured(self._told or candidates(self._cluster.view, self._node))
+        return sorted(trips_s, key=trips_s.__getitem__)
 
     async def run(self) -> None:
         """Stand by at the chosen relays."""
@@ -175,27 +145,21 @@ class StandingBy:
                     for relay in self._gone_since.keys() - self._tasks.keys():
                         self._tasks[relay] = group.create_task(self._at(relay), name=f"relay {relay}")
                     await asyncio.sleep(PAUSE_S)
-                    await self._replace_gone()
+                    await self._look()
                     self.tell(self._trouble())
         finally:
             self._tasks.clear()
 
-    async def _replace_gone(self) -> None:
-        now = time.monotonic()
+    async def _look(self) -> None:
+        """Let others dial last what is gone, or choose again if all are gone and none was named."""
+        before, now = tuple(self._gone_since), time.monotonic()
         gone = [relay for relay, since in self._gone_since.items() if since + GONE_S <= now]
-        if not gone and len(self._gone_since) == min(MOST_RELAYS, len(self._told) or MOST_RELAYS):
-            return
-        view = self._cluster.view
-        fresh = [each for each in self._told or candidates(view, self._node) if each not in self._gone_since]
-        found = best(await measured(fresh), rates(view)) if fresh else ()
-        now_chosen = without_gone(tuple(self._gone_since), gone, found, are_named=bool(self._told))
-        if now_chosen == tuple(self._gone_since):
-            return
-        for relay in self._gone_since.keys() - set(now_chosen):
+        others = await self._nearest() if len(gone) == len(before) and not self._told else []
+        self._take(others or sorted(before, key=gone.__contains__))
+        for relay in self._tasks.keys() - self._gone_since.keys():
             self._tasks.pop(relay).cancel()
-        self._take(now_chosen)
-        log.info("relays_chosen", relays=now_chosen)
-        self.moved(self.address)
+        if tuple(self._gone_since) != before:
+            self.moved(self.address)
 
     def _trouble(self) -> str:
         """Return why this node stands by nowhere. It may be moving to another relay, unless it has never stood by."""
@@ -205,9 +169,9 @@ class StandingBy:
             return ""
         return "stands by at no relay: " + "; ".join(f"{relay}: {self._reasons[relay]}" for relay in self._gone_since)
 
-    def _take(self, relays: tuple[str, ...]) -> None:
+    def _take(self, relays: Sequence[str]) -> None:
         now = time.monotonic()
-        self._gone_since = {relay: self._gone_since.get(relay, now) for relay in relays}
+        self._gone_since = {relay: self._gone_since.get(relay, now) for relay in relays[:MOST_RELAYS]}
 
     async def _at(self, relay: str) -> None:
         while True:

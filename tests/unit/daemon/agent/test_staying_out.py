@@ -72,7 +72,7 @@ async def test_a_node_with_a_full_state_folder_stays_out_until_there_is_room() -
     cluster, config = SimpleNamespace(view=ClusterView()), SimpleNamespace(state_dir="/s")
     house = SimpleNamespace(memory=memory, activities=activities, cluster=cluster, config=config)
     membership = Membership.__new__(Membership)
-    membership._house, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
+    membership._services, membership._registration, membership._troubles = house, Registration(), {}  # type: ignore[assignment]
     membership._state_folder = FileThreads("state folder", num_at_once=1, silence_s=0.1, most_hung=1)
     assert not await membership._remember_generations()
     assert (record.stays_out, record.generations) == (FULL, {"j": 1})

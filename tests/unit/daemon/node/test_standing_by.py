@@ -53,7 +53,7 @@ async def test_a_node_at_an_address_that_is_no_relay_says_so(monkeypatch: pytest
     outside = StandingBy(front, client, cluster, node="b", relays=(WRONG,))
     outside.tell = told.append
     outside._take((WRONG,))
-    monkeypatch.setattr(outside, "_replace_gone", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(outside, "_look", lambda: asyncio.sleep(0))
 
     async def until(trouble: str) -> float:
         began, told[:] = asyncio.get_running_loop().time(), []
@@ -74,3 +74,26 @@ async def test_a_node_at_an_address_that_is_no_relay_says_so(monkeypatch: pytest
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
+
+
+async def test_a_relay_that_is_gone_is_dialled_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named one may come back; of those that were found others take the places, once all are gone."""
+    found, moved = {"c:1": 0.2, "d:1": 0.1}, list[str]()
+
+    async def measured(_: object) -> dict[str, float]:
+        return found
+
+    monkeypatch.setattr(standing_by, "measured", measured)
+    nobody: Any = None
+    cluster = ClusterWatch(EtcdClient(EtcdAccess(endpoints=("127.0.0.1:1",))))
+    for named, expected in (
+        ((), ["b:1,a:1/n~", "d:1,c:1/n~"]),
+        (("a:1", "b:1"), ["b:1,a:1/n~"]),
+    ):
+        outside = StandingBy(nobody, nobody, cluster, node="n", relays=named)
+        outside.moved, moved[:] = moved.append, []
+        outside._gone_since = {"a:1": 0.0, "b:1": float("inf")}
+        await outside._look()
+        outside._gone_since["b:1"] = 0.0
+        await outside._look()
+        assert moved == expected

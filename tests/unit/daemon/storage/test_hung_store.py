@@ -218,7 +218,7 @@ async def test_a_node_whose_store_hangs_asks_to_be_left_out(
     registration = SimpleNamespace(record=record, change=change)
     activities = Activities()
     membership = Membership.__new__(Membership)
-    membership._house = SimpleNamespace(store=store, activities=activities, library=SimpleNamespace(decay=""))  # type: ignore[assignment]
+    membership._services = SimpleNamespace(store=store, activities=activities, library=SimpleNamespace(decay=""))  # type: ignore[assignment]
     membership._registration, membership._troubles = registration, {}  # type: ignore[assignment]
     keeping = asyncio.create_task(membership._keep_store())
     disk.hang()
