@@ -5,8 +5,8 @@ of the stage (one failure often takes two neighbours), then the stage's site (co
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import chain, islice
 
 from headway.daemon.costs.devices import natural
@@ -28,25 +28,9 @@ def num_copies(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> int:
     return max(1, sum(1 for _ in islice(possible, spec.fault.copies)))
 
 
-class Possible:
-    """The nodes that may keep state of a job: the same for all jobs with the same sites."""
-
-    def __init__(self, nodes: Iterable[NodeRecord]) -> None:
-        """nodes: in natural order."""
-        self.row = tuple(nodes)
-        names = [node.name for node in self.row]
-        self.after = dict(zip(("", *names), (*self.row, *self.row[:1]), strict=bool(names)))
-        """The node after each name: the first one after an empty name, and after the last."""
-
-    @cached_property
-    def at(self) -> dict[str, int]:
-        """Name to position."""
-        return {node.name: index for index, node in enumerate(self.row)}
-
-
-def possible_holders(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> Possible:
-    """Return the nodes that may keep state of a job."""
-    return Possible(node for name in sorted(nodes, key=natural) if may_hold(spec, node := nodes[name]))
+def possible_holders(spec: JobSpec, nodes: Mapping[str, NodeRecord]) -> tuple[NodeRecord, ...]:
+    """Return the nodes that may keep state of a job, in natural order."""
+    return tuple(node for name in sorted(nodes, key=natural) if may_hold(spec, node := nodes[name]))
 
 
 def copy_places(
@@ -63,6 +47,7 @@ def copy_places(
     gets one more node, so that the remaining copy is copied before the next failure.
     """
     possible = possible_holders(spec, nodes)
+    at = {node.name: index for index, node in enumerate(possible)}
     wanted = num_copies(spec, nodes)
     load: Counter[str] = Counter()
     places = []
@@ -75,7 +60,8 @@ def copy_places(
         holders = [own] if own is not None else []
         while len(holders) < wanted:
             taken = {node.name for node in holders}
-            candidates = partial(_others, possible, own, taken)
+            start = at.get(own.name, -1) + 1 if own is not None else 0
+            candidates = partial(_others, possible, start, taken)
             if own is not None and blocked != NOTHING_BLOCKED:
                 reach = [node for node in candidates() if not blocked.cannot_ask(node.name, own.name)]
                 candidates = partial(iter, reach) if reach else candidates
@@ -90,13 +76,12 @@ def copy_places(
     return tuple(places)
 
 
-def _others(possible: Possible, own: NodeRecord | None, taken: Set[str]) -> Iterator[NodeRecord]:
+def _others(possible: Sequence[NodeRecord], start: int, taken: Set[str]) -> Iterator[NodeRecord]:
     """Yield the nodes that are not taken, the next one after the stage's own first.
 
     So among equal nodes the copies of many jobs do not meet on one.
     """
-    start = possible.at.get(own.name, -1) + 1 if own is not None else 0
-    row = chain(islice(possible.row, start, None), islice(possible.row, start))
+    row = chain(islice(possible, start, None), islice(possible, start))
     return (node for node in row if node.name not in taken)
 
 

@@ -174,6 +174,6 @@ def test_sites_are_told_apart_whatever_is_in_their_names() -> None:
     def holders(*sites: str) -> list[str]:
         spec = small_spec("j")
         spec = replace(spec, placement=replace(spec.placement, sites=sites))
-        return [each.name for each in possible_holders(spec, found.nodes).row]
+        return [each.name for each in possible_holders(spec, found.nodes)]
 
     assert (holders("a", "b"), holders("a, b")) == (["n0", "n1"], ["n2"])

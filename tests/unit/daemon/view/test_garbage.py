@@ -30,6 +30,7 @@ from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.reports.node_list import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
+from headway.daemon.workers.goal import Goal
 from tests.fakes.agent_views import RUNNING, node
 from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
 
@@ -192,13 +193,14 @@ def test_devices_of_a_job_that_is_set_aside_stay_its_own() -> None:
 def test_agents_leave_a_job_that_is_set_aside_as_it_is() -> None:
     """A worker computes a stage: it is not released, whichever key of the job is garbage."""
     plan = PlanRecord(generation=1, timeline=1)
+    running = replace(RUNNING, goal=Goal(job="j"))
     for leaf in ("spec", "plan", "phase"):
         view = ClusterView()
         put(view, Keys.of("j", "spec"), encode(SpecRecord(spec=small_spec("j"))), 1)
         put(view, Keys.of("j", "plan"), encode(plan), 2)
-        assert next_steps(view, node(RUNNING)), "without garbage the worker, which no plan names, is released"
+        assert next_steps(view, node(running)), "without garbage the worker, which no plan names, is released"
         put(view, Keys.of("j", leaf), GARBAGE, 3)
-        assert next_steps(view, node(RUNNING)) == []
+        assert next_steps(view, node(running)) == []
 
 
 def test_a_node_whose_record_is_garbage_is_absent_and_may_write_it_again() -> None:
