@@ -1,5 +1,6 @@
 """The links between workers, as a plan sees them: measured, or assumed; and what a job's cuts carry over them. Pure."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -14,6 +15,7 @@ from headway.daemon.costs.paths import NO_RELAYS, Pair, RelayedWays, pair_of
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.measurements import LinkProbe
+from headway.daemon.records.records import Device
 from headway.stages.links.codec import Codec, codec_between, coded_bytes
 
 LEGS: Final = 2
@@ -22,27 +24,45 @@ many times a far one's, and its bandwidth as that many times less: a relay takes
 """
 
 
+MACHINE_ROUND_TRIP_S: Final = 1e-4
+"""Between two processes of one machine."""
+MEMORY_BYTES_PER_S: Final = 2e9
+"""Of a link inside a machine that goes through its memory: one process copies, the other reads."""
+PCIE_BYTES_PER_S: Final = 10e9
+"""Of a link by NCCL between two cards: about half of PCIe 4.0, which a copy through the host leaves."""
+NVLINK_BYTES_PER_S: Final = 100e9
+"""The same over NVLink, each way: less than half of what its generations since the A100 carry."""
+_HAS_NVLINK: Final = re.compile(r"(SXM|HBM3|H100|H200|B[23]00)(?!.*(PCIe|NVL|MIG))")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAssumptions:
-    """The assumed speed of a link until it is measured."""
+    """The assumed speed of a link until it is measured. Links inside a machine are never measured."""
 
     site_round_trip_s: float = 1e-3
     far_round_trip_s: float = 40e-3
     site_bytes_per_s: float = 1e9
     far_bytes_per_s: float = 12.5e6
 
-    @property
-    def slowest_bytes_per_s(self) -> float:
-        """Return the lowest bandwidth that any link may have."""
-        return min(self.site_bytes_per_s, self.far_bytes_per_s)
-
     def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices."""
+        if one.machine == other.machine:
+            return min(self.site_round_trip_s, MACHINE_ROUND_TRIP_S)
         return self.site_round_trip_s if one.site == other.site else self.far_round_trip_s
 
-    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
-        """Return the bandwidth between two devices, each way."""
+    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot, *, by_grpc: bool = False) -> float:
+        """Return the bandwidth between two devices, each way. by_grpc: cards send through their host's memory."""
+        if one.machine == other.machine:
+            return max(self.site_bytes_per_s, _machine_bytes_per_s(one.device, other.device, by_grpc=by_grpc))
         return self.site_bytes_per_s if one.site == other.site else self.far_bytes_per_s
+
+
+def _machine_bytes_per_s(one: Device, other: Device, *, by_grpc: bool) -> float:
+    """Return the bandwidth between two devices of one machine, each way."""
+    if by_grpc or (one.kind, other.kind) != ("cuda", "cuda") or max(one.num_sharers, other.num_sharers) > 1:
+        return MEMORY_BYTES_PER_S
+    has_nvlink = _HAS_NVLINK.search(one.model) and _HAS_NVLINK.search(other.model)
+    return NVLINK_BYTES_PER_S if has_nvlink else PCIE_BYTES_PER_S
 
 
 class Links:
@@ -55,8 +75,12 @@ class Links:
         blocked: frozenset[Pair] = frozenset(),
         *,
         relayed: RelayedWays = NO_RELAYS,
+        by_grpc: bool = False,
     ) -> None:
-        """blocked: pairs of nodes that cannot talk. relayed: which ways lead through relays."""
+        """blocked: pairs of nodes that cannot talk. relayed: which ways lead through relays. by_grpc: whether the job
+        wants no process groups.
+        """
+        self._by_grpc = by_grpc
         self._relayed = relayed
         self._has_relays = bool(relayed)
         self._blocked = blocked
@@ -81,10 +105,9 @@ class Links:
         found._num_through = Counter(relay for pair in pairs if (relay := self._relayed.between(*pair)))
         return found
 
-    @property
-    def differ_inside_sites(self) -> bool:
-        """Return whether links inside a site may differ: some link is measured, or some lead through relays."""
-        return self._has_relays or not self._is_assumed
+    def differ_inside_sites(self, order: Sequence[DeviceSlot]) -> bool:
+        """Return whether links of a site may differ: one is measured, needs a relay, or is inside a machine."""
+        return self._has_relays or not self._is_assumed or len({slot.machine for slot in order}) < len(order)
 
     @property
     def has_blocked(self) -> bool:
@@ -148,7 +171,9 @@ class Links:
         A relay's line is as fast as the fastest way that was measured through it: n links have 1/n of that each.
         """
         speed = self._speed(one.node, other.node)
-        own = speed.bytes_per_s if speed is not None else self._assumptions.bytes_per_s(one, other)
+        own = (
+            speed.bytes_per_s if speed is not None else self._assumptions.bytes_per_s(one, other, by_grpc=self._by_grpc)
+        )
         relay = self._relayed.between(one.node, other.node) if self._has_relays else ""
         if not relay:
             return own
@@ -340,7 +365,7 @@ class CutCosts:
         """Return a batch's seconds on the slowest link between any two of these seats; inf where each link is
         its own.
         """
-        if self._links.differ_inside_sites:
+        if self._links.differ_inside_sites(order):
             return inf
         sites = frozenset(slot.site for slot in order)
         if sites not in self._widest:

@@ -9,16 +9,14 @@ gets less than was planned there, because other processes or fragments may have 
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise
 from math import ceil
 from typing import Final
 
 from headway.daemon.records.measurements import DeviceShortage, MemoryShortage
-from headway.daemon.records.records import Device, NodeRecord, WorkerPart
+from headway.daemon.records.records import Device, NodeRecord
 
 LEFT_FREE: Final = 0.1
 """Part of the prediction that a device gets less after it ran out of memory: each attempt is clearly smaller."""
@@ -145,12 +143,6 @@ def cuda_reserve(memory_bytes: int, reserve_gib: float | None = None) -> int:
     return min(round(wanted), memory_bytes - 1)
 
 
-MAX_ORDERS: Final = 120
-"""Maximum number of orders that are all tried."""
-MAX_REARRANGING: Final = 2000
-"""Maximum number of steps in the search for an order in which neighbours can talk."""
-
-
 @lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[str | int, ...]:
     """Sort key that puts node-10 after node-2."""
@@ -170,12 +162,24 @@ class DeviceSlot:
     arithmetic_class: str
     is_only_one: bool
     """True if the node has no other device."""
+    host: str = ""
+    """Machine on which the node is; empty: the node does not say."""
     limit_bytes: int = 0
     """Memory that plans may fill: the device's, or less after it ran out; 0: not limited."""
     layer_folder: str = ""
     """Folder whose room `host_memory_bytes` is a part of, as in NodeRecord; empty: of the memory."""
     demand: float = 1.0
     """Factor on the predicted bytes of a stage here, as far as the job's measured peaks exceed them."""
+
+    @property
+    def machine(self) -> str:
+        """Return what the devices of one machine have in common."""
+        return f"host {self.host}" if self.host else f"node {self.node}"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return its place, as a worker's part of a plan names it: (node, incarnation, device)."""
+        return self.node, self.incarnation, self.device.index
 
     @property
     def room_bytes(self) -> int:
@@ -195,6 +199,7 @@ class DeviceSlot:
             host_memory_bytes=node.memory_bytes // len(node.devices),
             arithmetic_class=device.arithmetic_class or node.arithmetic_class,
             is_only_one=len(node.devices) == 1,
+            host=node.host,
             limit_bytes=min(filter(None, limits), default=0),
             layer_folder=node.layer_folder,
             demand=memory.demand(device),
@@ -246,213 +251,3 @@ class Kinds:
     def speed(self, slot: DeviceSlot) -> float:
         """Return the relative speed, from measured times if they exist."""
         return 1.0 / sum(self._pace_of(slot)[::2]) if self._pace_of else slot.device.speed
-
-
-CanTalk = Callable[[DeviceSlot, DeviceSlot], bool]
-
-
-def orders(
-    slots: tuple[DeviceSlot, ...],
-    *,
-    lengths: Iterable[int],
-    kinds: Kinds | None = None,
-    previous: tuple[WorkerPart, ...] = (),
-    can_talk: CanTalk | None = None,
-) -> Iterator[tuple[DeviceSlot, ...]]:
-    """Yield orders of `length` seats, in a deterministic sequence.
-
-    If there are few, these are all orders. Those in which each site's seats are together come first, because the first
-    of equals is taken. Otherwise these are all orders with sites together, or good ones of them. can_talk: good orders
-    are rearranged so that neighbours can talk.
-    """
-    kinds = kinds or Kinds()
-    counts = Counter(map(kinds.of, slots))
-    for length in lengths:
-        found = list(islice(_kind_orders(counts, length), MAX_ORDERS + 1))
-        is_choice = len(found) > MAX_ORDERS
-        if is_choice:
-            found = _good_orders(slots, length, kinds)
-        else:
-            mixed = list(islice(_kind_orders(counts, length, sites_together=False), MAX_ORDERS + 1))
-            if len(mixed) <= MAX_ORDERS:
-                found = list(dict.fromkeys([*found, *mixed]))
-        for order in found:
-            seated = _seated(order, slots, previous, kinds)
-            yield seated if can_talk is None or not is_choice else rearranged(seated, can_talk)
-
-
-def rearranged(order: tuple[DeviceSlot, ...], can_talk: CanTalk) -> tuple[DeviceSlot, ...]:
-    """Return the seats in an order in which neighbours can talk, close to the given one; unchanged if none is found.
-
-    The search is depth first: at each place it takes the earliest seat that can talk to the one before.
-
-    """
-    steps = 0
-
-    def extend(placed: tuple[DeviceSlot, ...], left: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...] | None:
-        nonlocal steps
-        steps += 1
-        if not left:
-            return placed
-        for index, slot in enumerate(left):
-            if steps > MAX_REARRANGING:
-                return None
-            if not placed or can_talk(placed[-1], slot):
-                found = extend((*placed, slot), left[:index] + left[index + 1 :])
-                if found is not None:
-                    return found
-        return None
-
-    is_fine = all(can_talk(one, other) for one, other in pairwise(order))
-    return order if is_fine else extend((), order) or order
-
-
-def _kind_orders(counts: Counter[Kind], length: int, *, sites_together: bool = True) -> Iterator[tuple[Kind, ...]]:
-    """Yield all different sequences of kinds, in order of kinds."""
-
-    def extend(order: tuple[Kind, ...], closed: frozenset[str]) -> Iterator[tuple[Kind, ...]]:
-        if len(order) == length:
-            yield order
-            return
-        for kind in sorted(counts):
-            if counts[kind] == 0 or kind[0] in closed:
-                continue
-            leaves_site = sites_together and bool(order) and order[-1][0] != kind[0]
-            counts[kind] -= 1
-            yield from extend((*order, kind), closed | {order[-1][0]} if leaves_site else closed)
-            counts[kind] += 1
-
-    yield from extend((), frozenset())
-
-
-def _good_orders(slots: tuple[DeviceSlot, ...], length: int, kinds: Kinds) -> list[tuple[Kind, ...]]:
-    """Return good orders of many seats: sites by total speed, devices within by memory or speed, and every rotation.
-
-    The first stages hold most microbatches in flight, so one candidate puts the largest memory first.
-    """
-    totals: dict[str, float] = {}
-    for slot in slots:
-        totals[slot.site] = totals.get(slot.site, 0.0) + kinds.speed(slot)
-    by_speed = sorted(slots, key=lambda slot: (-totals[slot.site], slot.site, -kinds.speed(slot), kinds.of(slot)))
-    chosen = by_speed[:length]
-    fastest = sorted(slots, key=lambda slot: (-kinds.speed(slot), -totals[slot.site], kinds.of(slot)))[:length]
-    found: dict[tuple[Kind, ...], None] = {}
-    for picked in (chosen, fastest):
-        for by_memory in (True, False):
-            grouped = sorted(
-                picked,
-                key=lambda slot, by_memory=by_memory: (  # type: ignore[misc]
-                    -totals[slot.site],
-                    slot.site,
-                    -(slot.room_bytes if by_memory else kinds.speed(slot)),
-                    kinds.of(slot),
-                ),
-            )
-            found[tuple(map(kinds.of, grouped))] = None
-            found[tuple(map(kinds.of, reversed(grouped)))] = None
-            for swap in range(length - 1):
-                swapped = list(grouped)
-                swapped[swap], swapped[swap + 1] = swapped[swap + 1], swapped[swap]
-                if swapped[swap].site == swapped[swap + 1].site:
-                    found[tuple(map(kinds.of, swapped))] = None
-    return list(found)
-
-
-def long_orders(
-    slots: tuple[DeviceSlot, ...],
-    length: int,
-    kinds: Kinds,
-    previous: tuple[WorkerPart, ...] = (),
-    *,
-    is_short: bool = False,
-    can_talk: CanTalk | None = None,
-) -> Iterator[tuple[DeviceSlot, ...]]:
-    """Yield a few good orders of the fastest `length` of many seats, each site's together. is_short: fewer still.
-
-    Inside a site, devices of one arithmetic class are together, because only they can be replicas of one stage. Equal
-    devices next to each other share groups evenly. Unequal ones next to each other fill what is left of a layer.
-    """
-    totals: dict[str, float] = {}
-    for slot in slots:
-        totals[slot.site] = totals.get(slot.site, 0.0) + kinds.speed(slot)
-    by_speed = sorted(slots, key=lambda slot: (-kinds.speed(slot), kinds.of(slot)))
-    by_site = sorted(slots, key=lambda slot: (-totals[slot.site], slot.site, -kinds.speed(slot), kinds.of(slot)))
-    seen: set[tuple[Kind, ...]] = set()
-    for picked in (by_speed[:length], by_site[:length]):
-        sites = sorted({slot.site for slot in picked}, key=lambda site: (-totals[site], site))
-        groups = [
-            [slot for slot in picked if (slot.site, slot.arithmetic_class) == (site, name)]
-            for site in sites
-            for name in sorted({slot.arithmetic_class for slot in picked if slot.site == site})
-        ]
-        for arrange in _ARRANGEMENTS[: 2 if is_short else None]:
-            order = tuple(kinds.of(slot) for group in groups for slot in arrange(group))
-            for each in (order, order[::-1]):
-                if each not in seen:
-                    seen.add(each)
-                    seated = _seated(each, slots, previous, kinds)
-                    yield seated if can_talk is None else rearranged(seated, can_talk)
-
-
-def with_ends_together(order: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...]:
-    """Return an order of several sites that begins and ends in its first site; empty if that has one seat only.
-
-    The ends of a tied embedding then exchange their sums inside the site, for one more crossing of hidden states.
-    """
-    number = next((index for index, slot in enumerate(order) if slot.site != order[0].site), 0)
-    half = number // 2
-    return (*order[half:], *order[:half]) if half else ()
-
-
-def _fastest_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
-    """Return the seats from fast to slow."""
-    return group
-
-
-def _fast_with_slow(group: list[DeviceSlot]) -> list[DeviceSlot]:
-    """Return the fastest, the slowest, the second, the second slowest, …"""
-    half = (len(group) + 1) // 2
-    mixed = [slot for pair in zip(group[:half], group[: half - 1 : -1], strict=False) for slot in pair]
-    return mixed + group[len(mixed) // 2 : half]
-
-
-def _most_memory_first(group: list[DeviceSlot]) -> list[DeviceSlot]:
-    """Return the seats by memory, because the first stages hold most microbatches in flight."""
-    return sorted(group, key=lambda slot: -slot.room_bytes)
-
-
-def _every_third(group: list[DeviceSlot]) -> list[DeviceSlot]:
-    """Return three series from fast to slow."""
-    return [slot for first in range(3) for slot in group[first::3]]
-
-
-_ARRANGEMENTS: Final = (_fastest_first, _fast_with_slow, _most_memory_first, _every_third)
-
-
-def _seated(
-    order: tuple[Kind, ...], slots: tuple[DeviceSlot, ...], previous: tuple[WorkerPart, ...], kinds: Kinds
-) -> tuple[DeviceSlot, ...]:
-    """Return seats for an order of kinds: first those of the previous plan in its order, then others by name.
-
-    If the order is as long as the previous plan, old seats keep their places, and new ones take the vacant places.
-
-    """
-    rank = {(stage.node, stage.node_incarnation, stage.device_index): index for index, stage in enumerate(previous)}
-    by_rank = sorted(
-        slots,
-        key=lambda slot: (rank.get(_key(slot), len(previous)), natural(slot.node), slot.device.index),
-    )
-    staying: dict[int, DeviceSlot] = {}
-    if len(order) == len(previous):
-        staying = {rank[_key(slot)]: slot for slot in by_rank if _key(slot) in rank}
-        staying = {index: slot for index, slot in staying.items() if kinds.of(slot) == order[index]}
-    kept = set(map(_key, staying.values()))
-    free: dict[Kind, list[DeviceSlot]] = {}
-    for slot in by_rank:
-        if _key(slot) not in kept:
-            free.setdefault(kinds.of(slot), []).append(slot)
-    return tuple(staying.get(index) or free[kind].pop(0) for index, kind in enumerate(order))
-
-
-def _key(slot: DeviceSlot) -> tuple[str, str, int]:
-    return slot.node, slot.incarnation, slot.device.index

@@ -8,13 +8,13 @@ each replica gets, and deals them out in turn.
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import floor
+from math import floor, inf
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-HALVINGS = 48
+HALVINGS = 40
 """Halvings of the interval of the least time: far below rounding."""
 SLACK = 1e-9
 """Part of a microbatch that rounding may take."""
@@ -32,32 +32,13 @@ def group_ends(num_microbatches: int, num_groups: int) -> Counts:
     return groups * quotient + np.minimum(groups, rest)
 
 
-def least_seconds(
-    per_microbatch: Sequence[Floats], per_update: Sequence[Floats], most_groups: Sequence[Counts], ends: Counts
-) -> Floats:
-    """Return the time of a batch on the slowest replica under the best shares, for many slices of layers at once.
-
-    Per replica: seconds of a microbatch, of the update that each does in full, and how many groups its memory has room
-    for, each [num slices]. ends: see `group_ends`. Returns [num slices]; inf where the groups do not fit.
-    """
-    total = int(ends[-1])
-    above = np.max([total * each + update for each, update in zip(per_microbatch, per_update, strict=True)], axis=0)
-    below = np.zeros_like(above)
-    fits, _ = _assign(above, per_microbatch, per_update, most_groups, ends)
-    for _ in range(HALVINGS):
-        middle = 0.5 * (below + above)
-        enough, _ = _assign(middle, per_microbatch, per_update, most_groups, ends)
-        above = np.where(enough, middle, above)
-        below = np.where(enough, below, middle)
-    _, seconds = _assign(above, per_microbatch, per_update, most_groups, ends)
-    return np.where(fits, seconds, np.inf)
-
-
 def best_shares(
     per_microbatch: Sequence[float], per_update: Sequence[float], most_groups: Sequence[int], ends: Counts
-) -> tuple[int, ...]:
-    """Return how many groups each replica holds under the best shares of one slice. Raises ValueError if they do not
-    fit.
+) -> tuple[tuple[int, ...], float]:
+    """Return how many groups each replica holds under the best shares, and a batch's seconds on the slowest.
+
+    Per replica: seconds of a microbatch, of its update, and how many groups its memory has room for. ends: see
+    `group_ends`. No shares: the groups do not fit.
     """
     bounds = [int(end) for end in ends]
     replicas = list(zip(per_microbatch, per_update, most_groups, strict=True))
@@ -78,7 +59,7 @@ def best_shares(
     below, above = 0.0, max(bounds[-1] * each + update for each, update, _ in replicas)
     shares = filled(above)
     if shares is None:
-        raise ValueError("the groups do not fit")
+        return (), inf
     for _ in range(HALVINGS):
         middle = 0.5 * (below + above)
         fitting = filled(middle)
@@ -86,7 +67,9 @@ def best_shares(
             below = middle
         else:
             above, shares = middle, fitting
-    return shares
+    firsts = list(accumulate(shares, initial=0))
+    held = [bounds[end] - bounds[first] for first, end in pairwise(firsts)]
+    return shares, max(number * each + update for number, (each, update, _) in zip(held, replicas, strict=True))
 
 
 def largest_share(largest_part: Share, num_replicas: int) -> Share:
@@ -119,36 +102,3 @@ def interleaved(shares: Sequence[int], num_microbatches: int) -> tuple[tuple[int
         for group, (_, replica) in zip(range(first, end), turns, strict=True):
             held[replica].append(group)
     return tuple(map(tuple, held))
-
-
-def _assign(
-    limit: Floats,
-    per_microbatch: Sequence[Floats],
-    per_update: Sequence[Floats],
-    most_groups: Sequence[Counts],
-    ends: Counts,
-) -> tuple[NDArray[np.bool_], Floats]:
-    """Fill each replica in turn with as many groups as the limit allows: (whether all are taken, slowest time)."""
-    position = np.zeros(limit.shape, dtype=np.int64)
-    fits = np.ones(limit.shape, dtype=np.bool_)
-    slowest = np.zeros_like(limit)
-    for index, (each, update, most) in enumerate(zip(per_microbatch, per_update, most_groups, strict=True)):
-        following = _reach(limit, position, len(per_microbatch) - 1 - index, each, update, most, ends)
-        fits &= following > position
-        following = np.maximum(following, position)
-        slowest = np.maximum(slowest, (ends[following] - ends[position]) * each + update)
-        position = following
-    return fits & (position == len(ends) - 1), slowest
-
-
-def _reach(
-    limit: Floats, position: Counts, left: int, each: Floats, update: Floats, most: Counts, ends: Counts
-) -> Counts:
-    """Return the group at which a replica that begins at one must stop. left: later replicas, which need a
-    group each.
-    """
-    room = np.floor((limit - update) / each * (1 + 1e-12) + SLACK)
-    microbatches = np.clip(room, 0, ends[-1]).astype(np.int64)
-    following = np.searchsorted(ends, ends[position] + microbatches, side="right") - 1
-    reached: Counts = np.minimum(following, np.minimum(position + most, len(ends) - 1 - left))
-    return reached

@@ -4,6 +4,7 @@ A plan takes seconds on many devices, and the cluster changes meanwhile. When an
 compared with the present one.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.jobs.device_defaults import lacks_kernel
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.order_search import Holdings
+from headway.daemon.planning.search import Holdings
 from headway.daemon.records.memo import Same
 from headway.daemon.records.records import PROTOCOL_VERSION, Device, DeviceKey, NodeRecord, PlanRecord, WorkerPart
 
@@ -194,6 +195,12 @@ def _offer(
     out += [told for part in wanted for told in part.no_kernel]
     out += [no_worker(part.node, part.node.down_devices) for part in free if part.node.down_devices]
     slots = dict(chain.from_iterable(map(attrgetter("slots"), free)))
+    on_host = Counter(part.node.host for part in wanted for _ in part.node.devices if part.node.host)
+    for part in free:
+        number = on_host[part.node.host]
+        if number > len(part.node.devices) and part.node.memory_bytes:  # several nodes share the machine's memory
+            shared = part.node.memory_bytes // number
+            slots |= {key: replace(slot, host_memory_bytes=shared) for key, slot in part.slots}
     return _Offer(
         names=frozenset(map(attrgetter("node.name"), free)),
         all_slots=tuple(slots.values()),

@@ -5,9 +5,11 @@ preferred while it is not more than `WORTH_A_STAGE` slower. Among equals, the pl
 wins, then the plan that leaves most layers in place, then the one whose nodes hold most of their layers' files.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
 from typing import Final, Unpack
 
 from headway.daemon.costs.connections import Links
@@ -17,10 +19,18 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused, StageEstimate, size
-from headway.daemon.planning.order_search import WORTH_A_STAGE, AtHome, OrderSearch
-from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import Conditions, PlanQuestion, ask
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.planning.predicted_time import (
+    PlacedStage,
+    PredictedTime,
+    depths_within_memory,
+    device_bytes_of,
+    place,
+    with_best_recompute,
+)
+from headway.daemon.planning.search import WORTH_A_STAGE, AtHome, Search
+from headway.daemon.records.records import NodeRecord, WorkerPart
+from headway.stages.links.codec import Codec, is_rounding
 from headway.stages.spec import TrainSpec
 
 MOST_NAMED: Final = 4
@@ -105,7 +115,13 @@ class _Planner:
         self._slots = slots
         profiles = question.profiles
         self._pairs = question.blocked.pairs
-        links = Links(question.links, profiles, self._pairs, relayed=question.relayed)
+        links = Links(
+            question.links,
+            profiles,
+            self._pairs,
+            relayed=question.relayed,
+            by_grpc=self._spec.train.link == "grpc",
+        )
         self._costs = StageCosts(self._spec, slots, profiles, links)
 
     def plan(self) -> ClusterPlan | PlanRefused:
@@ -124,15 +140,32 @@ class _Planner:
 
     def _best_along(self, slots: tuple[DeviceSlot, ...]) -> ClusterPlan | None:
         """Return the best plan on some of the devices."""
+        found = [self._searched(self._costs, slots)]
+        choices = self._costs.slices.recomputes
+        if len(choices) > 1 and self._costs.memory.is_limited:
+            # A stage that computes more again has room for more microbatches in flight. So each choice that a job could
+            # fix is planned like a fixed one, and then each stage may have a better one.
+            found += [self._searched(self._costs.with_recompute(choice), slots) for choice in choices]
+        known = [(seconds, placed) for seconds, placed in filter(None, found)]
+        if not known:
+            return None
+        _, placed = min(known, key=itemgetter(0))
+        if len(known) > 1:
+            placed = with_best_recompute(self._costs, placed)
+        question = self._question
+        return assemble(self._costs, placed, self._slots, question.history, was_rounded=question.was_rounded)
+
+    def _searched(
+        self, costs: StageCosts, slots: tuple[DeviceSlot, ...]
+    ) -> tuple[float, tuple[PlacedStage, ...]] | None:
+        """Return the seconds and the stages of the best pipeline on some of the devices."""
         question = self._question
         profiled = frozenset(node for pair, _ in question.profiles.links for node in pair)
         entrance = question.relayed.entrance
-        kinds = Kinds(self._costs.pace_of, distinct_nodes=profiled, blocked=self._pairs, entrance=entrance)
+        kinds = Kinds(costs.pace_of, distinct_nodes=profiled, blocked=self._pairs, entrance=entrance)
         at_home = AtHome(self._spec.layers, question.previous, question.holdings)
-        cut = OrderSearch(self._costs, slots, kinds, at_home).best()
-        if cut is None:
-            return None
-        return assemble(self._costs, cut, self._slots, question.history, was_rounded=question.was_rounded)
+        found = Search(costs, slots, kinds, at_home).best()
+        return None if found is None else (found.seconds, place(costs, found.cut))
 
     def _is_refused_by_blocked_ways(self) -> bool:
         """Return whether a plan would exist if all nodes could talk."""
@@ -169,13 +202,13 @@ class _Planner:
                 f"{self._free_devices()} {size(sum(hosts))} together for that, {size(max(hosts))} the largest"
                 f"{self._layer_folders()}"
             )
+        if hosts and (not limits or self._fits_without_hosts()):
+            return (
+                f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
+                f"no order of {len(self._slots)} free device{'s' * (len(self._slots) != 1)} has room for its part"
+                f"{self._layer_folders()}"
+            )
         if not limits:
-            if hosts:
-                return (
-                    f"does not fit: the boundary states that nodes keep of it need {size(kept)} of their memory, and "
-                    f"no order of {len(self._slots)} free device{'s' * (len(self._slots) != 1)} has room for its part"
-                    f"{self._layer_folders()}"
-                )
             return "finds no set of nodes that fulfils [placement]"
         return (
             f"does not fit: its layers need {size(whole)} on devices at one microbatch in flight "
@@ -184,6 +217,11 @@ class _Planner:
             f"{' and more' if len(limits) < len(self._slots) else ''} together, {size(max(limits))} the largest"
             f"{self._reserve()}{self._shortage()}; {remedy(self._spec.train)}"
         )
+
+    def _fits_without_hosts(self) -> bool:
+        """Return whether there would be a plan if the machines had memory for any boundary state."""
+        slots = tuple(replace(slot, host_memory_bytes=0) for slot in self._slots)
+        return isinstance(_Planner(self._question, slots).plan(), ClusterPlan)
 
     def _kept(self, first: int, end: int) -> int:
         """Return the least bytes of the boundary states that a node keeps of layers."""
@@ -250,3 +288,120 @@ def _waits_for_nodes(spec: JobSpec, slots: tuple[DeviceSlot, ...]) -> str:
     return f"waits for {missing} {'more ' if here else ''}node{'s' if missing > 1 else ''}{where}" + (
         f" (min_nodes = {wanted}, {here} free)" if wanted > 1 else ""
     )
+
+
+def assemble(
+    costs: StageCosts,
+    placed: Sequence[PlacedStage],
+    slots: Sequence[DeviceSlot],
+    history: tuple[str, ...],
+    *,
+    was_rounded: bool = False,
+) -> ClusterPlan:
+    """Return the plan of some stages. seats: all usable devices. history: arithmetic classes on which the job has run.
+
+    was_rounded: whether the job has run over a lossy wire.
+    """
+    times = PredictedTime(costs, placed)
+    depths = depths_within_memory(costs, placed, times)
+    estimates = tuple(
+        _estimate(costs, placed, times, depths, index, position)
+        for index, stage in enumerate(placed)
+        for position in range(len(stage.workers))
+    )
+    order = [slot for stage in placed for slot in stage.slots]
+    distance = times.distance(depths)
+    classes = tuple(sorted({*history, *(slot.arithmetic_class for slot in order)}))
+    used = {slot.node for slot in order}
+    codecs = [costs.cuts.codec(upper.slots, lower.slots) for upper, lower in pairwise(placed)]
+    rounding = _rounding_reason(costs.spec.train.wire_between, codecs, was_rounded=was_rounded)
+    return ClusterPlan(
+        workers=tuple(estimate.stage for estimate in estimates),
+        predicted_batch_seconds=distance.batch_s,
+        estimates=estimates,
+        connections=times.connections(),
+        distance=distance,
+        schedule=costs.spec.train.schedule,
+        reductions=times.reductions(),
+        tie=times.tie(),
+        spares=tuple(sorted({slot.node for slot in slots} - used, key=natural)),
+        is_exact=len(classes) == 1 and not rounding,
+        exact_reason=_exact_reason(costs.spec.train, order, classes, rounding, num_cuts=len(codecs)),
+        arithmetic_classes=classes,
+        codecs=tuple(codec.name.lower() for codec in codecs) if any(codecs) else (),
+        was_rounded=bool(rounding),
+    )
+
+
+def _estimate(
+    costs: StageCosts,
+    placed: Sequence[PlacedStage],
+    times: PredictedTime,
+    depths: Sequence[int],
+    index: int,
+    position: int,
+) -> StageEstimate:
+    stage, worker = placed[index], placed[index].workers[position]
+    device_bytes = device_bytes_of(costs, stage, worker, depths[index])
+    is_alone = len(stage.workers) == 1
+    return StageEstimate(
+        stage=WorkerPart(
+            node=worker.slot.node,
+            node_incarnation=worker.slot.incarnation,
+            device_index=worker.slot.device.index,
+            layers=costs.slices.names[stage.span[0] : stage.span[1]],
+            depth=costs.memory.depth_of(depths[index], costs.memory.num_held(worker.groups)),
+            groups=() if is_alone else worker.groups,
+            device_bytes=device_bytes,
+            recompute=stage.recompute if costs.spec.train.recompute == "auto" else "",
+            shares_update=stage.shares_update,
+        ),
+        batch_seconds=times.worker_seconds[index][position],
+        device_bytes=round(device_bytes * worker.slot.demand),
+        device_limit_bytes=worker.slot.limit_bytes,
+        demand=worker.slot.demand,
+        host_bytes=int(costs.memory.host_bytes(worker.slot)[costs.slices.slice_of[stage.span]]),
+        host_limit_bytes=worker.slot.host_memory_bytes,
+        stage_index=index,
+        share=times.num_microbatches(worker.groups) / costs.num_microbatches,
+    )
+
+
+def _rounding_reason(where: str, codecs: Sequence[Codec], *, was_rounded: bool) -> str:
+    """Return why the bits depend on the cuts; empty: they do not."""
+    coded = [index for index, codec in enumerate(codecs) if codec]
+    if not coded:
+        return "wire compression has rounded frames of an earlier plan" if was_rounded else ""
+    name, number = codecs[coded[0]].name.lower(), len(coded)
+    at = "stages " + " and ".join(f"{index} → {index + 1}" for index in coded) if number < 4 else f"{number} cuts"
+    between = " between sites" if where == "sites" else ""
+    return f"{name} wire compression rounds the frames of the links{between} ({at}): the bits depend on the cuts"
+
+
+def _exact_reason(
+    train: TrainSpec, order: Sequence[DeviceSlot], classes: tuple[str, ...], rounding: str, *, num_cuts: int
+) -> str:
+    """Return a sentence; for an inexact job, only the reasons against exactness."""
+    of_classes = _reason_of_classes(order, classes)
+    if rounding:
+        return rounding if len(classes) == 1 else f"{rounding}; and {of_classes}"
+    if is_rounding(train):
+        why = "no cut lies between sites" if num_cuts else "the plan has one stage, and so no cut"
+        return f'{of_classes}, and wire = "{train.wire}" codes no link of this plan: {why}'
+    return of_classes
+
+
+def _reason_of_classes(order: Sequence[DeviceSlot], classes: tuple[str, ...]) -> str:
+    if len(classes) == 1:
+        return f"all workers have one arithmetic class ({classes[0]})"
+    here = sorted({slot.arithmetic_class for slot in order})
+    if len(here) > 1:
+        examples = (next(slot for slot in order if slot.arithmetic_class == name) for name in here)
+        return "the workers are of several arithmetic classes: " + ", ".join(
+            f"{_name(slot)} has {slot.arithmetic_class}" for slot in examples
+        )
+    return f"the job has run on several arithmetic classes: {', '.join(classes)}"
+
+
+def _name(slot: DeviceSlot) -> str:
+    return slot.node if slot.is_only_one else f"{slot.node}:{slot.device.index}"

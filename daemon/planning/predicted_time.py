@@ -17,8 +17,9 @@ batches take at least one batch of work and way(0). Both vanish behind computati
 way(s) / (seconds between two microbatches).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from math import ceil
@@ -34,9 +35,9 @@ from headway.daemon.costs.connections import (
 from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.costs.profiles import Profiles
+from headway.daemon.costs.replica_shares import interleaved
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.pipeline_cut import fill_factor
 from headway.daemon.records.records import NodeRecord, WorkerPart, replicas_of
 from headway.stages.schedule.stage_schedule import depths_with_slack
 
@@ -155,6 +156,27 @@ def microbatches_on_the_way(stage_seconds: Sequence[float], link_seconds: Sequen
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A pipeline along an order: per stage, its devices and its layers."""
+
+    runs: tuple[tuple[DeviceSlot, ...], ...]
+    spans: tuple[tuple[int, int], ...]
+    """(first layer, end)"""
+
+    @property
+    def slots(self) -> tuple[DeviceSlot, ...]:
+        """Return all devices, in their order."""
+        return tuple(slot for run in self.runs for slot in run)
+
+
+def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
+    """Return a batch's time in units of the slowest stage's: without delay the pipe fills and drains with
+    each batch.
+    """
+    return 1.0 if delay else 1.0 + (num_stages - 1) / num_microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +409,77 @@ class PredictedTime:
         return float(self._costs.reduction_seconds(stage.slots, is_shared=stage.shares_update)[self._slices[index]])
 
 
+def place(costs: StageCosts, cut: Cut) -> tuple[PlacedStage, ...]:
+    """Return the stages of a cut, with what each computes again, and the groups of every worker."""
+    placed = []
+    for index, (run, span) in enumerate(zip(cut.runs, cut.spans, strict=True)):
+        choice = costs.stage(run, span, len(cut.runs) - index)
+        assert choice is not None, "a cut fits"
+        groups = interleaved(choice.shares, costs.num_microbatches)
+        placed.append(
+            PlacedStage(
+                span=span,
+                workers=tuple(Worker(slot=slot, groups=own) for slot, own in zip(run, groups, strict=True)),
+                recompute=choice.recompute,
+                shares_update=choice.shares_update,
+            )
+        )
+    return tuple(placed)
+
+
+def depths_within_memory(costs: StageCosts, placed: Sequence[PlacedStage], times: PredictedTime) -> list[int]:
+    """Return each stage's depth: what the schedule needs with the distance below, and slack, as far as memory
+    allows.
+    """
+    depths = []
+    for index, stage in enumerate(placed):
+        least = costs.memory.least_depth(len(placed) - index)
+        depth = times.depth(index)
+        if depth > least and not _all_fit(costs, stage, depth):
+            between = range(least + 1, depth)
+            depth = least + bisect_left(between, True, key=lambda depth: not _all_fit(costs, stage, depth))
+        depths.append(depth)
+    return depths
+
+
+def with_best_recompute(costs: StageCosts, placed: Sequence[PlacedStage]) -> tuple[PlacedStage, ...]:
+    """Return stages of which none is better off with another choice of what it computes again, and so another depth."""
+
+    def seconds(stages: Sequence[PlacedStage]) -> float:
+        times = PredictedTime(costs, stages)
+        return times.distance(depths_within_memory(costs, stages, times)).batch_s
+
+    best, least = tuple(placed), seconds(placed)
+    for index, stage in enumerate(placed):
+        least_depth = costs.memory.least_depth(len(placed) - index)
+        for recompute in costs.slices.recomputes:
+            other = replace(stage, recompute=recompute)
+            stages = (*best[:index], other, *best[index + 1 :])
+            if _all_fit(costs, other, least_depth) and (found := seconds(stages)) < least:
+                best, least = stages, found
+    return best
+
+
+def _all_fit(costs: StageCosts, stage: PlacedStage, depth: int) -> bool:
+    return all(_fits(costs, stage, worker, depth) for worker in stage.workers)
+
+
+def _fits(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> bool:
+    limit = worker.slot.room_bytes
+    return not limit or device_bytes_of(costs, stage, worker, depth) <= limit
+
+
+def device_bytes_of(costs: StageCosts, stage: PlacedStage, worker: Worker, depth: int) -> int:
+    """Return the predicted bytes of a worker at a depth of its stage, before its factor."""
+    return costs.memory.device_bytes(
+        costs.slices.slice_number(stage.span, stage.recompute),
+        depth,
+        worker.groups,
+        len(stage.workers),
+        is_shared=stage.shares_update,
+    )
+
+
 def _linked_nodes(stages: Sequence[PlacedStage], *, is_tied: bool) -> Iterator[tuple[str, str]]:
     """Yield the nodes of each link, the one that dials first."""
     joined = [*pairwise(stages), *([(stages[0], stages[-1])] if is_tied and len(stages) > 2 else [])]
@@ -423,7 +516,9 @@ def predict(
         return None
     profiles = profiles or Profiles()
     relayed = RelayedWays.of((records[worker.node] for worker in stages), records.values())
-    costs = StageCosts(spec, slots, profiles, Links(links or LinkAssumptions(), profiles, relayed=relayed))
+    by_grpc = spec.train.link == "grpc"
+    speeds = Links(links or LinkAssumptions(), profiles, relayed=relayed, by_grpc=by_grpc)
+    costs = StageCosts(spec, slots, profiles, speeds)
     names, all_groups = spec.layers, tuple(range(spec.train.reduction_groups))
     placed, depths = [], []
     for positions in replicas_of(stages):

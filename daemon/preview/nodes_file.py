@@ -111,21 +111,19 @@ class SiteLinks(LinkAssumptions):
     def _by_sites(self) -> dict[tuple[str, str], tuple[float, float]]:
         return {(one, other): (round_trip_s, bytes_per_s) for one, other, round_trip_s, bytes_per_s in self.known}
 
-    @property
-    def slowest_bytes_per_s(self) -> float:
-        """Return the lowest bandwidth that any link may have."""
-        assumed = min(self.site_bytes_per_s, self.far_bytes_per_s)
-        return min([assumed, *(bytes_per_s for _, _, _, bytes_per_s in self.known)])
-
     def round_trip_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
         """Return the round trip between two devices."""
-        found = self._by_sites.get(_pair(one.site, other.site))
+        found = self._between(one, other)
         return LinkAssumptions.round_trip_s(self, one, other) if found is None else found[0]
 
-    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot) -> float:
+    def bytes_per_s(self, one: DeviceSlot, other: DeviceSlot, *, by_grpc: bool = False) -> float:
         """Return the bandwidth between two devices, each way."""
-        found = self._by_sites.get(_pair(one.site, other.site))
-        return LinkAssumptions.bytes_per_s(self, one, other) if found is None else found[1]
+        found = self._between(one, other)
+        return LinkAssumptions.bytes_per_s(self, one, other, by_grpc=by_grpc) if found is None else found[1]
+
+    def _between(self, one: DeviceSlot, other: DeviceSlot) -> tuple[float, float] | None:
+        is_inside = one.machine == other.machine
+        return None if is_inside else self._by_sites.get(_pair(one.site, other.site))
 
 
 def parse_nodes(text: str, source: str) -> NodesFile:

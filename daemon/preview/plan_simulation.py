@@ -75,7 +75,8 @@ def forecast(
     profiles = profiles or Profiles()
     nodes = tuple(nodes)
     slots = _slots(stages, nodes)
-    speeds = Links(links or LinkAssumptions(), profiles, relayed=RelayedWays.of(nodes, nodes))
+    relayed, by_grpc = RelayedWays.of(nodes, nodes), spec.train.link == "grpc"
+    speeds = Links(links or LinkAssumptions(), profiles, relayed=relayed, by_grpc=by_grpc)
     speeds = speeds.shared_by(linked_nodes(stages, trains_tie=spec.model.trains_tie))
     by_stage = replicas_of(stages)
     num_batches = _num_batches(spec, len(by_stage), at_most=max(MOST_BATCHES, 2 * num_shown))

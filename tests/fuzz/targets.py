@@ -107,7 +107,7 @@ def nodes_file(data: bytes) -> None:
     devices = [device for node in found.records(TRAIN) for device in node.devices]
     assert all(isfinite(device.speed) and isfinite(device.bfloat16_speed) for device in devices)
     assert all(0 <= device.reserve_bytes <= device.memory_bytes for device in devices)
-    assert 0 < found.link_assumptions().slowest_bytes_per_s < inf
+    assert all(0 < link.mbit_s < inf for link in found.links)
 
 
 def cluster_file(data: bytes) -> None:

@@ -9,18 +9,19 @@ from math import inf
 import pytest
 
 from headway.daemon.costs.connections import LinkAssumptions, Links
-from headway.daemon.costs.devices import DeviceSlot, Kinds
+from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
-from headway.daemon.planning.any_order import AnyOrder
-from headway.daemon.planning.order_search import WORTH_A_STAGE
 from headway.daemon.planning.planner import ClusterPlan, make_plan
+from headway.daemon.planning.search import WORTH_A_STAGE
+from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.stage_schedule import schedule_depth
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, fits, worker_seconds
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.unit.daemon.planning.clusters import job, node, planned, refused
 
 FREE = LinkAssumptions(site_bytes_per_s=1e15, site_round_trip_s=0.0)
 
@@ -116,10 +117,7 @@ def test_replicas_are_found_where_a_stage_alone_has_no_room() -> None:
             for order in permutations(nodes, length)
         }
         best = min(best_seconds(Instance(spec, order, FREE)) for order in orders.values())
-        slots = [DeviceSlot.of(each, 0) for each in nodes]
-        costs = StageCosts(spec, slots, Profiles(), Links(FREE, Profiles()))
-        order = AnyOrder(costs, slots, Kinds(costs.pace_of)).best()
-        assert (order is not None) is (best < inf), f"seed {seed}"
+        assert isinstance(make_plan(spec, nodes, links=FREE), ClusterPlan) is (best < inf), f"seed {seed}"
         found.append(best < inf)
     assert 1 <= sum(found) <= 3, "both cases occur"
 
@@ -142,14 +140,10 @@ def test_blocked_nodes_are_no_neighbours() -> None:
     assert room[0] < room[-1], "only one node has room for the head"
     nodes = [node("first", memory_bytes=room[0], speed=2.0), node("last", memory_bytes=room[-1], speed=3.0)]
     nodes += [node(f"s{index}", memory_bytes=room[1], speed=1.0 + 0.1 * index) for index in range(4)]
-    slots = [DeviceSlot.of(each, 0) for each in nodes]
-    orders = []
-    for blocked in (frozenset[tuple[str, str]](), frozenset(("last", f"s{index}") for index in range(4))):
-        costs = StageCosts(spec, slots, Profiles(), Links(FREE, Profiles(), blocked))
-        orders.append(AnyOrder(costs, slots, Kinds(costs.pace_of, blocked=blocked)).best())
-    assert orders[0] is not None
-    assert (orders[0][0].node, orders[0][-1].node) == ("first", "last")
-    assert orders[1] is None
+    plan = planned(spec, nodes, links=FREE)
+    assert (plan.workers[0].node, plan.workers[-1].node) == ("first", "last")
+    ways = tuple(BlockedWay("last", f"s{index}", Port.WORKER, "host:1", "no answer") for index in range(4))
+    assert "can talk" in refused(spec, nodes, links=FREE, blocked=BlockedWays(ways))
 
 
 @pytest.mark.parametrize("num_kinds", [1, 3])

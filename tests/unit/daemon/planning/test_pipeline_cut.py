@@ -14,14 +14,13 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.planning.cluster_plan import PlanRefused
-from headway.daemon.planning.order_search import WORTH_A_STAGE
-from headway.daemon.planning.pipeline_cut import PipelineCut
-from headway.daemon.planning.plan_assembly import place
 from headway.daemon.planning.planner import make_plan
-from headway.daemon.planning.predicted_time import PredictedTime
+from headway.daemon.planning.predicted_time import PredictedTime, place
+from headway.daemon.planning.search import WORTH_A_STAGE
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import NodeRecord
 from headway.stages.spec import timed_kind
+from tests.fakes.every_cut import PipelineCut
 from tests.unit.daemon.planning.brute_force import Instance, best_seconds, orders
 from tests.unit.daemon.planning.clusters import job, node
 

@@ -1,10 +1,12 @@
 """With `recompute = "auto"` the plan chooses for each stage what its backward computes again."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from headway.daemon.costs.connections import LinkAssumptions
 from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds
 from headway.daemon.costs.profiles import DeviceClock, Profiles
@@ -180,3 +182,26 @@ def test_a_device_out_of_memory_gets_another_choice() -> None:
     assert roomy.room_bytes == size
     assert choices(planned(auto_job(), [node("a", memory_bytes=size)])) == ["none"]
     assert choices(planned(auto_job(), [node("a", memory_bytes=int(0.9 * size))])) != ["none"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])
+def test_auto_is_never_slower_than_a_fixed_choice(seed: int) -> None:
+    """On clusters by chance, with memory that is short: also where a stage needs depth, or replicas."""
+    chance = random.Random(seed)
+    settings = {"microbatches": chance.choice((8, 32)), "reduction_groups": chance.choice((1, 4))}
+    spec = job(num_blocks=(number := chance.choice((6, 12))), recompute="auto", **WIDE, **settings)  # type: ignore[arg-type]
+    share = needed("block", number) / (count := chance.randint(2, 6))
+    nodes = [
+        node(f"n{index}", speed=chance.choice((1.0, 2.5)), memory_bytes=round(share * chance.uniform(1.0, 6.0)))
+        for index in range(count)
+    ]
+    links = LinkAssumptions(site_round_trip_s=chance.choice((1e-4, 1.0)))
+    fixed = [
+        make_plan(replace(spec, train=replace(spec.train, recompute=recompute)), nodes, links=links)
+        for recompute in RECOMPUTES
+    ]
+    known = [plan.predicted_batch_seconds for plan in fixed if isinstance(plan, ClusterPlan)]
+    plan = make_plan(spec, nodes, links=links)
+    if known:
+        assert isinstance(plan, ClusterPlan)
+        assert plan.predicted_batch_seconds <= min(known) * (1 + 1e-9)

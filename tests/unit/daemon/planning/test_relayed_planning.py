@@ -12,15 +12,14 @@ from headway.daemon.costs.paths import RelayedWays
 from headway.daemon.costs.profiles import Profiles
 from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
-from headway.daemon.planning.order_search import WORTH_A_STAGE
-from headway.daemon.planning.pipeline_cut import PipelineCut
-from headway.daemon.planning.plan_assembly import assemble
 from headway.daemon.planning.plan_question import ask, differs_in_measurements_alone, still_answers
-from headway.daemon.planning.planner import ClusterPlan, answer
-from headway.daemon.planning.predicted_time import predict
+from headway.daemon.planning.planner import ClusterPlan, answer, assemble
+from headway.daemon.planning.predicted_time import place, predict
+from headway.daemon.planning.search import WORTH_A_STAGE
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import NodeRecord, PlanRecord
+from tests.fakes.every_cut import PipelineCut
 from tests.unit.daemon.planning.clusters import job, node, planned
 
 RELAY = "relay:7070"
@@ -198,7 +197,7 @@ def test_no_order_of_nodes_behind_narrow_relays_is_faster_than_the_plan(seed: in
     costs = StageCosts(spec, slots, profiles, links)
     orders = [order for number in range(1, len(slots) + 1) for order in permutations(slots, number)]
     cuts = [found[1] for order in orders if (found := PipelineCut(costs, order).best()) is not None]
-    fastest = min(assemble(costs, cut, slots, ()).predicted_batch_seconds for cut in cuts)
+    fastest = min(assemble(costs, place(costs, cut), slots, ()).predicted_batch_seconds for cut in cuts)
     assert plan.predicted_batch_seconds <= fastest * WORTH_A_STAGE
 
 

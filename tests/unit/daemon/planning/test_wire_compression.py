@@ -94,7 +94,7 @@ def test_a_cut_is_coded_whole() -> None:
     """Two replicas here, one there and the next stage here: every link of the cut has one codec, near ones too, so the
     bits do not depend on which replica holds which group."""
     placement = PlacementSpec(replicas=(2, 1), share_updates="never")
-    nodes = [node("a"), node("b", site="there"), node("c", site="there")]
+    nodes = [node("a"), node("b", site="there"), node("c", site="there", arithmetic_class="two")]
     spec = replace(job(wire="int8", reduction_groups=2, microbatches=8), placement=placement)
     plan = planned(spec, nodes)
     sites = {record.name: record.site for record in nodes}

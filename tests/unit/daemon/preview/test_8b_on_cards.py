@@ -44,7 +44,7 @@ BLOCK = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
 
 def example(sequence_length: int) -> JobSpec:
     spec = read_job_file(EXAMPLE)[0]
-    return replace(spec, train=replace(spec.train, sequence_length=sequence_length))
+    return replace(spec, train=replace(spec.train, sequence_length=sequence_length, recompute="block"))
 
 
 def planned(spec: JobSpec, nodes: str) -> PlanPreview:

