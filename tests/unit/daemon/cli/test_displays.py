@@ -767,15 +767,18 @@ def test_status_names_who_has_not_reached_whom_before_a_plan_is_in_force() -> No
 def test_a_job_that_stands_still_names_the_pair_at_the_end_of_the_chain() -> None:
     """c waits for b, and b for a, which is at work: the sentence names a, however many stages are between."""
     found = scene(Phase.RUNNING, "plan", state=WorkerState.RUNNING)
-    job = found.view.jobs["j"]
-    assert link_waits(found.view, job) == []
+
+    def job() -> JobView:
+        return found.view.jobs["j"]
+
+    assert link_waits(found.view, job()) == []
     stands(found, 2, "a neighbour of any name", 1)
-    assert awaited_pair(job, PLAN) is None, "two others are at work"
+    assert awaited_pair(job(), PLAN) is None, "two others are at work"
     stands(found, 1, "stage 0 at a:7100", 0)
-    assert link_waits(found.view, job) == ["no progress: stage 1 on b waits for stage 0 on a"]
+    assert link_waits(found.view, job()) == ["no progress: stage 1 on b waits for stage 0 on a"]
     stands(found, 0, "stage 1 at an unknown address", 1)
-    assert awaited_pair(job, PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
-    assert standing_pairs(job, PLAN) == {("a", "b"), ("b", "c")}
+    assert awaited_pair(job(), PLAN) in {(0, 1), (1, 0)}, "both ends of one link wait"
+    assert standing_pairs(job(), PLAN) == {("a", "b"), ("b", "c")}
 
 
 def test_a_link_that_could_not_be_reopened_is_shown_first() -> None:
