@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from headway.optim.eager import EagerAdamW, EagerOptimizer, EagerSGD
 from headway.optim.muon import Muon
-from headway.optim.spec import GroupSpec
+from headway.optim.spec import OPTIMIZERS, GroupSpec
 
 # Lion: the sign of an interpolated momentum.
 #
@@ -98,16 +98,5 @@ def inner_optimizer(spec: GroupSpec, parameters: Sequence[Tensor]) -> Optimizer:
 
 
 def state_slots(spec: GroupSpec) -> tuple[str, ...]:
-    """Return names of the tensors that the optimizer keeps for each parameter, once update 0 was applied.
-
-    AdamW's step count is not among them: it is the update's index, which a boundary knows anyway.
-    """
-    match spec.name:
-        case "muon":
-            return ("momentum_buffer",)
-        case "adamw":
-            return ("exp_avg", "exp_avg_sq")
-        case "lion":
-            return ("exp_avg",)
-        case "sgd":
-            return ("momentum_buffer",) if spec.momentum != 0 else ()
+    """Return names of the tensors that the optimizer keeps for each parameter, once update 0 was applied."""
+    return () if spec.name == "sgd" and spec.momentum == 0 else OPTIMIZERS[spec.name].slots

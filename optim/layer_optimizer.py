@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from headway.optim.inner_optimizer import inner_optimizer, state_slots
 from headway.optim.muon import Batch, Matrix, Muon
 from headway.optim.routing import ROUTER_BIAS, Group, route_layer, split_by_decay
-from headway.optim.spec import GroupSpec, LrSchedule, OptimSpec
+from headway.optim.spec import OPTIMIZERS, GroupSpec, LrSchedule, OptimSpec
 from headway.optim.step_count import STEPS
 from headway.optim.update_shares import from_shares, joined
 
@@ -78,14 +78,12 @@ class ErrorFeedback:
 # An optimizer computes with it in fp32: it is widened before a step and rounded once after it. So a buffer of half the
 # size changes what is remembered, and no formula.
 
-_BUFFERS = {"muon": "momentum_buffer", "adamw": "exp_avg", "lion": "exp_avg", "sgd": "momentum_buffer"}
-
 
 class StoredMomentum:
     """The buffers of one optimizer's parameters. In float32 it does nothing."""
 
     def __init__(self, spec: GroupSpec, optimizer: Optimizer) -> None:
-        self.slot = _BUFFERS[spec.name]
+        self.slot = OPTIMIZERS[spec.name].slots[0]
         """Name of the buffer in the optimizer's state."""
         self.dtype: torch.dtype = getattr(torch, spec.momentum_dtype)
         self._optimizer = optimizer

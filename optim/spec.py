@@ -131,20 +131,27 @@ class OptimSpec:
         )
 
 
-USED_SETTINGS: dict[str, frozenset[str]] = {
-    "muon": frozenset(
-        {
-            "lr",
-            "weight_decay",
-            "momentum",
-            "nesterov",
-            "newton_schulz_dtype",
-            "newton_schulz_steps",
-            "momentum_dtype",
-        }
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """What others have to know of an optimizer that a job can name. `inner_optimizer.py` makes it."""
+
+    settings: frozenset[str]
+    """Of GroupSpec, beside those that all use; others are refused when a job is read."""
+    slots: tuple[str, ...]
+    """Tensors that it keeps for each parameter once update 0 was applied: first the running mean, whose dtype is a
+    setting. AdamW's step count is not among them: it is the update's index, which a boundary knows anyway.
+    """
+    step_tensors: int
+    """Tensors of the stepped one's size, in float32, that a step takes for a moment."""
+
+
+OPTIMIZERS: Final[dict[str, OptimizerKind]] = {
+    "muon": OptimizerKind(
+        frozenset({"momentum", "nesterov", "newton_schulz_dtype", "newton_schulz_steps"}), ("momentum_buffer",), 0
     ),
-    "adamw": frozenset({"lr", "weight_decay", "betas", "eps", "momentum_dtype"}),
-    "lion": frozenset({"lr", "weight_decay", "betas", "momentum_dtype"}),
-    "sgd": frozenset({"lr", "weight_decay", "momentum", "nesterov", "momentum_dtype"}),
+    "adamw": OptimizerKind(frozenset({"betas", "eps"}), ("exp_avg", "exp_avg_sq"), 2),
+    "lion": OptimizerKind(frozenset({"betas"}), ("exp_avg",), 1),
+    "sgd": OptimizerKind(frozenset({"momentum", "nesterov"}), ("momentum_buffer",), 2),
 }
-"""Settings of GroupSpec that each optimizer uses; others are refused when a job is read."""
+USED_BY_ALL: Final = frozenset({"lr", "weight_decay", "momentum_dtype"})
+"""Settings of GroupSpec that every optimizer uses."""

@@ -13,11 +13,9 @@ from headway.daemon.costs.block_widths import block_widths
 from headway.daemon.costs.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
-from headway.optim.spec import GroupSpec
+from headway.optim.spec import OPTIMIZERS, GroupSpec
 from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, adapted_names, matrix_names
 
-OPTIMIZER_SLOTS: Final = {"muon": 1, "adamw": 2, "lion": 1, "sgd": 1}
-"""Number of buffers with the shape of a parameter, by optimizer. One is the momentum, the others are fp32."""
 CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
 """Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
 CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
@@ -449,7 +447,7 @@ def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
 
 def _slot_bytes(num_parameters: int, group: GroupSpec) -> int:
     """Return the bytes of an optimizer's state for some parameters, without Error Feedback's."""
-    return num_parameters * (FP32_BYTES * (OPTIMIZER_SLOTS[group.name] - 1) + DTYPE_BYTES[group.momentum_dtype])
+    return num_parameters * (FP32_BYTES * (len(OPTIMIZERS[group.name].slots) - 1) + DTYPE_BYTES[group.momentum_dtype])
 
 
 def _cost(

@@ -15,7 +15,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where
-from headway.optim.spec import USED_SETTINGS, GroupSpec
+from headway.optim.spec import OPTIMIZERS, USED_BY_ALL, GroupSpec
 from headway.stages.spec import AdapterSpec, ModelSpec
 
 OpenModel = Callable[[str, Sequence[str]], tuple[OriginSpec, ModelSpec]]
@@ -74,7 +74,8 @@ def parse_job(
         if named is not None:
             named.update(".".join((*place, key)) for key in raw)
         name = raw.get("name")
-        used = USED_SETTINGS.get(name) if kind is GroupSpec and isinstance(name, str) else None
+        is_known = kind is GroupSpec and isinstance(name, str) and name in OPTIMIZERS
+        used = OPTIMIZERS[str(name)].settings | USED_BY_ALL if is_known else None
         if used is None:
             return  # a later check refuses the name, or its absence
         for key in raw:
