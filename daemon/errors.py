@@ -75,6 +75,10 @@ class StorageAwayError(RecoveryError):
     """A file system does not answer, or lacks a file that was read before: an outage that counts against no node."""
 
 
+class UnwritableError(RecoveryError):
+    """This machine's disk takes no more of a file: no other source of it can help."""
+
+
 class DamagedCopyError(RecoveryError):
     """A copy differs from its registration: another attempt would find the same damage."""
 

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.records.records import TERMINAL_PHASES
-from headway.daemon.shards.incoming_data import INCOMING
+from headway.daemon.shards.download import INCOMING
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.data.shard_index import INDEX_NAME
 

@@ -1,5 +1,6 @@
 """Writes a job's newest boundary as a model folder: layer by layer through any daemon, each file verified."""
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,28 +10,30 @@ from torch import Tensor
 
 from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.errors import ConfigError, RecoveryError, UnwritableError
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir
 from headway.daemon.origin.origin_parts import Carried, carried_in
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.results.adapter_folder import AdapterFolderWriter
 from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
-from headway.daemon.results.model_place import replaced, told_of
+from headway.daemon.results.model_place import replaced
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.transfer import in_time
+from headway.daemon.rpc.transfer import holder
 from headway.daemon.shards.data_source import tokenizer_at
 from headway.daemon.situation.boundaries import holders, newest_complete
+from headway.daemon.storage.fetch import PartialFile, fetch
 from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
+from headway.stages.errors import DamagedFileError, DataError, UnavailableError
 from headway.stages.model.adapters import is_of_adapter, merged
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.model.quantized import dequantized, quantized
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.layer_state import INITIAL
-from headway.stages.state.state_file import check_header, content_checksum, read_state
+from headway.stages.state.state_file import check_header, read_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,8 @@ class Boundary:
 
     timeline: int
     number: int
-    checksum: dict[str, str]
-    """Checksum of each part's file."""
+    files: dict[str, FileDigest]
+    """Of each part."""
     job: str = ""
     """The job that wrote the boundary, if it is another job."""
 
@@ -54,20 +57,19 @@ def newest_boundary(job: JobView, nodes: Mapping[str, NodeRecord]) -> Boundary:
     assert job.spec is not None
     found: list[Boundary] = []
     if job.checkpoint is not None:
-        hashes = {layer: file.checksum for layer, file in job.checkpoint.files.items()}
         found.append(
             Boundary(
                 timeline=job.checkpoint.timeline,
                 number=job.checkpoint.boundary,
-                checksum=hashes,
+                files={layer: file.digest for layer, file in job.checkpoint.files.items()},
                 job=job.checkpoint.origin_job,
             )
         )
     place = newest_complete(job, nodes)
     if place is not None:
         living = holders(job, place, nodes)
-        hashes = {layer: job.holders(*place, layer)[min(living[layer])].checksum for layer in job.spec.layers}
-        found.append(Boundary(timeline=place[0], number=place[1], checksum=hashes))
+        files = {layer: job.holders(*place, layer)[min(living[layer])].digest for layer in job.spec.layers}
+        found.append(Boundary(timeline=place[0], number=place[1], files=files))
     if not found:
         raise ConfigError(
             f"nothing to export yet: no boundary was written; `headway pause {job.name}` writes one", f"job {job.name}"
@@ -116,7 +118,7 @@ async def export(
                     on_layer(done, len(spec.layers))
                 key = StateKey(job, boundary.timeline, boundary.number, layer)
                 path = Path(folder) / "layer.safetensors"
-                await _fetch(client, view, key, path, checksum=boundary.checksum[layer])
+                await _fetch(client, view, key, path, boundary.files[layer])
                 weights = _weights(path, replace(key, job=boundary.job or job))
                 if merge:
                     base = await _base(client, view, job, layer, path)
@@ -155,7 +157,7 @@ async def _base(client: NodeClient, view: ClusterView, job: str, layer: str, pat
         drawn = initial_parameters(layer, spec.model, seed=spec.job.seed)
         weights = quantized(drawn, frozen_shapes(layer, spec.model), spec.model.adapter.quantize)
     else:
-        await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, checksum=expected.checksum)
+        await _fetch(client, view, StateKey(job, *ORIGIN_PLACE, layer), path, expected)
         weights = {name.removeprefix(f"{INITIAL}/"): tensor for name, tensor in read_state(path)[1].items()}
         weights = {name: tensor for name, tensor in weights.items() if not is_of_adapter(name)}
     return dequantized(weights, parameter_shapes(layer, spec.model), spec.model.adapter.quantize)
@@ -172,7 +174,7 @@ async def _carried(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "origin.safetensors"
         try:
-            await _fetch(client, view, key, path, checksum=expected.checksum)
+            await _fetch(client, view, key, path, expected)
             return carried_in(path)
         except RecoveryError as error:
             on_warning(
@@ -181,31 +183,19 @@ async def _carried(
             return None
 
 
-async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, *, checksum: str) -> None:
-    """Fetch and verify one file, from a holder or through the first node that can read it."""
-    job = view.jobs[key.job]
-    holders = job.holders(key.timeline, key.boundary, key.layer)
+async def _fetch(client: NodeClient, view: ClusterView, key: StateKey, path: Path, expected: FileDigest) -> None:
+    """Fetch one file, from a holder or through the first node that can read it."""
+    holders = view.jobs[key.job].holders(key.timeline, key.boundary, key.layer)
     # Holders first; any other node can still fetch the file from the checkpoint folder.
     nodes = sorted(view.nodes.values(), key=lambda node: node.name not in holders)
     if not nodes:
         raise UnavailableError("the cluster", "no node is up; start one, or wait for it")
-    reasons: list[str] = []
-    for node in nodes:
-        try:
-            with path.open("wb") as file:
-                pieces = client.fetch_state(node.endpoint, key, forward=True, unhurried=True)
-                async for piece in in_time(node.endpoint, pieces):
-                    with told_of(path):
-                        file.write(piece)
-                        file.flush()
-            found = content_checksum(path)
-        except (PeerError, RecoveryError, DamagedFileError) as error:
-            reasons.append(str(error))
-            continue
-        if found == checksum:
-            return
-        reasons.append(f"{node.name} sent checksum {found[:12]}…, not {checksum[:12]}…")
-    raise RecoveryError(str(key), "; ".join(reasons))
+    sources = [holder(client, node.endpoint, key, expected, is_forwarded=True, unhurried=True) for node in nodes]
+    file = PartialFile(path, expected, what=str(key))
+    try:
+        await fetch(file, lambda: sources, in_thread=lambda act: asyncio.to_thread(act, lambda: None))
+    except UnwritableError as error:
+        raise ConfigError(f"cannot be written to: {error.reason}", error.item) from error
 
 
 def _weights(path: Path, key: StateKey) -> dict[str, Tensor]:

@@ -27,8 +27,7 @@ from headway.daemon.results.metrics_file import MetricsFile
 from headway.daemon.results.model_folder import write_model
 from headway.daemon.results.model_place import make_out
 from headway.daemon.shards.data_source import check_tokenizer, tokenizer_at
-from headway.daemon.shards.download import Download
-from headway.daemon.shards.givers import UrlGiver
+from headway.daemon.shards.download import Download, UrlGiver
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.token_mixture import open_tokens

@@ -7,7 +7,6 @@ one: that makes the holder check its own file, and delete a damaged one.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +15,10 @@ import structlog
 from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.errors import RecoveryError
 from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.storage.fetch import Source, fetch
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import IncomingFile, InThread, StateStore
+from headway.daemon.storage.state_store import StateStore
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.state.file_digest import FileDigest
 
@@ -51,37 +51,16 @@ async def fetch_from_nodes(
     Raises RecoveryError with every holder's reason when none gives it, or when the checksum differs. Bytes that have
     come stay for the next attempt, until the file is abandoned.
     """
-    # One incoming file for all holders: each continues where the one before stopped.
-    incoming = await store.receive(key, size_bytes=expected.size_bytes)
-    reasons = []
-    for endpoint in endpoints:
-        try:
-            await download(
-                client,
-                endpoint,
-                key,
-                incoming,
-                expected,
-                in_thread=store.in_thread,
-                unhurried=unhurried,
-                is_forwarded=is_forwarded,
-                tell=tell,
-            )
-            await store.adopt(
-                key,
-                incoming.path,
-                size_bytes=expected.size_bytes,
-                checksum=expected.checksum,
-                generation=generation,
-                uid=uid,
-            )
-        except (PeerError, RecoveryError) as error:
-            log.warning("state_fetch_failed", key=str(key), peer=endpoint.address, error=str(error))
-            reasons.append(str(error))
-            continue
-        log.info("state_fetched", key=str(key), peer=endpoint.address, size_bytes=expected.size_bytes)
-        return
-    raise RecoveryError(str(key), "; ".join(reasons) or "no node holds it")
+    file = await store.receive(key, expected)
+    sources = [
+        holder(client, endpoint, key, expected, unhurried=unhurried, is_forwarded=is_forwarded)
+        for endpoint in endpoints
+    ]
+    source = await fetch(file, lambda: sources, in_thread=store.in_thread, tell=tell)
+    await store.adopt(
+        key, file.path, size_bytes=expected.size_bytes, checksum=expected.checksum, generation=generation, uid=uid
+    )
+    log.info("state_fetched", key=str(key), peer=source.name, size_bytes=expected.size_bytes)
 
 
 async def fetch_stored(
@@ -108,47 +87,31 @@ async def fetch_stored(
     log.info("state_fetched", key=str(key), url=url, size_bytes=expected.size_bytes)
 
 
-async def download(
+def holder(
     client: NodeClient,
     endpoint: NodeEndpoint,
     key: StateKey,
-    incoming: IncomingFile,
     expected: FileDigest,
     *,
-    in_thread: InThread,
     unhurried: bool = False,
     is_forwarded: bool = False,
-    tell: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Download a file from one holder, verified and in place, but into no store. Raises PeerError or RecoveryError.
+) -> Source:
+    """Return a node as the source of a state file. unhurried, is_forwarded: as for `fetch_from_nodes`."""
 
-    in_thread: runs what uses the disk.
-    """
-    offset = await in_thread(lambda _: incoming.offset)
-    try:
+    def read(offset: int) -> AsyncIterator[bytes]:
         pieces = client.fetch_state(endpoint, key, offset=offset, forward=is_forwarded, unhurried=unhurried)
-        async for piece in in_time(endpoint, pieces, heard=client.heard):
-            await in_thread(partial(_append, incoming, piece, offset))
-            offset += len(piece)
-            tell(offset)
-        await in_thread(lambda beat: incoming.verify(expected.checksum, beat))
-    except RecoveryError:
-        if not is_forwarded:
-            await _let_it_check(client, endpoint, key, expected)
-        raise
-    await in_thread(lambda _: incoming.put_in_place())
+        return in_time(endpoint, pieces, heard=client.heard)
 
+    async def let_it_check() -> None:
+        if is_forwarded:
+            return
+        try:
+            async for _ in in_time(endpoint, client.fetch_state(endpoint, key, offset=expected.size_bytes)):
+                pass
+        except (PeerError, RecoveryError) as error:
+            log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
 
-def _append(incoming: IncomingFile, piece: bytes, offset: int, _: Beat) -> None:
-    incoming.append(piece, offset=offset)
-
-
-async def _let_it_check(client: NodeClient, endpoint: NodeEndpoint, key: StateKey, expected: FileDigest) -> None:
-    try:
-        async for _ in in_time(endpoint, client.fetch_state(endpoint, key, offset=expected.size_bytes)):
-            pass
-    except (PeerError, RecoveryError) as error:
-        log.warning("holder_checked_its_file", key=str(key), peer=endpoint.address, error=str(error))
+    return Source(str(endpoint), read, let_it_check)
 
 
 async def in_time(

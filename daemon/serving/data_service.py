@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE
 from headway.daemon.origin.origin_folder import OriginFolder
-from headway.daemon.shards.givers import CALLER_SILENCE_S, CallerGiver
+from headway.daemon.shards.download import CALLER_SILENCE_S, CallerGiver
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.checkpoint import CHUNK_BYTES
 from headway.daemon.storage.file_threads import Beat, FileThreads

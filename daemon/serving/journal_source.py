@@ -18,13 +18,14 @@ from headway.daemon.records.journal_entry import journal_entry
 from headway.daemon.records.lineage import JournalPart, own_parts
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.transfer import download
+from headway.daemon.rpc.transfer import holder
 from headway.daemon.situation.boundaries import lineage_of, restorable
 from headway.daemon.storage.checkpoint import fetch_from_checkpoint, fetch_part, resolve_checkpoint_dir
 from headway.daemon.storage.checkpoint_names import parts_url
+from headway.daemon.storage.fetch import PartialFile, fetch
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_key import JOURNAL, StateKey
-from headway.daemon.storage.state_store import IncomingFile, StateStore
+from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView, Place
 from headway.proto import control_pb2
@@ -124,20 +125,16 @@ class JournalSource:
             return await self._store.in_thread(lambda _: _entries(path, written))
         with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
             path = Path(folder) / f"{JOURNAL}.safetensors"
-            holders = job.holders(key.timeline, key.boundary, JOURNAL)
             failure = RecoveryError(str(key), "the nodes that held it are gone")
-            for name, held in sorted(holders.items()):
+            for name, held in sorted(job.holders(key.timeline, key.boundary, JOURNAL).items()):
                 if name not in self._view.nodes or name == self._node:
                     continue
-                expected = held.digest
-                endpoint = self._view.nodes[name].endpoint
-                incoming = IncomingFile(str(key), path, size_bytes=expected.size_bytes)
+                arriving = PartialFile(path, held.digest, what=str(key))
+                sources = [holder(self._client, self._view.nodes[name].endpoint, key, held.digest)]
                 try:
-                    await download(
-                        self._client, endpoint, key, incoming, expected, in_thread=partial(self._reads.run, folder)
-                    )
-                except (PeerError, RecoveryError) as error:
-                    failure = RecoveryError(str(key), str(error))
+                    await fetch(arriving, sources.copy, in_thread=partial(self._reads.run, folder))
+                except RecoveryError as error:
+                    failure = error
                     continue
                 return await asyncio.to_thread(_entries, path, key)
             checkpoint = job.checkpoint

@@ -18,9 +18,7 @@ from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, data_folder
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.runtime.activities import SharedWork
-from headway.daemon.shards.download import Download
-from headway.daemon.shards.givers import Giver, NodeGiver, UrlGiver
-from headway.daemon.shards.incoming_data import IncomingData
+from headway.daemon.shards.download import Download, Giver, IncomingData, NodeGiver, UrlGiver
 from headway.daemon.shards.verified_shards import VerifiedShards
 from headway.daemon.storage.file_system import check_allowed
 from headway.daemon.storage.file_threads import Beat, FileThreads

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 import structlog
 
-from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError
+from headway.daemon.errors import ConfigError, DamagedCopyError, RecoveryError, StorageAwayError, UnwritableError
 from headway.daemon.records.format import decode
 from headway.daemon.records.lineage import JournalPart, check_seal
 from headway.daemon.records.records import CheckpointRecord
@@ -31,6 +31,7 @@ from headway.daemon.storage.checkpoint_names import (
     partial_name,
     place_of_folder,
 )
+from headway.daemon.storage.fetch import PartialFile
 from headway.daemon.storage.file_system import check_opened, is_local, open_url, sentence, told_as
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.file_digest import FileDigest
@@ -268,23 +269,17 @@ def fetch_file(source: str, expected: FileDigest, target: Path, *, beat: Callabl
 
 def keep_chunks(source: str, chunks: Iterator[bytes], expected: FileDigest, target: Path) -> None:
     """Write the chunks of a state file, verified, to a local path; raises as `fetch_from_checkpoint`."""
-    from headway.stages.state.state_file import content_checksum
-
     partial = target.with_name(partial_name(target.name, secrets.token_hex(4)))
+    file = PartialFile(target, expected, what=source, partial=partial)
     try:
-        with partial.open("wb") as file:
-            for chunk in chunks:
-                if file.tell() + len(chunk) > expected.size_bytes:
-                    raise DamagedCopyError(source, f"is damaged: it has more than its {expected.size_bytes} bytes")
-                file.write(chunk)
-        found = content_checksum(partial)
-        if found != expected.checksum:
-            raise DamagedCopyError(source, f"has checksum {found[:12]}…, not {expected.checksum[:12]}…")
-        partial.replace(target)
-    except DamagedFileError as error:
-        raise DamagedCopyError(source, f"is damaged: {error.reason}") from error
-    except OSError as error:
-        raise RecoveryError(source, f"cannot be kept at {target}: {error.strerror or error}") from error
+        for chunk in chunks:
+            file.append(chunk, "")
+        if not file.is_whole:
+            raise DamagedCopyError(source, f"is damaged: it ends after {file.num_bytes} of {expected.size_bytes} bytes")
+        file.verify("")
+        file.put_in_place()
+    except UnwritableError as error:
+        raise RecoveryError(source, f"cannot be kept at {target}: {error.reason}") from error
     finally:
         partial.unlink(missing_ok=True)
 

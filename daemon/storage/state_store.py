@@ -8,20 +8,19 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
 from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.storage.fetch import PartialFile, partial_path
 from headway.daemon.storage.file_threads import Beat, FileThreads
 from headway.daemon.storage.owned_folders import make_folder, make_private
 from headway.daemon.storage.state_key import StateKey, StoredFile
-
-if TYPE_CHECKING:
-    from headway.stages.state.state_file import ContentCheck
+from headway.stages.state.file_digest import FileDigest
 
 CHUNK_BYTES = 1 << 20
 NUM_AT_ONCE: Final = 4
@@ -30,14 +29,6 @@ SILENCE_S: Final = 20.0
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-
-class InThread(Protocol):
-    """Runs a blocking call in a thread."""
-
-    def __call__(self, act: Callable[[Beat], T], /) -> Awaitable[T]:
-        """Return act(beat). Raises RecoveryError."""
-        ...
 
 
 class StateStore:
@@ -221,16 +212,16 @@ class StateStore:
                 f"and store_quota_bytes allows {self._quota_bytes}",
             )
 
-    async def receive(self, key: StateKey, *, size_bytes: int) -> "IncomingFile":
+    async def receive(self, key: StateKey, expected: FileDigest) -> PartialFile:
         """Begin or continue a file that comes in pieces; `adopt` it when it is in place, or `abandon` it.
 
         Raises RecoveryError when it would exceed the quota, together with all arriving files, or has no folder.
         """
-        self.require_room(size_bytes, str(key), held=key)
+        self.require_room(expected.size_bytes, str(key), held=key)
         path = await self.place_for(key)
-        self.require_room(size_bytes, str(key), held=key)  # others may have begun meanwhile
-        self._incoming[key] = size_bytes
-        return IncomingFile(str(key), path, size_bytes=size_bytes)
+        self.require_room(expected.size_bytes, str(key), held=key)  # others may have begun meanwhile
+        self._incoming[key] = expected.size_bytes
+        return PartialFile(path, expected, what=str(key))
 
     def abandon(self, key: StateKey) -> None:
         """Drop the pieces of an arriving file, soon. If there are none, nothing happens."""
@@ -340,83 +331,6 @@ class StateStore:
         """Yield every file of the folder. Folders come and go meanwhile: os.walk skips those that it cannot list."""
         for folder, _, names in os.walk(self._directory):
             yield from (Path(folder) / name for name in names)
-
-
-class IncomingFile:
-    """An arriving state file: bytes go to a partial file next to it, which takes its name when it is verified.
-
-    The checksum is computed as the bytes come. Bytes of an earlier attempt are read again. Everything blocks.
-    """
-
-    def __init__(self, what: str, path: Path, *, size_bytes: int) -> None:
-        """what: the file's name in errors."""
-        self.path = path
-        self._what = what
-        self._size_bytes = size_bytes
-        self._partial = partial_path(path)
-        self._content: ContentCheck | None = None
-        """Checksum of the bytes, if they arrived without a gap from the first byte."""
-
-    @property
-    def offset(self) -> int:
-        """Return the number of bytes that have arrived."""
-        return self._partial.stat().st_size if self._partial.exists() else 0
-
-    def append(self, data: bytes, *, offset: int) -> None:
-        """Add a chunk. Raises RecoveryError when it does not follow the last one, or there is no room for it.
-
-        A chunk that would exceed the announced size is not written, and the bytes so far are dropped.
-        """
-        if offset + len(data) > self._size_bytes:
-            self._partial.unlink(missing_ok=True)
-            raise RecoveryError(self._what, f"arrived with more than the {self._size_bytes} bytes that it should have")
-        try:
-            with self._partial.open("ab") as file:
-                if file.tell() != offset:
-                    raise RecoveryError(self._what, f"a chunk began at byte {offset}, not {file.tell()}")
-                file.write(data)
-            self._check(data, offset)
-        except OSError as error:
-            self._partial.unlink(missing_ok=True)
-            raise RecoveryError(self._what, f"{self._partial.parent}: {error.strerror}") from error
-
-    def verify(self, checksum: str, beat: Beat = lambda: None) -> None:
-        """Check the bytes. Raises RecoveryError, and drops the file, when they are wrong."""
-        from headway.stages.errors import DamagedFileError
-        from headway.stages.state.state_file import content_checksum
-
-        try:
-            if self._content is not None and self._content.num_bytes == self._partial.stat().st_size:
-                found = self._content.checksum()
-            else:
-                found = content_checksum(self._partial, beat=beat)
-        except (DamagedFileError, OSError) as error:
-            self._partial.unlink(missing_ok=True)
-            raise RecoveryError(self._what, f"arrived damaged: {error}") from error
-        if found != checksum:
-            self._partial.unlink()
-            raise RecoveryError(self._what, f"arrived with checksum {found[:12]}…, not {checksum[:12]}…")
-
-    def _check(self, data: bytes, offset: int) -> None:
-        from headway.stages.errors import DamagedFileError
-        from headway.stages.state.state_file import ContentCheck
-
-        if offset == 0:
-            self._content = ContentCheck(self._partial, self._size_bytes)
-        if self._content is not None and self._content.num_bytes == offset:
-            try:
-                self._content.update(data)
-            except DamagedFileError:
-                self._content = None  # `verify` reads the file again, and reports the error
-
-    def put_in_place(self) -> None:
-        """Give the verified file its name."""
-        self._partial.replace(self.path)
-
-
-def partial_path(path: Path) -> Path:
-    """Return the path of a file while it arrives."""
-    return path.with_suffix(".partial")
 
 
 def read_chunks(path: Path, *, offset: int = 0) -> Iterator[bytes]:

@@ -20,9 +20,9 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.serving import data_service
 from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards import incoming_data, verified_shards
-from headway.daemon.shards.incoming_shard import IncomingShard
+from headway.daemon.shards import download, verified_shards
 from headway.daemon.shards.library import DataLibrary, Reading
+from headway.daemon.storage.fetch import PartialFile
 from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
@@ -242,11 +242,9 @@ async def test_other_bytes_are_not_kept(holders: Holders) -> None:
         raw = bytearray(holders.shard(node).read_bytes())
         raw[-1] ^= 1
         holders.shard(node).write_bytes(raw)
-    with pytest.raises(
-        RecoveryError, match=r"node b.*: shard .* arrived with SHA-256 .*; node c.*: shard .* arrived with SHA-256"
-    ):
+    with pytest.raises(RecoveryError, match=r"shard .*: node b.*: has SHA-256 .*; node c.*: has SHA-256"):
         await holders.library().open(holders.data)
-    assert [path.name for path in (holders.folder / incoming_data.INCOMING).iterdir()] == [INDEX_NAME]
+    assert [path.name for path in (holders.folder / download.INCOMING).iterdir()] == [INDEX_NAME]
     raw[-1] ^= 1
     holders.shard("c").write_bytes(raw)
     assert await holders.library().open(holders.data) == holders.folder
@@ -286,14 +284,14 @@ async def test_data_whose_file_system_went_away_comes_from_another_node(holders:
 
 async def test_a_cache_that_hangs_is_an_outage(holders: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first piece is never written: no other node is asked, and no attempt begins beside the hung write."""
-    library, go_on, append = holders.library(), threading.Event(), IncomingShard.append
+    library, go_on, append = holders.library(), threading.Event(), PartialFile.append
     library._downloads = FileThreads("downloads of data", silence_s=0.1)
 
-    def hung(part: IncomingShard, *arguments: Any) -> None:
+    def hung(part: PartialFile, *arguments: Any) -> None:
         go_on.wait()
         append(part, *arguments)
 
-    monkeypatch.setattr(IncomingShard, "append", hung)
+    monkeypatch.setattr(PartialFile, "append", hung)
     try:
         for reason in ("has not answered for 0.1 s", "an earlier write has not ended"):
             with pytest.raises(StorageAwayError, match=f"no token shards here.*{reason}"):
@@ -358,7 +356,7 @@ async def test_what_nobody_goes_on_with_leaves_the_cache(holders: Holders) -> No
     await holders.library().open(holders.data)
     now = (holders.folder / INDEX_NAME).stat().st_mtime + 2 * DOWNLOAD_KEPT_S
     for name, age_s in (("old", DOWNLOAD_KEPT_S + 60), ("new", DOWNLOAD_KEPT_S - 60)):
-        incoming = holders.cache / name / incoming_data.INCOMING
+        incoming = holders.cache / name / download.INCOMING
         incoming.mkdir(parents=True)
         (incoming / "part").write_bytes(b"12345")
         (holders.cache / name / "shard").write_bytes(b"123")

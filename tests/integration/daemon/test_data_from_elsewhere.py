@@ -17,7 +17,7 @@ from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, Sto
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.records.records import SpecRecord
 from headway.daemon.serving import data_service
-from headway.daemon.shards import givers, incoming_data
+from headway.daemon.shards import download
 from headway.daemon.shards.library import DataLibrary
 from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.shard_index import read_index
@@ -186,15 +186,15 @@ async def test_other_bytes_than_the_jobs_are_refused(network: Network, folder: P
         await network.a.library.open(replace(data, sha256="e" * 64))
     incoming = network.a.folder / "data" / data.sha256
     server.damage = True
-    with pytest.raises(RecoveryError, match=r"sent an index that|arrived with SHA-256"):
+    with pytest.raises(RecoveryError, match=r"sent an index that|has SHA-256"):
         await network.a.library.open(data)
     server.damage = False
     index = (folder / "shards.json").read_bytes()
     shard = folder / read_index(folder).shards[0].file
     shard.write_bytes(bytes(SHARD))
-    with pytest.raises(RecoveryError, match=r"/shards: shard [0-9a-f]{12}…: arrived with SHA-256"):
+    with pytest.raises(RecoveryError, match=r"shard [0-9a-f]{12}…: http.*/shards: has SHA-256"):
         await network.a.library.open(data)
-    assert (incoming / incoming_data.INCOMING / "shards.json").read_bytes() == index
+    assert (incoming / download.INCOMING / "shards.json").read_bytes() == index
     assert not (incoming / shard.name).exists()
 
 
@@ -209,7 +209,7 @@ async def test_a_submitter_gives_its_data_to_one_node_and_others_get_it_there(ne
     await give(network, folder, data.sha256)
     shutil.rmtree(folder)
     assert_whole(network.a.folder / "data" / data.sha256, data)
-    assert not (network.a.folder / "data" / data.sha256 / incoming_data.INCOMING).exists()
+    assert not (network.a.folder / "data" / data.sha256 / download.INCOMING).exists()
     again = DataLibrary(network.a.folder / "data", network.client, list)
     network.desks["a"].library = network.a.library = again
     assert again.find(data.sha256) is None
@@ -263,7 +263,7 @@ async def test_a_broken_gift_goes_on_at_the_same_node(
     data = data_at(str(folder), folder)
     has = DataLibrary.has
     monkeypatch.setattr(DataLibrary, "has", lambda library, data: has(library, replace(data, source="")))
-    incoming = network.a.folder / "data" / data.sha256 / incoming_data.INCOMING
+    incoming = network.a.folder / "data" / data.sha256 / download.INCOMING
     incoming.mkdir(parents=True)
     shard = read_index(folder).shards[0]
     (incoming / shard.sha256).write_bytes((folder / shard.file).read_bytes()[:-9])
@@ -293,13 +293,13 @@ async def test_a_giver_that_lies_or_falls_silent_is_refused(
         await asyncio.sleep(30)
         yield b""
 
-    monkeypatch.setattr(givers, "CALLER_SILENCE_S", 0.2)
+    monkeypatch.setattr(download, "CALLER_SILENCE_S", 0.2)
     with pytest.raises(RecoveryError, match=r"sent nothing for 0\.2 s"):
         await network.client.give_data(network.a.endpoint, "d" * 64, silent)
     monkeypatch.undo()
     shard = folder / read_index(folder).shards[0].file
     shard.write_bytes(bytes(SHARD))
-    with pytest.raises(RecoveryError, match="arrived with SHA-256"):
+    with pytest.raises(RecoveryError, match="has SHA-256"):
         await give(network, folder, data.sha256)
     assert not (network.a.folder / "data" / data.sha256 / "shards.json").exists()
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.errors import RecoveryError
+from headway.daemon.client import export
+from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.records.records import CheckpointRecord
 from headway.daemon.rpc import transfer
 from headway.daemon.rpc.peer_client import NodeClient
@@ -121,7 +122,7 @@ async def test_a_checkpoint_is_read_by_way_of_another_node(network: Network, tmp
 async def test_a_holder_of_altered_bytes_finds_out_and_lets_them_go(network: Network) -> None:
     """b's file was altered after it was registered: a does not take it, and b holds it no more."""
     await network.b.hold(DATA[:-1] + b"!")
-    with pytest.raises(RecoveryError, match="arrived damaged"):
+    with pytest.raises(RecoveryError, match="is damaged"):
         await fetch_from_nodes(network.a.store, network.client, KEY, endpoints=[network.b.endpoint], expected=FILE)
     assert network.a.store.get(KEY) is None
     assert network.b.store.get(KEY) is None
@@ -172,3 +173,14 @@ async def test_a_forwarded_copy_is_slowed_down_too(network: Network) -> None:
     assert b"".join([piece async for piece in pieces]) == DATA
     assert outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
     assert network.desks["a"].outgoing.sent[TransferKind.COPY].num_bytes == len(DATA)
+
+
+async def test_an_export_fetches_from_any_node_and_says_what_it_cannot_write(network: Network, tmp_path: Path) -> None:
+    """b holds the file and a does not: the export has its bytes. One line names a folder that cannot be written."""
+    await network.b.hold()
+    view = network.desks["a"].view
+    view.jobs[KEY.job] = JobView(name=KEY.job)
+    await export._fetch(network.client, view, KEY, tmp_path / "layer.safetensors", FILE)
+    assert (tmp_path / "layer.safetensors").read_bytes() == DATA
+    with pytest.raises(ConfigError, match="nowhere: cannot be written to: No such file"):
+        await export._fetch(network.client, view, KEY, tmp_path / "nowhere" / "layer.safetensors", FILE)

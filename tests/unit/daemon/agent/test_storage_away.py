@@ -176,7 +176,7 @@ async def test_damage_of_a_checkpoint_counts_if_another_node_finds_it_too(
 
         async def _fetch_forwarded(self, *_: object, **__: object) -> None:
             if not is_sound_elsewhere:
-                raise RecoveryError("head", "arrived damaged")
+                raise RecoveryError("head", "is damaged")
 
     keeper = OneBadReader.__new__(OneBadReader)
     keeper._checkpoint_root = None

@@ -21,7 +21,7 @@ from headway.daemon.cleanup.sweeps import (
 )
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec, SourceSpec
 from headway.daemon.records.records import Phase, PhaseRecord, SpecRecord
-from headway.daemon.shards.incoming_data import INCOMING
+from headway.daemon.shards.download import INCOMING
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import INDEX_NAME

@@ -25,6 +25,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
+from headway.stages.state.file_digest import FileDigest
 from tests.fakes.moody_file_system import moody
 
 KEY = StateKey("j", 1, 5, "head")
@@ -89,8 +90,8 @@ async def test_no_call_on_the_disk_is_made_in_the_loop(store: StateStore, disk: 
     """Files come, are given up, are taken in and go: every call of the file system comes from a thread."""
     path = write(store)
     disk.callers.clear()
-    incoming = await store.receive(replace(KEY, layer="embed"), size_bytes=10)
-    await store.in_thread(lambda _: incoming.append(b"part", offset=0))
+    incoming = await store.receive(replace(KEY, layer="embed"), FileDigest(size_bytes=10, checksum="f" * 64))
+    await store.in_thread(lambda _: incoming.append(b"part", "b"))
     store.abandon(replace(KEY, layer="embed"))
     await store.adopt(KEY, path, size_bytes=5, checksum="x")
     store.delete(KEY)
@@ -116,7 +117,7 @@ async def test_a_disk_that_hangs_is_an_error_and_the_loop_goes_on(store: StateSt
 
     turning = asyncio.create_task(turn())
     with pytest.raises(StorageAwayError, match=r"has not answered for 0\.2 s"):
-        await store.receive(KEY, size_bytes=10)
+        await store.receive(KEY, FileDigest(size_bytes=10, checksum="f" * 64))
     with pytest.raises(StorageAwayError):
         await store.adopt(KEY, path, size_bytes=5, checksum="x")
     assert turns > 5
@@ -190,9 +191,9 @@ async def test_a_file_that_a_late_deletion_takes_is_not_held(store: StateStore, 
 
 async def test_a_cancelled_call_ends_before_its_file_is_used_again(store: StateStore, disk: Disk) -> None:
     """A fetch ends while a piece is on its way to the disk: the next attempt begins behind that piece."""
-    incoming = await store.receive(KEY, size_bytes=10)
+    incoming = await store.receive(KEY, FileDigest(size_bytes=10, checksum="f" * 64))
     disk.hang()
-    appending = asyncio.create_task(store.in_thread(lambda _: incoming.append(b"part", offset=0)))
+    appending = asyncio.create_task(store.in_thread(lambda _: incoming.append(b"part", "b")))
     await asyncio.sleep(0.05)
     appending.cancel()
     await asyncio.sleep(0.05)
@@ -200,7 +201,9 @@ async def test_a_cancelled_call_ends_before_its_file_is_used_again(store: StateS
     disk.answers.set()
     with pytest.raises(asyncio.CancelledError):
         await appending
-    assert (await store.receive(KEY, size_bytes=10)).offset == 4
+    again = await store.receive(KEY, FileDigest(size_bytes=10, checksum="f" * 64))
+    await store.in_thread(lambda beat: again.resume(beat))
+    assert again.num_bytes == 4
 
 
 async def test_a_node_whose_store_hangs_asks_to_be_left_out(

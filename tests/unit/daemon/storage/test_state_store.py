@@ -16,6 +16,7 @@ import torch
 from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.storage.state_store import StateStore
+from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
 
 KEY = StateKey("j", 1, 5, "head")
@@ -31,6 +32,7 @@ def state_file() -> tuple[bytes, str]:
 
 
 DATA, CHECKSUM = state_file()
+FILE = FileDigest(size_bytes=len(DATA), checksum=CHECKSUM)
 
 
 @pytest.fixture
@@ -42,10 +44,10 @@ def store(tmp_path: Path) -> StateStore:
 
 async def receive(store: StateStore, data: bytes, *, checksum: str, key: StateKey = KEY) -> None:
     """Bring a file in, in two chunks."""
-    incoming = await store.receive(key, size_bytes=len(data))
-    incoming.append(data[:100], offset=0)
-    incoming.append(data[100:], offset=100)
-    incoming.verify(checksum)
+    incoming = await store.receive(key, FileDigest(size_bytes=len(data), checksum=checksum))
+    incoming.append(data[:100], "b")
+    incoming.append(data[100:], "b")
+    incoming.verify("b")
     incoming.put_in_place()
     await store.adopt(key, incoming.path, size_bytes=len(data), checksum=checksum)
 
@@ -75,73 +77,76 @@ async def test_a_folder_that_cannot_be_made_is_one_error(
     with pytest.raises(RecoveryError, match=told):
         store.path_of(KEY)
     with pytest.raises(RecoveryError, match=told):
-        await store.receive(KEY, size_bytes=10)
+        await store.receive(KEY, replace(FILE, size_bytes=10))
     assert not store.awaited
 
 
 async def test_altered_bytes_are_refused_and_dropped(store: StateStore) -> None:
     """One byte differs: the file is refused, and the next attempt begins at 0."""
-    with pytest.raises(RecoveryError, match="arrived damaged"):
+    with pytest.raises(RecoveryError, match="is damaged"):
         await receive(store, DATA[:-1] + b"!", checksum=CHECKSUM)
     assert store.get(KEY) is None
-    assert (await store.receive(KEY, size_bytes=len(DATA))).offset == 0
+    assert (await store.receive(KEY, FILE)).num_bytes == 0
 
 
 async def test_a_whole_file_of_other_content_is_refused(store: StateStore) -> None:
     """It is sound, and not the one that was registered."""
-    with pytest.raises(RecoveryError, match="arrived with checksum"):
-        await receive(store, DATA, checksum="f" * 64)
+    with pytest.raises(RecoveryError, match="has checksum"):
+        await receive(store, DATA, checksum="f" * 32)
     assert store.get(KEY) is None
 
 
 async def test_a_broken_transfer_resumes_where_it_stopped(store: StateStore) -> None:
-    """100 bytes arrived: the next holder is asked from there, and a chunk that leaves a gap is refused."""
-    (await store.receive(KEY, size_bytes=len(DATA))).append(DATA[:100], offset=0)
-    again = await store.receive(KEY, size_bytes=len(DATA))
-    assert again.offset == 100
-    with pytest.raises(RecoveryError, match="began at byte 200, not 100"):
-        again.append(DATA[200:], offset=200)
+    """100 bytes arrived: the next attempt goes on from there."""
+    (await store.receive(KEY, FILE)).append(DATA[:100], "b")
+    again = await store.receive(KEY, FILE)
+    again.resume()
+    assert again.num_bytes == 100
+    again.append(DATA[100:], "b")
+    again.verify("b")
 
 
 async def test_bytes_from_before_a_break_are_verified_too(store: StateStore) -> None:
     """One byte of the earlier attempt is wrong: the whole file is refused."""
-    for first, is_good in ((b"!" + DATA[1:100], False), (DATA[:100], True)):
-        (await store.receive(KEY, size_bytes=len(DATA))).append(first, offset=0)
-        again = await store.receive(KEY, size_bytes=len(DATA))
-        again.append(DATA[100:], offset=100)
-        with nullcontext() if is_good else pytest.raises(RecoveryError, match="arrived damaged"):
-            again.verify(CHECKSUM)
+    for first, is_good in ((DATA[:20] + b"!" + DATA[21:100], False), (DATA[:100], True)):
+        (await store.receive(KEY, FILE)).append(first, "b")
+        again = await store.receive(KEY, FILE)
+        again.resume()
+        with nullcontext() if is_good else pytest.raises(RecoveryError, match="is damaged"):
+            again.append(DATA[100:], "b")
+    again.verify("b")
 
 
 async def test_bytes_that_were_refused_are_forgotten(store: StateStore) -> None:
     """The first holder sends an altered file, the second the good one, into the same place: it is taken."""
-    incoming = await store.receive(KEY, size_bytes=len(DATA))
-    for sent in (DATA[:-1] + b"!", b"\xff" * len(DATA)):
-        incoming.append(sent, offset=0)
-        with pytest.raises(RecoveryError, match="arrived damaged"):
-            incoming.verify(CHECKSUM)
-    incoming.append(DATA[:100], offset=0)
-    incoming.append(DATA[100:], offset=100)
-    incoming.verify(CHECKSUM)
+    incoming = await store.receive(KEY, FILE)
+    incoming.append(DATA[:-1] + b"!", "b")
+    with pytest.raises(RecoveryError, match="is damaged"):
+        incoming.verify("b")
+    with pytest.raises(RecoveryError, match="is damaged"):
+        incoming.append(b"\xff" * len(DATA), "b")
+    incoming.append(DATA[:100], "b")
+    incoming.append(DATA[100:], "b")
+    incoming.verify("b")
 
 
 async def test_an_abandoned_fetch_leaves_nothing(store: StateStore, tmp_path: Path) -> None:
     """The fetch is given up: its partial file and its folders go, and its room is free again."""
-    (await store.receive(KEY, size_bytes=9000)).append(DATA[:100], offset=0)
+    (await store.receive(KEY, replace(FILE, size_bytes=9000))).append(DATA[:100], "b")
     other = replace(KEY, layer="embed")
     with pytest.raises(RecoveryError, match="store_quota_bytes allows 10000"):
-        await store.receive(other, size_bytes=9000)
+        await store.receive(other, replace(FILE, size_bytes=9000))
     store.abandon(KEY)
     await store.removed()
     assert list((tmp_path / "store").iterdir()) == []
     assert store.awaited == frozenset()
-    await store.receive(other, size_bytes=9000)
+    await store.receive(other, replace(FILE, size_bytes=9000))
 
 
 async def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No space is left: the error names the folder, and the partial file does not lie in the way."""
-    incoming = await store.receive(KEY, size_bytes=len(DATA))
-    incoming.append(DATA[:100], offset=0)
+    incoming = await store.receive(KEY, FILE)
+    incoming.append(DATA[:100], "b")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -149,9 +154,9 @@ async def test_a_full_file_system_is_one_line(store: StateStore, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
         with pytest.raises(RecoveryError, match="No space left on device") as caught:
-            incoming.append(DATA[100:], offset=100)
+            incoming.append(DATA[100:], "b")
     assert "\n" not in str(caught.value)
-    assert incoming.offset == 0
+    assert incoming.num_bytes == 0
 
 
 async def test_the_quota_is_a_number_in_the_error(store: StateStore) -> None:
@@ -166,7 +171,7 @@ async def test_a_sweep_deletes_old_files_that_nobody_knows(store: StateStore, tm
     """Beside a held file and one on its way in lie an old stray one and one that is just being written."""
     await receive(store, DATA, checksum=CHECKSUM)
     awaited = replace(KEY, layer="embed")
-    (await store.receive(awaited, size_bytes=10)).append(b"part", offset=0)
+    (await store.receive(awaited, replace(FILE, size_bytes=10))).append(b"part", "b")
     folder = store.directory_of("j", 1, 7)
     for name in ("old", "new"):
         (folder / name).write_bytes(b"stray")
@@ -234,12 +239,12 @@ def test_a_folder_is_made_while_those_above_it_go(store: StateStore, monkeypatch
 
 async def test_a_file_that_is_larger_than_it_was_said_to_be_is_cut(store: StateStore, tmp_path: Path) -> None:
     """Registered with 150 bytes, and more come: no byte beyond them is written, and the next holder begins anew."""
-    incoming = await store.receive(KEY, size_bytes=150)
-    incoming.append(DATA[:100], offset=0)
-    with pytest.raises(RecoveryError, match="arrived with more than the 150 bytes that it should have"):
-        incoming.append(DATA[100:200], offset=100)
+    incoming = await store.receive(KEY, FileDigest(size_bytes=150, checksum="f" * 64))
+    incoming.append(DATA[:100], "b")
+    with pytest.raises(RecoveryError, match="has more than its 150 bytes"):
+        incoming.append(DATA[100:200], "b")
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
-    assert (await store.receive(KEY, size_bytes=150)).offset == 0
+    assert (await store.receive(KEY, FileDigest(size_bytes=150, checksum="f" * 64))).num_bytes == 0
 
 
 async def test_others_are_told_when_files_come_and_go(store: StateStore) -> None:
