@@ -31,7 +31,7 @@ from rigs.path_server import HOST, INCARNATION, METHOD, NODE
 
 from headway.daemon.front.front import TAKEN, VIA
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS
+from headway.stages.links.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity
 

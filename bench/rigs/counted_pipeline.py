@@ -24,9 +24,8 @@ from headway.stages.device.device import StageDevice
 from headway.stages.device.opening import open_device
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.links.coded_link import CodedLink
-from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
+from headway.stages.links.worker_link import WorkerLink
 from headway.stages.schedule.next_op import WAIT, next_op
 from headway.stages.schedule.operations import Update
 from headway.stages.spec import TrainSpec
@@ -285,8 +284,7 @@ class CountedPipeline:
                 return {}
             codec, links = plan.codec(max(stage, here)), dict[int, Link]()
             for other in plan.replicas[stage]:
-                link = over_host(CopyLink(str(other), self._inboxes[other]), device)
-                link = CodedLink(link, codec, self._spec.train) if codec else link
+                link = WorkerLink(CopyLink(str(other), self._inboxes[other]), device, codec, self._spec.train)
                 links |= dict.fromkeys(plan.workers[other].groups or every, link)
             return {group: links[group] for group in plan.workers[position].groups or every}
 
@@ -294,7 +292,7 @@ class CountedPipeline:
         has_ties = self._spec.model.trains_tie and plan.num_stages > 1
         other_end = {0: plan.num_stages - 1, plan.num_stages - 1: 0}.get(here, -1) if has_ties else -1
         siblings = {
-            index: over_host(CopyLink(str(other), self._from_siblings[other]), device)
+            index: WorkerLink(CopyLink(str(other), self._from_siblings[other]), device)
             for index, other in enumerate(plan.replicas[here])
             if other != position
         }

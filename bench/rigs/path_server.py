@@ -14,8 +14,8 @@ import grpc
 
 from headway.daemon.front.front_process import FrontProcess
 from headway.daemon.front.outpost import Post
-from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS
-from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
+from headway.stages.links.endpoint import TRANSPORT_OPTIONS
+from headway.stages.sockets.shared_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 NODE = "far"

@@ -33,14 +33,13 @@ from headway.stages.device.opening import open_device
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
-from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
-from headway.stages.links.device_links import over_device, over_host
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.worker_link import WorkerLink
 from headway.stages.model.determinism import configure
 from headway.stages.schedule.next_op import next_op
 from headway.stages.schedule.operations import Backward, Op
@@ -72,7 +71,7 @@ PRELOADED = [
     "headway.optim.layer_optimizer",
     "headway.stages.links.collective.endpoint",
     "headway.stages.stage.executor",
-    "headway.stages.links.grpc.endpoint",
+    "headway.stages.links.endpoint",
     "torch.distributed.pipelining",
 ]
 """Imported before the fork."""
@@ -295,8 +294,7 @@ class StageRun:
         codec = context.upstream_codec if peer < context.stage_index else context.downstream_codec
         contract = FrameContract.of(self.model, self.train, activations=codec, gradients=codec)
         link = host.open_link(self.job, context.stage_index, peer, inbox, contract, self.link, device=self.device)
-        link = over_device(link, device) if self.link == "collective" else over_host(link, device)
-        return CodedLink(link, codec, self.train) if codec else link
+        return WorkerLink(link, device, codec, self.train, to_device=self.link == "collective")
 
     def _context(self, stage: int) -> StageContext:
         codec = codec_between(self.train, is_between_sites=False)

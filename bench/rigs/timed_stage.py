@@ -15,8 +15,8 @@ from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.device import StageDevice
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
-from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link
+from headway.stages.links.worker_link import WorkerLink
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.schedule.stage_schedule import depths_with_slack, schedule_depth
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
@@ -140,7 +140,7 @@ def _loop(
 
     def link(peer: int) -> Link:
         bare = QueueLink(f"stage {peer}", inboxes[peer])
-        return BlockingLink(bare, blocking) if is_blocking else over_host(bare, device)
+        return BlockingLink(bare, blocking) if is_blocking else WorkerLink(bare, device)
 
     context = _context(model, train, times, stage, len(inboxes))
     make = optimizer_factory(OPTIM, num_batches=train.batches, delay=train.delay)

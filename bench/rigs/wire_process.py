@@ -16,13 +16,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from headway.stages.ids import StageIndex
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.endpoint import TRANSPORT_OPTIONS, LinkEndpoint
+from headway.stages.links.frame_codec import CHUNK_BYTES
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.grpc.endpoint import TRANSPORT_OPTIONS, LinkEndpoint
-from headway.stages.links.grpc.frame_codec import CHUNK_BYTES
-from headway.stages.links.grpc.local_server import LocalPlace
 from headway.stages.links.link import Inbox, Link
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from headway.stages.stage.allocator import keep_freed_memory
 from rigs.wire_sides import GENERATION, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide, TensorSide

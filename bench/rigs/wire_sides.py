@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
+from headway.stages.links.frame_codec import raw_bytes
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.frame_layout import raw_bytes
 from headway.stages.links.link import Frame, FrameKind, Inbox, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.receive_buffers import empty_bytes

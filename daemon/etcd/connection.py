@@ -10,9 +10,8 @@ from google.protobuf.message import Message
 
 from headway.daemon.errors import CompactedError, ConfigError, LeaseLostError, StoreError, StoreUnreachableError
 from headway.proto import etcd_pb2, etcd_pb2_grpc
-from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import channel_to
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import Identity, TlsIdentity, dialling
 
 ReplyT = TypeVar("ReplyT")
 Metadata = tuple[tuple[str, str], ...]

@@ -35,9 +35,7 @@ from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.durable import make_durable
 from headway.stages.errors import PeerError, UnavailableError
-from headway.stages.sockets.credentials import Identity
-from headway.stages.sockets.renewable_identity import NEWEST
-from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, is_borne
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, NEWEST, Identity, is_borne
 
 log = structlog.get_logger()
 

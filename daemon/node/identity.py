@@ -20,9 +20,16 @@ from headway.daemon.rpc.certificates import (
     own_names,
     read_certificate,
 )
-from headway.stages.sockets.renewable_identity import NEWEST, RenewableIdentity
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
-from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, is_borne
+from headway.stages.sockets.tls_identity import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    NEWEST,
+    RenewableIdentity,
+    TlsIdentity,
+    is_borne,
+)
 
 
 def read_identity(config: NodeConfig) -> tuple[RenewableIdentity, str]:

@@ -68,7 +68,7 @@ from headway.daemon.workers.roster import WorkerSettings
 from headway.daemon.workers.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
 from headway.stages.errors import PeerError, UnavailableError
-from headway.stages.sockets.credentials import Identity
+from headway.stages.sockets.tls_identity import Identity
 
 log = structlog.get_logger()
 

@@ -32,8 +32,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.open_files import raise_open_file_limit
-from headway.stages.sockets.renewable_identity import RenewableIdentity
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity
 
 log = structlog.get_logger()
 

@@ -15,8 +15,8 @@ from headway.daemon.storage.state_key import StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.control_pb2 import FetchDataRequest, FetchStateRequest
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import listening_port, listening_ports, open_channel
+from headway.stages.sockets.tls_identity import Identity, dialling
 from headway.stages.sockets.tls_sentences import OTHER_NAME, in_words
 
 _SERVICE = "headway.control.Files"

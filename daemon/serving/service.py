@@ -43,9 +43,15 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import DamagedFileError, DataError, PeerError, UnavailableError
-from headway.stages.sockets.credentials import Identity, serving
-from headway.stages.sockets.server_limits import Options, server_limits
-from headway.stages.sockets.tls_identity import certificate_of_client, is_borne, names_of_client, other_node
+from headway.stages.sockets.open_files import Options, server_limits
+from headway.stages.sockets.tls_identity import (
+    Identity,
+    certificate_of_client,
+    is_borne,
+    names_of_client,
+    other_node,
+    serving,
+)
 from headway.stages.state.state_file import content_checksum
 
 log = structlog.get_logger()

@@ -41,14 +41,12 @@ def work(options: WorkerOptions) -> None:
     from headway.daemon.workers.goal import Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
-    from headway.stages.links.grpc.endpoint import ANY_PORT, LinkEndpoint
-    from headway.stages.links.grpc.local_server import LocalPlace
-    from headway.stages.links.grpc.reach_answer import METHOD as REACH_METHOD
-    from headway.stages.links.grpc.reach_answer import reach_answer
+    from headway.stages.links.endpoint import ANY_PORT, LinkEndpoint
     from headway.stages.links.loop_thread import LoopThread
+    from headway.stages.links.streams import LocalPlace
     from headway.stages.sockets.open_files import raise_open_file_limit
-    from headway.stages.sockets.renewable_identity import RenewableIdentity
     from headway.stages.sockets.shared_port import dial_within
+    from headway.stages.sockets.tls_identity import RenewableIdentity
     from headway.stages.stage.allocator import keep_freed_memory
 
     configure_logs("info", "auto", node=options.node)
@@ -109,7 +107,6 @@ def work(options: WorkerOptions) -> None:
     )
     for name, answer in collective.methods.items():
         endpoint.add_method(name, answer)
-    endpoint.add_method(REACH_METHOD, reach_answer(incarnation=incarnation, protocol=PROTOCOL_VERSION))
     endpoint.start()
 
     def cut_links(seconds: float) -> None:

@@ -16,15 +16,14 @@ from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
-from headway.stages.links.coded_link import CodedLink
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
-from headway.stages.links.device_links import over_device, over_host
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.receive_buffers import bytes_for
+from headway.stages.links.stream_link import StreamLink
+from headway.stages.links.worker_link import WorkerLink
 from headway.stages.spec import RECOMPUTES
 from headway.stages.stage.context import PATIENCE_S, StageContext, StageLinks
 from headway.stages.state.snapshot_writer import SnapshotEnded
@@ -149,12 +148,11 @@ class Neighbours:
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
         for peer in (*accepted, *dialled):
-            link = links[peer.position]
-            links[peer.position] = over_device(link, device) if peer.is_collective else over_host(link, device)
-        for worker, codec in codecs.items():
-            # Last, because positions and `broken` need the bare links; only the executor sees coded tensors.
-            if codec:
-                links[worker] = CodedLink(links[worker], codec, spec.train)
+            # Last, because positions and `broken` need the bare links.
+            codec = codecs.get(peer.position, Codec.NONE)
+            links[peer.position] = WorkerLink(
+                links[peer.position], device, codec, spec.train, to_device=peer.is_collective
+            )
         return StageLinks(
             upstream={group: links[peer.position] for group, peer in upstream.items()},
             downstream={group: links[peer.position] for group, peer in downstream.items()},
@@ -172,7 +170,7 @@ class Neighbours:
         broken = (
             self.position_of(link.peer)
             for link in tuple(self._links)
-            if isinstance(link, GrpcLink) and link.broken_at is not None and not link.is_over
+            if isinstance(link, StreamLink) and link.broken_at is not None and not link.is_over
         )
         return [position for position in broken if position >= 0]
 

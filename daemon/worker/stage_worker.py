@@ -52,7 +52,7 @@ from headway.stages.errors import (
 )
 from headway.stages.ids import Batch, Boundary, LayerName
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
-from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.decoder import build_layer

@@ -3,6 +3,9 @@
 Every connection is an open file, also one that never sends anything. A process without free files cannot write its
 records, start a worker or answer a peer. So each process raises its limit to what the system allows. Servers give at
 most half of it to connections, and a few are reserved for records that must be written even then.
+
+gRPC counts a connection from its first packet on and closes further ones at once. A connection that has not finished
+its handshakes (TCP, TLS, HTTP/2) in time is closed as well, and so is one that makes no call for long.
 """
 
 import errno
@@ -17,7 +20,11 @@ T = TypeVar("T")
 MOST_CONNECTIONS: Final = 8192
 """Maximum number of connections. One before its handshake costs a server about 50 KB: 400 MB at most."""
 NUM_RESERVED: Final = 4
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+IDLE_CONNECTION_S: Final = 300.0
 _USED_UP: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+Options = tuple[tuple[str, int], ...]
 
 
 def raise_open_file_limit() -> int:
@@ -38,6 +45,26 @@ def open_file_limit() -> int:
 def most_connections(limit: int) -> int:
     """Return how many incoming connections a server of a process with this limit may hold."""
     return max(1, min(MOST_CONNECTIONS, limit // 2)) if limit > 0 else MOST_CONNECTIONS
+
+
+def server_limits(
+    *,
+    streams_per_connection: int,
+    num_connections: int | None = None,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> Options:
+    """Return options of a server that listens at TCP. num_connections: as many as the process's open files allow if
+    None.
+    """
+    if num_connections is None:
+        num_connections = most_connections(open_file_limit())
+    return (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", num_connections),
+        ("grpc.server_handshake_timeout_ms", round(1000 * handshake_timeout_s)),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_CONNECTION_S)),
+        ("grpc.max_concurrent_streams", streams_per_connection),
+    )
 
 
 class ReservedFiles:

@@ -65,14 +65,21 @@ def _frames() -> dict[str, Frame]:
 def _on_the_wire() -> dict[str, str]:
     codec = _module("frame_codec", "grpc.frame_codec")
     bundling = codec if hasattr(codec, "bundles") else _module("grpc.frame_bundle")
+    has_goodbye = hasattr(codec, "Goodbye")
+
+    def outgoing_frame(frame: Frame | None, sequence: int) -> Any:
+        if not has_goodbye:
+            return codec.OutgoingFrame(frame, Generation(3), sequence=sequence)
+        return (
+            codec.OutgoingFrame(frame, sequence=sequence) if frame else codec.Goodbye(Generation(3), sequence=sequence)
+        )
+
     found = {}
     for (name, frame), size in product(_frames().items(), CHUNKS):
-        outgoing = codec.OutgoingFrame(frame, sequence=41)
+        outgoing = outgoing_frame(frame, 41)
         messages = [b"".join(bytes(part) for part in parts) for parts in outgoing.messages(lambda: 9, chunk_bytes=size)]
         found[f"message-{name}-{size}"] = _digest(*messages, outgoing.payload_bytes)
-    queue: list[Any] = [codec.OutgoingFrame(frame, sequence=i) for i, frame in enumerate(_frames().values())]
-    queue.append(codec.Goodbye(Generation(3), sequence=len(queue)))
-    waiting = iter(queue)
+    waiting = iter([outgoing_frame(frame, i) for i, frame in enumerate([*_frames().values(), None])])
     made = [b"".join(map(bytes, b)) for b in bundling.bundles(lambda: next(waiting, None), lambda: 4, lambda: 1 << 16)]
     found["bundles"] = _digest(*[hashlib.sha256(one).digest() for one in made], len(made))
     found["heartbeat"] = _digest(bundling.bundle(codec.heartbeat(Generation(3), sequence=5, acknowledged=4)))

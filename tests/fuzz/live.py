@@ -31,7 +31,7 @@ from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.records import TERMINAL_PHASES, SpecRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
-from headway.stages.links.grpc.endpoint import METHOD, SERVICE
+from headway.stages.links.endpoint import METHOD, SERVICE
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.fuzz.run import TOKENS, mutated
 from tests.fuzz.targets import TARGETS

@@ -41,9 +41,8 @@ from headway.proto.data_pb2 import Hello
 from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError
 from headway.stages.ids import Batch, Boundary, Generation, MicrobatchIndex
+from headway.stages.links.frame_codec import FrameAssembler, OutgoingFrame, bundle, heartbeat, unbundle
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract
-from headway.stages.links.grpc.frame_bundle import bundle, unbundle
-from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.file_digest import FileDigest
@@ -229,9 +228,9 @@ def _bundles() -> list[bytes]:
     forms = _contract().largest(FrameKind.ACTIVATION)
     tensors = tuple(torch.zeros(shape, dtype=dtype) for dtype, shape in forms)
     frame = Frame(FrameKind.ACTIVATION, GENERATION, Batch(0), MicrobatchIndex(0), tensors)
-    said = [b"".join(message) for message in OutgoingFrame(frame, sequence=0).messages(lambda: 0)]
+    said = [b"".join(message) for message in OutgoingFrame(frame, GENERATION, sequence=0).messages(lambda: 0)]
     said += [heartbeat(GENERATION, sequence=1, acknowledged=0)]
-    said += [b"".join(message) for message in Goodbye(GENERATION, sequence=1).messages(lambda: 0)]
+    said += [b"".join(message) for message in OutgoingFrame(None, GENERATION, sequence=1).messages(lambda: 0)]
     return [b"".join(map(bundle, said))]
 
 

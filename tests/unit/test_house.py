@@ -21,13 +21,11 @@ ALLOWED = {
     "proto": {"proto"},
 }
 ON_THE_WIRE = {
-    "stages/links/grpc/frame_codec.py",
-    "stages/links/grpc/frame_layout.py",
-    "stages/links/grpc/endpoint.py",
+    "stages/links/frame_codec.py",
+    "stages/links/endpoint.py",
     "stages/links/collective/endpoint.py",
     "stages/links/collective/rendezvous.py",
-    "stages/links/grpc/reach_answer.py",
-    "stages/links/hello_gate.py",
+    "stages/links/hello.py",
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""
 

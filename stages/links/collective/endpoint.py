@@ -22,14 +22,12 @@ from headway.stages.links.collective.link import CollectiveLink
 from headway.stages.links.collective.nccl_direction import OpenDirections, nccl_directions
 from headway.stages.links.collective.nccl_settings import FORM_TIMEOUT
 from headway.stages.links.collective.rendezvous import KEYS_METHOD, KeysClient, LinkKeys, PeerStore, answer_keys
-from headway.stages.links.dial_loop import keep_dialling, lose_unless_connected
-from headway.stages.links.hello_gate import Gatekeeper, HelloGate, read_reply
+from headway.stages.links.hello import Gatekeeper, HelloGate, keep_dialling, lose_unless_connected, read_reply
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.own_sockets import grpc_address
 from headway.stages.sockets.shared_port import listening_port, open_channel
-from headway.stages.sockets.tls_identity import is_borne, names_of_client
+from headway.stages.sockets.tls_identity import Identity, dialling, is_borne, names_of_client
 
 METHOD = "Meet"
 

@@ -30,10 +30,10 @@ from headway.stages.links.collective.header import HeaderReader, Signal
 from headway.stages.links.collective.nccl_settings import FORM_TIMEOUT
 from headway.stages.links.collective.receiver import FrameReceiver
 from headway.stages.links.collective.sender import FrameSender
-from headway.stages.links.held_frames import HeldFrames
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import HeldFrames
 
 log = structlog.get_logger()
 

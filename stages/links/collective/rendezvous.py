@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from headway.proto.data_pb2 import KeysReply, KeysRequest
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.sockets.credentials import Identity, dialling
 from headway.stages.sockets.shared_port import open_channel
+from headway.stages.sockets.tls_identity import Identity, dialling
 
 KEYS_METHOD: Final = "Keys"
 MOST_KEYS: Final = 64

@@ -25,7 +25,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
-from headway.stages.sockets.server_limits import server_limits
+from headway.stages.sockets.open_files import server_limits
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 
 NUM_CONNECTIONS = 50

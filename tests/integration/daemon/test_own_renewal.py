@@ -32,9 +32,8 @@ from headway.daemon.records.records import NodeRecord
 from headway.daemon.rpc.certificates import certificate_pem, key_pem, names_in, write_private
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import ProtocolError
-from headway.stages.sockets.credentials import Identity
 from headway.stages.sockets.roles import Role
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import Identity, TlsIdentity
 from tests.integration.daemon.conftest import Playground
 from tests.integration.daemon.test_joining import program
 from tests.integration.daemon.test_relays import HOST, free_ports

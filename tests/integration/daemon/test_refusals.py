@@ -36,9 +36,9 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.ids import Generation
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.local_server import LocalPlace
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity

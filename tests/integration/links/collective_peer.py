@@ -16,8 +16,8 @@ from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective import link as collective_link
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.collective.group import GroupOfTwo
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -9,9 +9,9 @@ import pytest
 
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.local_server import LocalPlace
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 Endpoints = tuple[LoopThread, LinkEndpoint, LinkEndpoint]

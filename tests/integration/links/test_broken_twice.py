@@ -7,9 +7,9 @@ from datetime import timedelta
 import torch
 
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import StreamLink
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms
 
@@ -43,7 +43,7 @@ def test_a_link_that_is_cancelled_while_it_breaks_is_broken(endpoints: Endpoints
     loop: LoopThread = endpoints[0]
     contract = FrameContract({FrameKind.ACTIVATION: (TensorForm(torch.uint8, (1,)),)}, 4)
     inbox: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-    link = GrpcLink(loop, lower_terms("j", inbox=inbox, contract=contract))
+    link = StreamLink(loop, lower_terms("j", inbox=inbox, contract=contract))
 
     async def serve(stream: _Breaking) -> None:
         async with link.turn() as turn:

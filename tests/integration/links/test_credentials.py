@@ -12,9 +12,7 @@ from cryptography import x509
 
 from headway.daemon.joining.renewals import keep_renewed
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.stages.sockets.credentials import dialling, serving
-from headway.stages.sockets.renewable_identity import RenewableIdentity
-from headway.stages.sockets.tls_identity import TlsIdentity, certificate_of_client
+from headway.stages.sockets.tls_identity import RenewableIdentity, TlsIdentity, certificate_of_client, dialling, serving
 
 
 def serial(pem: bytes) -> int:

@@ -18,13 +18,12 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
 from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
+from headway.stages.links.endpoint import LinkEndpoint
+from headway.stages.links.frame_codec import LENGTH, bundle, heartbeat
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.frame_bundle import bundle
-from headway.stages.links.grpc.frame_codec import HEADER_LENGTH, heartbeat
-from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms, upper_terms
@@ -48,7 +47,7 @@ def total(generation: Generation = GENERATION) -> Frame:
     return Frame(FrameKind.NORM_TOTAL, generation, Batch(0), MicrobatchIndex(0), (value,))
 
 
-def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> GrpcLink:
+def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any) -> StreamLink:
     """Await stage 0 on stage 1's endpoint."""
     fields: dict[str, Any] = {"generation": GENERATION, "first_contact": timeout, "silence": timeout, **changes}
     return endpoint.accept(lower_terms(job, inbox=inbox, contract=CONTRACT, **fields))
@@ -56,7 +55,7 @@ def accept(endpoint: LinkEndpoint, job: str, inbox: Inbox, *, timeout: timedelta
 
 def dial(
     endpoint: LinkEndpoint, port: int, job: str, inbox: Inbox, *, timeout: timedelta = SOON, **changes: Any
-) -> GrpcLink:
+) -> StreamLink:
     """Dial stage 1 from stage 0's endpoint."""
     fields: dict[str, Any] = {"generation": GENERATION, "first_contact": timeout, "silence": timeout, **changes}
     return endpoint.dial(upper_terms(job, port, inbox=inbox, contract=CONTRACT, **fields))
@@ -218,7 +217,7 @@ def raw_total(payload: bytes = bytes(64), **changes: Any) -> bytes:
     header = FrameHeader(**fields)
     header.tensors.add(dtype=3)
     raw = header.SerializeToString()
-    return HEADER_LENGTH.pack(len(raw)) + raw + payload
+    return LENGTH.pack(len(raw)) + raw + payload
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ PEER = """
 import queue, sys, time
 from datetime import timedelta
 from pathlib import Path
-from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.links.test_grpc_link import accept

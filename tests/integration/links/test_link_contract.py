@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.link import MAX_VIOLATIONS
-from headway.stages.links.held_frames import SLACK
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import MAX_VIOLATIONS, SLACK
 from tests.fakes.local_link import LocalLink
 from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints, Workers
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms

@@ -9,7 +9,7 @@ import structlog
 
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.links.grpc.endpoint import LinkEndpoint
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Workers

@@ -15,10 +15,10 @@ import torch
 from headway.daemon.worker.neighbours import Neighbours
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.stream_link import StreamLink
 from tests.fakes.tcp_proxy import TcpProxy, Way
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
@@ -42,8 +42,8 @@ class Pair:
 
     above: LinkEndpoint
     below: LinkEndpoint
-    upper: GrpcLink
-    lower: GrpcLink
+    upper: StreamLink
+    lower: StreamLink
     at_upper: Inbox
     at_lower: Inbox
 

@@ -24,13 +24,13 @@ import torch
 
 from headway.daemon.node.lifecycle import MAX_RUNTIME_DIR_BYTES
 from headway.stages.ids import Batch, MicrobatchIndex
+from headway.stages.links import endpoint, streams
+from headway.stages.links.endpoint import LinkEndpoint
+from headway.stages.links.frame_codec import LENGTH
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc import endpoint, local_server
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.link import GrpcLink
-from headway.stages.links.grpc.local_server import MAX_CONNECTIONS, LocalPlace
-from headway.stages.links.grpc.local_stream import LENGTH
 from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.stream_link import StreamLink
+from headway.stages.links.streams import MAX_CONNECTIONS, LocalPlace
 from headway.stages.sockets import local_socket
 from headway.stages.sockets.local_socket import connect_locally, listen_locally, socket_path
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -55,7 +55,7 @@ class Pair:
         self.at_upper, self.at_lower = Inbox(), Inbox()
         self.lower = below.accept(lower_terms(job, inbox=self.at_lower, contract=CONTRACT))
         terms = upper_terms(job, port, inbox=self.at_upper, contract=CONTRACT, peer_incarnation=incarnation)
-        self.upper: GrpcLink = above.dial(terms)
+        self.upper: StreamLink = above.dial(terms)
 
     def __enter__(self) -> "Pair":
         return self
@@ -244,7 +244,7 @@ def test_a_connection_that_cannot_be_taken_costs_itself_alone(
             raise refusals.pop()
         return connection
 
-    monkeypatch.setattr(local_server, "enlarged", refuse)
+    monkeypatch.setattr(streams, "enlarged", refuse)
     with Pair(node_endpoints, "nobufs") as pair:
         pair.exchange([1])
     assert not refusals

@@ -12,8 +12,7 @@ from headway.daemon.reach.reach_dial import dial
 from headway.daemon.reach.reach_target import Target
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import PROTOCOL_VERSION
-from headway.stages.links.grpc.endpoint import LinkEndpoint
-from headway.stages.links.grpc.reach_answer import METHOD, reach_answer
+from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.links.conftest import Workers
@@ -36,7 +35,6 @@ def worker(loop: LoopThread, identity: TlsIdentity) -> Iterator[Target]:
     endpoint = LinkEndpoint(
         loop=loop, identity=identity, host="127.0.0.1", incarnation="w-1", protocol=PROTOCOL_VERSION
     )
-    endpoint.add_method(METHOD, reach_answer(incarnation="w-1", protocol=PROTOCOL_VERSION))
     endpoint.start()
     yield target_at(endpoint.port)
     endpoint.stop()

@@ -11,8 +11,8 @@ import torch
 
 from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.link import GrpcLink
 from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.stream_link import StreamLink
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms, upper_terms
 
@@ -36,16 +36,16 @@ class Job:
         self.name = name
         self.inbox = Inbox()
         """Of everybody at `below`."""
-        self.links: list[GrpcLink] = []
+        self.links: list[StreamLink] = []
 
-    def accept(self, worker: int, *, is_last: bool = True, **changes: Any) -> GrpcLink:
+    def accept(self, worker: int, *, is_last: bool = True, **changes: Any) -> StreamLink:
         """Await a worker of the stage before, at stage 1."""
         fields: dict[str, Any] = {"generation": GENERATION, "peer_worker": worker, "peer_name": f"worker {worker}"}
         terms = lower_terms(self.name, inbox=self.inbox, contract=CONTRACT, **fields | changes)
         self.links.append(self.below.accept(terms, is_last=is_last))
         return self.links[-1]
 
-    def dial(self, worker: int, inbox: Inbox, **changes: Any) -> GrpcLink:
+    def dial(self, worker: int, inbox: Inbox, **changes: Any) -> StreamLink:
         """From a worker of stage 0."""
         fields: dict[str, Any] = {"generation": GENERATION, "worker": worker, **changes}
         self.links.append(

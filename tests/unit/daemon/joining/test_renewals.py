@@ -16,8 +16,7 @@ from headway.daemon.joining.signing_request import new_key
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
 from headway.daemon.rpc.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, fingerprint, key_pem
-from headway.stages.sockets.renewable_identity import RenewableIdentity
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import RenewableIdentity, TlsIdentity
 
 
 class Place:

@@ -12,8 +12,8 @@ from headway.daemon.node.config import read_node_config
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.stages.sockets.renewable_identity import NEWEST
 from headway.stages.sockets.roles import Role
+from headway.stages.sockets.tls_identity import NEWEST
 
 
 def test_a_certificate_has_to_bear_the_nodes_name(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import torch
 
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.held_frames import SLACK, HeldFrames
 from headway.stages.links.link import Frame, FrameKind
+from headway.stages.links.stream_link import SLACK, HeldFrames
 
 CONTRACT = FrameContract({FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),)}, max_unacknowledged_frames=2)
 

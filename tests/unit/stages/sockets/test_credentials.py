@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.stages.sockets.credentials import serving
-from headway.stages.sockets.tls_identity import TlsIdentity
+from headway.stages.sockets.tls_identity import TlsIdentity, serving
 
 
 class Renewable:

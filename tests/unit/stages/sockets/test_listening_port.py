@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 from headway.stages.errors import NotListeningError
-from headway.stages.sockets import listening_port
-from headway.stages.sockets.listening_port import listen_at_first_free
+from headway.stages.sockets import shared_port
+from headway.stages.sockets.shared_port import listen_at_first_free
 
 
 class Server:
@@ -28,7 +28,7 @@ def listen(server: Server) -> int:
 
 def test_a_port_that_came_free_in_between_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain socket finds nothing wrong with it: the next port is tried, and the reason told if none is left."""
-    monkeypatch.setattr(listening_port, "_problem", lambda *_: None)
+    monkeypatch.setattr(shared_port, "_problem", lambda *_: None)
     assert listen(Server(7100)) == 7101
     with pytest.raises(NotListeningError, match=r"failed to bind to 127\.0\.0\.1:7101"):
         listen(Server(7100, 7101))

@@ -28,9 +28,8 @@ from headway.stages.device.streamed import StreamedDevice
 from headway.stages.errors import AbortedError
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
-from headway.stages.links.coded_link import CodedLink
-from headway.stages.links.device_links import over_host
 from headway.stages.links.link import Frame, Link, LinkLost
+from headway.stages.links.worker_link import WorkerLink
 from headway.stages.schedule.operations import Op
 from headway.stages.schedule.stage_schedule import depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ModelSpec, Recompute, TrainSpec
@@ -334,8 +333,8 @@ class Pipeline:
             codec = self.codecs[max(stage, place.stage)]
             links: list[tuple[Link, tuple[int, ...]]] = []
             for worker, other in neighbours:
-                local = over_host(LocalLink(str(other), self.inboxes[worker]), device)
-                links.append((CodedLink(local, codec, self.job.train) if codec else local, other.groups))
+                local = LocalLink(str(other), self.inboxes[worker])
+                links.append((WorkerLink(local, device, codec, self.job.train), other.groups))
             return {group: link for link, groups in links for group in groups if group in place.groups}
 
         siblings = [(worker, other) for worker, other in enumerate(self.places) if other.stage == place.stage]
@@ -346,7 +345,7 @@ class Pipeline:
             upstream=to_stage(place.stage - 1),
             downstream=to_stage(place.stage + 1),
             siblings={
-                other.replica: over_host(LocalLink(str(other), self.inboxes[worker]), device)
+                other.replica: WorkerLink(LocalLink(str(other), self.inboxes[worker]), device)
                 for worker, other in siblings
                 if other != place
             },

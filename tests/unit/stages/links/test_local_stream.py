@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headway.stages.links.grpc.frame_bundle import MAX_BUNDLE_BYTES
-from headway.stages.links.grpc.local_stream import LENGTH, LocalStream
-from headway.stages.links.grpc.streams import Ears
+from headway.stages.links.frame_codec import LENGTH, MAX_BUNDLE_BYTES
+from headway.stages.links.streams import Ears, SocketStream
 
 DEADLINE_S = 20.0
-Pair = tuple[LocalStream, LocalStream, socket.socket]
+Pair = tuple[SocketStream, SocketStream, socket.socket]
 
 pytestmark = pytest.mark.asyncio
 
@@ -21,13 +20,13 @@ pytestmark = pytest.mark.asyncio
 async def pair() -> AsyncIterator[Pair]:
     """Both ends, and the first one's socket."""
     one, other = socket.socketpair(socket.AF_UNIX)
-    ends = LocalStream(one, Ears()), LocalStream(other, Ears())
+    ends = SocketStream(one, Ears()), SocketStream(other, Ears())
     yield *ends, one
     for end in ends:
         end.close()
 
 
-async def received(stream: LocalStream) -> bytes | None:
+async def received(stream: SocketStream) -> bytes | None:
     """Return a copy of the next message."""
     message = await asyncio.wait_for(stream.read(), DEADLINE_S)
     return None if message is None else bytes(message)

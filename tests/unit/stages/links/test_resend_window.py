@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.links.grpc.resend_window import ResendWindow
+from headway.stages.links.stream_link import ResendWindow
 
 ACTIONS = ("push", "write", "arrive", "acknowledge", "break", "repeat")
 

@@ -14,8 +14,8 @@ from headway.stages.errors import ProtocolError
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.compression import encode
+from headway.stages.links.frame_codec import LENGTH, FrameAssembler, OutgoingFrame, heartbeat
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
-from headway.stages.links.grpc.frame_codec import HEADER_LENGTH, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
 
@@ -44,20 +44,20 @@ def activation(*, generation: int = GENERATION, shape: tuple[int, ...] = HIDDEN)
 
 def messages(frame: Frame, *, sequence: int = 0, chunk_bytes: int = 1 << 20) -> list[bytes]:
     """All messages of a frame."""
-    outgoing = OutgoingFrame(frame, sequence=sequence)
+    outgoing = OutgoingFrame(frame, frame.generation, sequence=sequence)
     return [b"".join(parts) for parts in outgoing.messages(lambda: 0, chunk_bytes=chunk_bytes)]
 
 
 def said_goodbye() -> bytes:
     """The first message of a direction, and the last."""
-    (parts,) = Goodbye(GENERATION, sequence=0).messages(lambda: 0)
+    (parts,) = OutgoingFrame(None, GENERATION, sequence=0).messages(lambda: 0)
     return b"".join(parts)
 
 
 def message(payload: bytes = b"", **fields: object) -> bytes:
     """A message with any header."""
     header = FrameHeader(generation=GENERATION, **fields).SerializeToString()  # type: ignore[arg-type]
-    return HEADER_LENGTH.pack(len(header)) + header + payload
+    return LENGTH.pack(len(header)) + header + payload
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 64, 100, 192, 256, 1 << 20])
@@ -83,7 +83,7 @@ def test_received_tensors_are_aligned() -> None:
 def test_each_chunk_carries_the_newest_acknowledgement() -> None:
     """What has been received while a large frame is being sent is acknowledged by its later chunks."""
     counter = itertools.count()
-    chunks = OutgoingFrame(activation(), sequence=0).messages(lambda: next(counter), chunk_bytes=64)
+    chunks = OutgoingFrame(activation(), GENERATION, sequence=0).messages(lambda: next(counter), chunk_bytes=64)
     receiver = assembler()
     seen = []
     for chunk in chunks:
@@ -136,7 +136,7 @@ def test_a_goodbye_takes_a_number() -> None:
 VIOLATIONS: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     "an empty message": (lambda: [b""], "a message of 0 bytes"),
     "random bytes": (lambda: [b"\x04\x00\x00\x00\xff\xff\xff\xff"], "an undecodable header"),
-    "a header length beyond the message": (lambda: [HEADER_LENGTH.pack(200) + b"x"], "a header of 200 bytes"),
+    "a header length beyond the message": (lambda: [LENGTH.pack(200) + b"x"], "a header of 200 bytes"),
     "a huge header length": (lambda: [b"\xff\xff\xff\xff" + bytes(100)], "a header of 4294967295 bytes"),
     "a stale generation": (lambda: messages(activation(generation=3)), "generation 3 on a link of 4"),
     "a gap": (lambda: [*messages(activation()), *messages(activation(), sequence=2)], "frame 2 where 1 was due"),

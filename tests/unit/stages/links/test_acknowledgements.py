@@ -10,13 +10,11 @@ import torch
 
 from headway.proto.data_pb2 import FrameHeader
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
+from headway.stages.links.frame_codec import LENGTH, OutgoingFrame, unbundle
 from headway.stages.links.frame_contract import FrameContract, TensorForm
-from headway.stages.links.grpc.acknowledgement_due import MUCH_BYTES, PATIENCE
-from headway.stages.links.grpc.frame_bundle import unbundle
-from headway.stages.links.grpc.frame_codec import HEADER_LENGTH, OutgoingFrame
-from headway.stages.links.grpc.link import TICK, GrpcLink
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import MUCH_BYTES, PATIENCE, TICK, StreamLink
 from tests.integration.links.two_sides import lower_terms
 
 GENERATION = Generation(1)
@@ -35,8 +33,8 @@ class KeptStream:
 
     async def write(self, *parts: bytes | memoryview) -> None:
         for part in unbundle(b"".join(parts)):
-            (length,) = HEADER_LENGTH.unpack_from(part)
-            header = FrameHeader.FromString(bytes(part[HEADER_LENGTH.size : HEADER_LENGTH.size + length]))
+            (length,) = LENGTH.unpack_from(part)
+            header = FrameHeader.FromString(bytes(part[LENGTH.size : LENGTH.size + length]))
             self.written.append((time.monotonic(), header))
 
     async def finish(self) -> None:
@@ -52,7 +50,7 @@ class Side:
         self._loop = loop
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         contract = FrameContract(forms, max_unacknowledged_frames=64)
-        self.link = GrpcLink(loop, lower_terms("j", inbox=self.inbox, contract=contract, generation=GENERATION))
+        self.link = StreamLink(loop, lower_terms("j", inbox=self.inbox, contract=contract, generation=GENERATION))
         self.stream = loop.run(self._open(), timeout=TIMEOUT, what="a stream")
         self._num_heard = 0
 
@@ -71,10 +69,12 @@ class Side:
 
     def hears_a_frame(self) -> float:
         """One arrives, and is taken from the inbox: when."""
-        outgoing = OutgoingFrame(self.frame(FrameKind.ACTIVATION, self._num_heard), sequence=self._num_heard)
+        outgoing = OutgoingFrame(
+            self.frame(FrameKind.ACTIVATION, self._num_heard), GENERATION, sequence=self._num_heard
+        )
         self._num_heard += 1
         parts = [part for message in outgoing.messages(lambda: 0, chunk_bytes=1 << 30) for part in message]
-        bundle = HEADER_LENGTH.pack(sum(map(len, parts))) + b"".join(parts)
+        bundle = LENGTH.pack(sum(map(len, parts))) + b"".join(parts)
         self._loop.call_soon(self.stream.incoming.put_nowait, bundle)
         assert isinstance(self.inbox.get(timeout=TIMEOUT.total_seconds()), Frame)
         return time.monotonic()

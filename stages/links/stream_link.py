@@ -1,4 +1,4 @@
-"""The link over gRPC streams: the data that one side sends, has sent, and has received, and the loops that move it.
+"""The link over streams: the data that one side sends, has sent, and has received, and the loops that move it.
 
 `send` and `close` belong to the thread that computes, everything else to the loop's thread; a lock guards what both
 touch. A frame's tensors are held until the peer has acknowledged it, that is, placed it in its inbox; after a break
@@ -8,22 +8,31 @@ they are written again. endpoint.py opens the streams.
 import asyncio
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Generic, TypeVar
+
+from torch import Tensor
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
-from headway.stages.links.grpc.acknowledgement_due import AcknowledgementDue
-from headway.stages.links.grpc.frame_bundle import bundle, bundles, unbundle
-from headway.stages.links.grpc.frame_codec import FrameAssembler, Goodbye, OutgoingFrame, heartbeat
-from headway.stages.links.grpc.resend_window import ResendWindow
-from headway.stages.links.grpc.write_pace import WritePace
-from headway.stages.links.held_frames import HeldFrames
+from headway.stages.links.frame_codec import (
+    CHUNK_BYTES,
+    FrameAssembler,
+    OutgoingFrame,
+    bundle,
+    bundles,
+    heartbeat,
+    unbundle,
+)
+from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.streams import MessageStream
 
 CLOSE_GRACE = timedelta(seconds=5)
 """Time for which a closed link still delivers its frames, over a new stream if needed."""
@@ -45,27 +54,125 @@ STALLED_TICKS = 20
 MAX_VIOLATIONS = 3
 """Number of protocol violations without a good frame in between after which the link is given up."""
 
+PATIENCE = timedelta(milliseconds=250)
+"""Maximum wait of an acknowledgement for a frame to carry it, while few bytes wait.
 
-class MessageStream(Protocol):
-    """A connected stream of messages; gRPC's calls and contexts fit behind it, and unix sockets."""
+One that travels alone wakes several threads in both processes, only to free memory of the peer, which holds a frame
+until then. When frames go both ways, each frame carries one, and none has to travel alone.
+"""
 
-    async def read(self) -> bytes | memoryview | None:
-        """The next message, None at the end. The next read may overwrite it.
+PATIENCE_WITH_MUCH = timedelta(milliseconds=20)
+MUCH_BYTES = 1 << 21
 
-        Raises ConnectionError with the reason when the stream broke.
-        """
-        ...
+SLACK = 2
+"""Multiple of the contract's number of frames that may be held: a used frame may not be freed yet."""
 
-    async def write(self, *parts: bytes | memoryview) -> None:
-        """Send the parts as one message, and return when flow control has room for more.
+FIRST_CHUNK_BYTES = 64 << 10
+MIN_CHUNK_BYTES = 16 << 10
+CHUNK_SECONDS = 0.25
+"""Target time of one chunk."""
+PACE_BYTES = 1 << 20
+"""Bytes written before the size changes: the first bytes go into buffers, at full speed on any line."""
 
-        Raises ConnectionError like `read`.
-        """
-        ...
+ItemT = TypeVar("ItemT")
 
-    async def finish(self) -> None:
-        """Announce the end of messages, and return when the stream can be dropped without losing one."""
-        ...
+
+class ResendWindow(Generic[ItemT]):
+    """The sent and not yet acknowledged items of one direction, to resend them after a break. Items are numbered from 0
+    and held, not copied.
+
+    Numbers rise: acknowledged ≤ next to write ≤ next to push. All items from the first to the last are held.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[ItemT, int]] = deque()
+        self._first_held = 0
+        self.next_to_write = 0
+        """Number of the next item to write, whether it exists yet or not."""
+        self.next_to_push = 0
+        """Number of the next pushed item. Changed by `push` alone."""
+        self.num_bytes = 0
+        """Bytes of all held items."""
+
+    def push(self, item: ItemT, *, num_bytes: int) -> None:
+        """Hold one more item."""
+        self._held.append((item, num_bytes))
+        self.next_to_push += 1
+        self.num_bytes += num_bytes
+
+    def pop_unwritten(self) -> ItemT | None:
+        """Return the next item to write, which stays held; None when all have been written since the last break."""
+        position = self.next_to_write - self._first_held
+        if position == len(self._held):
+            return None
+        self.next_to_write += 1
+        return self._held[position][0]
+
+    def acknowledge(self, next_expected: int) -> None:
+        """Note that the peer has all items before `next_expected`. Raises ValueError when that is impossible."""
+        if next_expected > self.next_to_write:
+            raise ValueError(f"acknowledgement {next_expected} of frames not yet sent")
+        if next_expected < self._first_held:
+            raise ValueError(f"acknowledgement {next_expected} after {self._first_held}")
+        while self._first_held < next_expected:
+            self.num_bytes -= self._held.popleft()[1]
+            self._first_held += 1
+
+    def resume(self, next_expected: int) -> None:
+        """Begin a new stream: write again from `next_expected` on. Raises ValueError like `acknowledge`."""
+        self.acknowledge(next_expected)
+        self.next_to_write = next_expected
+
+    def clear(self) -> None:
+        """Drop all items: nothing is written any more, and nothing pushed."""
+        self._first_held = self.next_to_write
+        self._held.clear()
+        self.num_bytes = 0
+
+
+class HeldFrames:
+    """Limits how many frames of one link are in memory here: in the inbox, or with the code that took them.
+
+    A neighbour that keeps to the schedule never has more than the contract's number under way. But the protocol allows
+    more: an acknowledgement confirms that a frame has arrived, not that it was used. Frames count by the life of their
+    first tensor. `add` belongs to one thread; tensors may die in any.
+    """
+
+    def __init__(self, contract: FrameContract) -> None:
+        self.max_frames = SLACK * contract.max_unacknowledged_frames
+        self._alive: set[weakref.ref[Tensor]] = set()
+
+    @property
+    def num_frames(self) -> int:
+        """Return the number of arrived frames that still exist."""
+        return len(self._alive)
+
+    def add(self, frame: Frame) -> None:
+        """Note an arrived frame. Raises OverflowError when there are too many already."""
+        if len(self._alive) >= self.max_frames:
+            raise OverflowError(f"more than {self.max_frames} frames that nobody has used")
+        if frame.tensors:
+            self._alive.add(weakref.ref(frame.tensors[0], self._alive.discard))
+
+
+class WritePace:
+    """The chunk size of one stream: on a slow line, a large chunk would leave the peer without a message for too
+    long.
+    """
+
+    def __init__(self) -> None:
+        self.chunk_bytes = FIRST_CHUNK_BYTES
+        self._num_bytes = 0
+        self._seconds = 0.0
+
+    def wrote(self, num_bytes: int, seconds: float) -> None:
+        """Note how long bytes took."""
+        self._num_bytes += num_bytes
+        self._seconds += seconds
+        if self._num_bytes >= PACE_BYTES or self._seconds >= CHUNK_SECONDS:
+            wanted = int(CHUNK_SECONDS * self._num_bytes / max(self._seconds, 1e-6))
+            self.chunk_bytes = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, wanted))
+            self._num_bytes, self._seconds = 0, 0.0
 
 
 @dataclass(slots=True)
@@ -86,7 +193,7 @@ class Turn:
         raise ConnectionError(self.reason)
 
 
-class GrpcLink:
+class StreamLink:
     """A `Link`. Usable before it is connected and between two streams: frames wait within the contract's bound."""
 
     def __init__(self, loop: LoopThread, terms: LinkTerms) -> None:
@@ -106,7 +213,7 @@ class GrpcLink:
         # Both threads, under the lock:
         self._lock = threading.Lock()
         self._is_open = True
-        self._window: ResendWindow[OutgoingFrame | Goodbye] = ResendWindow()
+        self._window: ResendWindow[OutgoingFrame] = ResendWindow()
         self._is_told = False
         """True if the loop knows that there is more to write than when the writer last began."""
         # Only the loop's thread:
@@ -114,7 +221,9 @@ class GrpcLink:
         self._over = asyncio.Event()
         self._turn = Turn()
         self._serving = asyncio.Lock()
-        self._due = AcknowledgementDue()
+        self._unsaid_since: float | None = None
+        """When the first frame arrived that no message on its way acknowledges."""
+        self._unsaid_bytes = 0
         self._is_acknowledgement_due = False
         self._acknowledge_timer: asyncio.TimerHandle | None = None
         self._is_heartbeat_due = False
@@ -145,7 +254,7 @@ class GrpcLink:
         dropped.
         """
         assert frame.generation == self._generation, "a frame of another generation"
-        outgoing = OutgoingFrame(frame, sequence=self._window.next_to_push)
+        outgoing = OutgoingFrame(frame, self._generation, sequence=self._window.next_to_push)
         with self._lock:
             if not self._is_open:
                 return
@@ -165,7 +274,8 @@ class GrpcLink:
             if not self._is_open:
                 return
             self._is_open = False
-            self._window.push(Goodbye(self._generation, sequence=self._window.next_to_push), num_bytes=0)
+            goodbye = OutgoingFrame(None, self._generation, sequence=self._window.next_to_push)
+            self._window.push(goodbye, num_bytes=0)
         self._loop.call_soon(self._on_closed)
 
     # --- in the loop's thread ---------------------------------------------------------------------------------------
@@ -248,7 +358,7 @@ class GrpcLink:
         except ValueError as error:
             raise ProtocolError(self._peer, str(error)) from error
         self._assembler.restart(acknowledged=acknowledged)
-        self._due.said()  # the new stream's hello has acknowledged this
+        self._acknowledge()  # the new stream's hello has done it
         self._num_streams += 1
         self._broken_at = None
 
@@ -332,13 +442,13 @@ class GrpcLink:
                 self._is_heartbeat_due = True
                 self._wake.set()
 
-    def _next_unwritten(self) -> OutgoingFrame | Goodbye | None:
+    def _next_unwritten(self) -> OutgoingFrame | None:
         with self._lock:
             return self._window.pop_unwritten()
 
     def _acknowledge(self) -> int:
-        self._due.said()
-        self._is_acknowledgement_due = False
+        """Return what a message on its way acknowledges: every arrived frame."""
+        self._unsaid_since, self._unsaid_bytes, self._is_acknowledgement_due = None, 0, False
         return self._assembler.next_sequence
 
     def _deliver(self, frames: Sequence[Frame]) -> None:
@@ -346,27 +456,28 @@ class GrpcLink:
             if self._is_open:
                 for frame in frames:
                     self._inbox.put(frame)
-        num_bytes = sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
-        self._due.received(num_bytes, now=self._loop.loop.time())
-        self._watch_what_is_due()
+        self._unsaid_bytes += sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
+        if self._unsaid_since is None:
+            self._unsaid_since = self._loop.loop.time()
+        self._see_to_the_acknowledgement()
 
-    def _watch_what_is_due(self) -> None:
-        """Let the timer end no later than an acknowledgement is due."""
-        at, timer = self._due.at, self._acknowledge_timer
-        if at is None or (timer is not None and timer.when() <= at):
+    def _see_to_the_acknowledgement(self) -> None:
+        """Send it alone if it is due, or let the timer end no later than that."""
+        if self._unsaid_since is None:
             return
-        if timer is not None:
-            timer.cancel()
-        self._acknowledge_timer = self._loop.loop.call_at(at, self._on_acknowledge_timer)
+        patience = PATIENCE if self._unsaid_bytes < MUCH_BYTES else PATIENCE_WITH_MUCH
+        at, timer = self._unsaid_since + patience.total_seconds(), self._acknowledge_timer
+        if at <= self._loop.loop.time():
+            self._is_acknowledgement_due = True
+            self._wake.set()
+        elif timer is None or timer.when() > at:
+            if timer is not None:
+                timer.cancel()
+            self._acknowledge_timer = self._loop.loop.call_at(at, self._on_acknowledge_timer)
 
     def _on_acknowledge_timer(self) -> None:
         self._acknowledge_timer = None
-        at = self._due.at
-        if at is not None and at <= self._loop.loop.time():
-            self._is_acknowledgement_due = True
-            self._wake.set()
-        else:
-            self._watch_what_is_due()
+        self._see_to_the_acknowledgement()
 
     def _forget(self, acknowledged: int) -> None:
         with self._lock:

@@ -1,22 +1,34 @@
-"""The hello that opens every link: what the dialling side says, and which link the accepting side takes it for.
+"""The hello that opens every link: what the dialling side says, which link the accepting side takes it for, and how
+often it is repeated.
 
 A hello names protocol, job, generation and both processes. One that is too early is answered `not yet` and dialled
 again. One that is too late, or not meant for this process, is answered with the reason, and the dialler gives up.
 """
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from headway.proto.data_pb2 import Hello, HelloReply
-from headway.stages.links.known_generations import KnownGenerations
+from headway.stages.ids import Generation
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.sockets.tls_identity import is_borne, other_node
 
 log = structlog.get_logger()
+
+HELLO_TIMEOUT_S = 10.0
+FIRST_REDIAL_S = 0.02
+LAST_REDIAL_S = 0.5
+FIRST_ATTEMPT_S = 2.0
+ATTEMPT_GROWTH = 1.5
+"""How long a redial may take, and how much longer the next one: packets may vanish, and a machine may be slow."""
+MAX_JOBS: Final = 64
+"""Number of jobs whose newest generation a process remembers: it serves one job after another."""
+NEVER_MET: Final = Generation(-1)
 
 
 class RefusedError(Exception):
@@ -78,7 +90,8 @@ class HelloGate(Generic[LinkT]):
 
     def __init__(self, keeper: Gatekeeper) -> None:
         self._keeper = keeper
-        self._generations = KnownGenerations()
+        self._newest: dict[str, Generation] = {}
+        """Job to its newest generation: hellos of others are refused."""
         self._expected: dict[str, dict[int, Expected[LinkT]]] = {}
         """Job to the dialling worker's position in its plan."""
 
@@ -96,7 +109,9 @@ class HelloGate(Generic[LinkT]):
 
     def meet(self, terms: LinkTerms) -> None:
         """This generation is in force here: hellos of older ones are stale."""
-        self._generations.meet(terms.job, terms.generation)
+        self._newest[terms.job] = max(terms.generation, self._newest.pop(terms.job, terms.generation))
+        while len(self._newest) > MAX_JOBS:
+            del self._newest[next(iter(self._newest))]
 
     def expect(self, terms: LinkTerms, link: LinkT, *, is_last: bool) -> None:
         """A neighbour will dial. is_last: no other link of this generation is expected here."""
@@ -108,7 +123,7 @@ class HelloGate(Generic[LinkT]):
             if expected.terms.generation >= terms.generation
         }
         of_job[terms.peer_worker] = Expected(terms, link)
-        self._expected = {job: links for job, links in self._expected.items() if job in self._generations}
+        self._expected = {job: links for job, links in self._expected.items() if job in self._newest}
         self._expected[terms.job] = of_job
 
     def __iter__(self) -> Iterator[Expected[LinkT]]:
@@ -134,7 +149,7 @@ class HelloGate(Generic[LinkT]):
         return self._keeper.answer(HelloReply.ACCEPTED), expected, hello
 
     def _refusal(self, hello: Hello, expected: Expected[LinkT] | None, names: Sequence[str]) -> HelloReply | None:
-        answer, known = self._keeper.answer, self._generations.newest(hello.job)
+        answer, known = self._keeper.answer, self._newest.get(hello.job, NEVER_MET)
         if hello.generation > known:
             return answer(HelloReply.NOT_YET, f"generation {known} is the newest here")
         if hello.generation < known:
@@ -167,3 +182,67 @@ def read_reply(message: bytes | memoryview | None) -> HelloReply:
     if reply.verdict != HelloReply.ACCEPTED:
         raise RefusedError(f"{HelloReply.Verdict.Name(reply.verdict)}: {reply.reason}")
     return reply
+
+
+class DialledLink(Protocol):
+    """What the loop asks of a link, in the thread of the event loop."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def was_connected(self) -> bool: ...
+
+    @property
+    def broken_at(self) -> float | None:
+        """When the last stream broke; None while there is one, before the first, and on links that never resume."""
+        ...
+
+    def lose(self, reason: str, *, was_unreached: bool = False) -> None: ...
+
+
+async def keep_dialling(link: DialledLink, terms: LinkTerms, attempt: Callable[[float], Awaitable[None]]) -> None:
+    """Attempt after attempt, until one returns or the link is over.
+
+    attempt: gets the seconds that the neighbour has for its answer. Returns when the link needs no other attempt.
+    Raises ConnectionError, TimeoutError or RefusedError.
+    """
+    clock = asyncio.get_running_loop().time
+    begun_at, reason = clock(), "no answer"
+    pause_s, attempt_s = FIRST_REDIAL_S, HELLO_TIMEOUT_S
+    while not link.is_over:
+        broken_at, was_connected = link.broken_at, link.was_connected
+        since = begun_at if broken_at is None else broken_at
+        limit_s = (terms.silence if was_connected else terms.first_contact).total_seconds()
+        left_s = since + limit_s - clock()
+        if left_s <= 0:
+            what = "resumed" if was_connected else "connected"
+            return link.lose(f"not {what} within {limit_s:g} s: {reason}", was_unreached=not was_connected)
+        try:
+            return await attempt(min(attempt_s, left_s))
+        except RefusedError as error:
+            return link.lose(str(error))
+        except NotYetError as error:
+            reason, begun_at = str(error), clock()
+        except ConnectionError as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"no answer within {min(attempt_s, left_s):.1f} s"
+        if link.is_over:
+            return None
+        if link.broken_at != broken_at:  # it had a stream meanwhile
+            log.info("link_broken", peer=link.peer, generation=terms.generation, reason=reason)
+            pause_s, attempt_s = FIRST_REDIAL_S, FIRST_ATTEMPT_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_REDIAL_S)
+        attempt_s = min(ATTEMPT_GROWTH * attempt_s, HELLO_TIMEOUT_S)
+    return None
+
+
+def lose_unless_connected(link: DialledLink, reason: str) -> None:
+    """For the side that accepts: the neighbour has had its time to dial."""
+    if not link.was_connected:
+        link.lose(reason)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headway.stages.links.grpc.frame_codec import CHUNK_BYTES
-from headway.stages.links.grpc.write_pace import (
+from headway.stages.links.frame_codec import CHUNK_BYTES
+from headway.stages.links.stream_link import (
     CHUNK_SECONDS,
     FIRST_CHUNK_BYTES,
     MIN_CHUNK_BYTES,

@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
-from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
-from headway.stages.links.grpc.frame_bundle import (
+from headway.stages.links.frame_codec import (
+    CHUNK_BYTES,
     MAX_BUNDLE_BYTES,
     MAX_OVERHEAD_BYTES,
-    Outgoing,
+    FrameAssembler,
+    OutgoingFrame,
     bundle,
     bundles,
+    heartbeat,
     unbundle,
 )
-from headway.stages.links.grpc.frame_codec import CHUNK_BYTES, FrameAssembler, Goodbye, OutgoingFrame, heartbeat
+from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind
 
 GENERATION = Generation(4)
@@ -39,8 +41,8 @@ def frames(sizes: Sequence[int]) -> list[Frame]:
 
 def bundled(sent: Sequence[Frame], *, chunk_bytes: int = CHUNK_BYTES) -> list[bytes]:
     """Return the bundles of frames with a goodbye after them."""
-    outgoing = [OutgoingFrame(frame, sequence=sequence) for sequence, frame in enumerate(sent)]
-    waiting: deque[Outgoing] = deque([*outgoing, Goodbye(GENERATION, sequence=len(sent))])
+    outgoing = [OutgoingFrame(frame, GENERATION, sequence=sequence) for sequence, frame in enumerate(sent)]
+    waiting: deque[OutgoingFrame] = deque([*outgoing, OutgoingFrame(None, GENERATION, sequence=len(sent))])
     return list(map(b"".join, bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: chunk_bytes)))
 
 
@@ -69,7 +71,7 @@ def test_frames_that_wait_together_travel_together() -> None:
 def test_what_waits_is_cut_by_the_size_of_the_moment() -> None:
     """The second frame is asked for after the line has become slow → it goes in smaller pieces."""
     sizes = iter([1000, 100])
-    waiting = deque(OutgoingFrame(frame, sequence=i) for i, frame in enumerate(frames([900, 900])))
+    waiting = deque(OutgoingFrame(frame, GENERATION, sequence=i) for i, frame in enumerate(frames([900, 900])))
     made = list(map(b"".join, bundles(lambda: waiting.popleft() if waiting else None, lambda: 0, lambda: next(sizes))))
     assert sum(len(list(unbundle(each))) for each in made) == 1 + -(-960 // 100)
 

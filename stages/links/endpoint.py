@@ -1,10 +1,10 @@
 """Opens links: one endpoint per worker process, which listens for upstream neighbours and dials downstream ones. Two
-workers of one node use a unix socket (`local_server.py`), all others TCP with mTLS. Of two replicas of a stage the one
+workers of one node use a unix socket (`streams.py`), all others TCP with mTLS. Of two replicas of a stage the one
 with the lower position dials.
 
 A stream that breaks is dialled again by the side that dialled it first, over a new connection; the new one supersedes
 the old, whatever the listening side still thinks of that. Each side gives up when the link's `silence` has passed since
-the break. Hellos are the business of `hello_gate.py`, attempts that of `dial_loop.py`.
+the break. Hellos and the attempts to say one are the business of `hello.py`.
 """
 
 import asyncio
@@ -20,28 +20,42 @@ import structlog
 
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
-from headway.stages.links.dial_loop import HELLO_TIMEOUT_S, keep_dialling, lose_unless_connected
-from headway.stages.links.grpc.frame_bundle import MAX_BUNDLE_BYTES
-from headway.stages.links.grpc.link import GrpcLink, MessageStream, Turn
-from headway.stages.links.grpc.local_server import LocalPlace, LocalServer
-from headway.stages.links.grpc.local_stream import LocalStream
-from headway.stages.links.grpc.streams import ClientStream, Ears, ServerStream
-from headway.stages.links.hello_gate import Gatekeeper, HelloGate, NotYetError, RefusedError, read_reply
+from headway.stages.links.frame_codec import MAX_BUNDLE_BYTES
+from headway.stages.links.hello import (
+    HELLO_TIMEOUT_S,
+    Gatekeeper,
+    HelloGate,
+    NotYetError,
+    RefusedError,
+    keep_dialling,
+    lose_unless_connected,
+    read_reply,
+)
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.links.sparse_log import SparseLog
-from headway.stages.sockets.credentials import Identity, serving
-from headway.stages.sockets.credentials import dialling as dialling_with
-from headway.stages.sockets.listening_port import listen_at_first_free, listen_behind_shared_port
+from headway.stages.links.stream_link import StreamLink, Turn
+from headway.stages.links.streams import (
+    ClientStream,
+    Ears,
+    LocalPlace,
+    MessageStream,
+    ServerStream,
+    SocketServer,
+    SocketStream,
+    SparseLog,
+)
 from headway.stages.sockets.local_socket import connect_locally
-from headway.stages.sockets.server_limits import server_limits
-from headway.stages.sockets.shared_port import open_channel
-from headway.stages.sockets.tls_identity import names_of_client
+from headway.stages.sockets.open_files import server_limits
+from headway.stages.sockets.shared_port import listen_at_first_free, listen_behind_shared_port, open_channel
+from headway.stages.sockets.tls_identity import Identity, names_of_client, serving
+from headway.stages.sockets.tls_identity import dialling as dialling_with
 
 log = structlog.get_logger()
 
 SERVICE = "headway.data.Link"
 METHOD = "Stream"
+REACH_METHOD = "Reach"
+"""Answers whether this worker can be reached: the port, TLS and the hello, without any link."""
 START_TIMEOUT = timedelta(seconds=10)
 LOCAL_ANSWER_S = 3.0
 """Time for the answer to a hello over a unix socket. Then the next attempt goes over TCP, before the link is lost."""
@@ -109,19 +123,20 @@ class LinkEndpoint:
         self._host = host
         self._ports = ports
         self._keeper = Gatekeeper(incarnation, protocol)
-        self._gate: HelloGate[GrpcLink] = HelloGate(self._keeper)
+        self._gate: HelloGate[StreamLink] = HelloGate(self._keeper)
         self._server: grpc.aio.Server | None = None
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        self.add_method(REACH_METHOD, self._answer_reach)
         self._port = 0
-        self._dialled: list[GrpcLink] = []
+        self._dialled: list[StreamLink] = []
         self._num_resumed = 0
         self._dialled_cut_until = self._accepted_cut_until = 0.0
         self._ears = Ears()
         self._incarnation = incarnation
         self._local = local
         self._is_behind_shared_port = is_behind_shared_port
-        self._local_server = LocalServer(self._ears, self._serve_local)
-        self._local_ends = SparseLog()
+        self._local_server = SocketServer(self._ears, self._serve_local)
+        self._local_ends = SparseLog("local_link_ended")
 
     @property
     def port(self) -> int:
@@ -147,7 +162,7 @@ class LinkEndpoint:
         if self._server is not None:
             self._loop.run(self._server.stop(None), timeout=START_TIMEOUT, what="closing the link server")
 
-    def accept(self, terms: LinkTerms, *, is_last: bool = True) -> GrpcLink:
+    def accept(self, terms: LinkTerms, *, is_last: bool = True) -> StreamLink:
         """The link to a neighbour that dials: one of the stage before, or a replica of this one.
 
         is_last: no other `accept` of this generation follows; until then whoever dials is told to come again.
@@ -155,17 +170,17 @@ class LinkEndpoint:
         LinkLost arrives in the inbox if the neighbour has not dialled within `first_contact`, or not again within
         `silence` after a break.
         """
-        link = GrpcLink(self._loop, terms)
+        link = StreamLink(self._loop, terms)
         self._loop.call_soon(self._await, terms, link, is_last)
         return link
 
-    def dial(self, terms: LinkTerms) -> GrpcLink:
+    def dial(self, terms: LinkTerms) -> StreamLink:
         """The link to a neighbour that accepts: one of the stage after, or a replica of this one.
 
         LinkLost arrives in the inbox if it has not answered for `first_contact`, or not again within `silence` after a
         break, or at once if it refuses for good. An answer that it is not ready yet is one.
         """
-        link = GrpcLink(self._loop, terms)
+        link = StreamLink(self._loop, terms)
         self._loop.call_soon(self._gate.meet, terms)
         self._loop.spawn(self._dial(link, terms), name=f"dial {link.peer}")
         return link
@@ -184,7 +199,7 @@ class LinkEndpoint:
 
     def _cut(self, duration: timedelta, dialled: bool, accepted: bool) -> None:
         until = self._loop.loop.time() + duration.total_seconds()
-        links: list[GrpcLink] = []
+        links: list[StreamLink] = []
         if dialled:
             self._dialled_cut_until = until
             links += self._dialled
@@ -212,17 +227,21 @@ class LinkEndpoint:
         if self._local is not None:
             self._local_server.start(self._local, self._incarnation)
 
-    def _await(self, terms: LinkTerms, link: GrpcLink, is_last: bool) -> None:
+    def _await(self, terms: LinkTerms, link: StreamLink, is_last: bool) -> None:
         self._gate.expect(terms, link, is_last=is_last)
         limit_s = terms.first_contact.total_seconds()
         self._loop.loop.call_later(limit_s, lose_unless_connected, link, f"did not dial within {limit_s:g} s")
 
-    def _on_broken(self, link: GrpcLink, terms: LinkTerms, reason: str) -> None:
+    def _on_broken(self, link: StreamLink, terms: LinkTerms, reason: str) -> None:
         silence_s = terms.silence.total_seconds()
         if link.broken_at is not None and not link.is_over:
             log.info("link_broken", peer=link.peer, generation=terms.generation, reason=reason)
             told = f"not resumed within {silence_s:g} s: {reason}"
             self._loop.loop.call_at(link.broken_at + silence_s, _lose_if_broken_since, link, link.broken_at, told)
+
+    async def _answer_reach(self, request: bytes, _: object) -> bytes:
+        _, refusal = self._keeper.misdirected(request)
+        return (refusal or self._keeper.answer(HelloReply.ACCEPTED)).SerializeToString()
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         try:
@@ -230,14 +249,13 @@ class LinkEndpoint:
         except _StreamEndedError as end:
             await context.abort(end.code, end.reason)
 
-    async def _serve_local(self, stream: LocalStream) -> None:
+    async def _serve_local(self, stream: SocketStream) -> None:
         """The kernel has told that this node's user dials: that proves the node, as its certificate would."""
         assert self._local is not None
         try:
             await self._answer(stream, (self._local.node,))
         except (_StreamEndedError, ConnectionError) as error:
-            if num := self._local_ends.due(self._loop.loop.time()):
-                log.info("local_link_ended", reason=str(error), num=num)
+            self._local_ends.note(reason=str(error))
 
     async def _answer(self, stream: MessageStream, names: Sequence[str]) -> None:
         """Serve a dialled stream of a process of these names until it ends. Raises _StreamEndedError."""
@@ -266,7 +284,7 @@ class LinkEndpoint:
             self._on_broken(link, expected.terms, reason)
 
     async def _serve_accepted(
-        self, link: GrpcLink, stream: MessageStream, turn: Turn, reply: HelloReply, next_sequence: int
+        self, link: StreamLink, stream: MessageStream, turn: Turn, reply: HelloReply, next_sequence: int
     ) -> None:
         if link.is_over:
             reply = self._keeper.answer(HelloReply.STALE, "the link is over here")
@@ -279,11 +297,11 @@ class LinkEndpoint:
 
     # --- the dialling side, in the loop's thread --------------------------------------------------------------------
 
-    async def _dial(self, link: GrpcLink, terms: LinkTerms) -> None:
+    async def _dial(self, link: StreamLink, terms: LinkTerms) -> None:
         self._dialled = [*(other for other in self._dialled if not other.is_over), link]
         await keep_dialling(link, terms, partial(self._attempt, link, terms, _Dialling(self._gate.hello(terms))))
 
-    async def _attempt(self, link: GrpcLink, terms: LinkTerms, dialling: _Dialling, timeout_s: float) -> None:
+    async def _attempt(self, link: StreamLink, terms: LinkTerms, dialling: _Dialling, timeout_s: float) -> None:
         """One connection of its own: what is left of a broken one never delays the next.
 
         It serves the link as long as its stream lives, and returns when the link is over. Raises as `keep_dialling`
@@ -309,7 +327,7 @@ class LinkEndpoint:
                 raise
 
     @asynccontextmanager
-    async def _connected(self, terms: LinkTerms, dialling: _Dialling) -> AsyncIterator[ClientStream | LocalStream]:
+    async def _connected(self, terms: LinkTerms, dialling: _Dialling) -> AsyncIterator[ClientStream | SocketStream]:
         """A new connection to a neighbour: over its unix socket if it is of this node and listens there, else over
         TCP.
         """
@@ -317,7 +335,7 @@ class LinkEndpoint:
         if dialling.is_local and local is not None and terms.peer_node == local.node:
             connection = connect_locally(local.folder, terms.peer_incarnation)
             if connection is not None:
-                stream = LocalStream(connection, self._ears)
+                stream = SocketStream(connection, self._ears)
                 try:
                     yield stream
                 finally:
@@ -336,9 +354,9 @@ class LinkEndpoint:
                     call.cancel()
 
 
-async def _answered(dialling: _Dialling, stream: ClientStream | LocalStream, timeout_s: float) -> HelloReply:
+async def _answered(dialling: _Dialling, stream: ClientStream | SocketStream, timeout_s: float) -> HelloReply:
     """Say hello and return the answer. Raises as `read_reply`, TimeoutError; without an answer the way changes."""
-    if isinstance(stream, LocalStream):
+    if isinstance(stream, SocketStream):
         timeout_s = min(timeout_s / 2, LOCAL_ANSWER_S)  # time for TCP must be left
     is_local, dialling.is_local = dialling.is_local, not dialling.is_local
     dialling.port_index += 1
@@ -355,6 +373,6 @@ async def _answered(dialling: _Dialling, stream: ClientStream | LocalStream, tim
     return reply
 
 
-def _lose_if_broken_since(link: GrpcLink, broken_at: float, reason: str) -> None:
+def _lose_if_broken_since(link: StreamLink, broken_at: float, reason: str) -> None:
     if link.broken_at == broken_at:
         link.lose(reason)

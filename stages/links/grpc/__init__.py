@@ -1,1 +1,0 @@
-"""The link over gRPC streams: frames as messages, flow control, resuming after a break."""
