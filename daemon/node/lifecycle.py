@@ -60,9 +60,8 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch, log_plans
 from headway.stages.sockets.open_files import raise_open_file_limit
-from headway.stages.sockets.renewable_identity import RenewableIdentity
 from headway.stages.sockets.shared_port import dial_within
-from headway.stages.sockets.tls_identity import CERTIFICATE_FILE
+from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity
 from headway.stages.stage.allocator import keep_freed_memory
 
 log = structlog.get_logger()
