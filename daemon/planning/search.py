@@ -193,21 +193,25 @@ class Search:
         before = self._at_home.previous
         return before.get(slot.key, len(before)), natural(slot.node), slot.device.index
 
-    def _seated(self, order: Order) -> Order:
-        """Return equal seats in the order of their names, except those that keep their place in the plan in force."""
+    def _seated(self, order: Order, pool: Sequence[DeviceSlot] = ()) -> Order:
+        """Return equal seats of a pool, or of the order itself, by their names; who stays keeps its place."""
+        pool, before = pool or order, self._at_home.previous
+        places = {before[slot.key]: slot for slot in pool if slot.key in before} if len(order) == len(before) else {}
+        kinds = [self._kinds.of(slot) for slot in order]
+        staying = {at: slot for at, slot in places.items() if self._kinds.of(slot) == kinds[at]}
+        kept = set(staying.values())
         free: dict[object, list[DeviceSlot]] = {}
-        for slot in sorted(order, key=self._by_name.__getitem__):
-            free.setdefault(self._kinds.of(slot), []).append(slot)
-        return tuple(free[self._kinds.of(slot)].pop(0) for slot in order)
+        for slot in sorted(pool, key=self._by_name.__getitem__):
+            if slot not in kept:
+                free.setdefault(self._kinds.of(slot), []).append(slot)
+        return tuple(staying.get(at) or free[kind].pop(0) for at, kind in enumerate(kinds))
 
     def _first_seats(self, best: Found) -> Found:
         """Return a pipeline on the first of equal seats, unless another is at home: spares are the last ones."""
         if self._costs.links.has_relays:
             return best
-        free: dict[object, list[DeviceSlot]] = {}
-        for slot in sorted(self._slots, key=self._by_name.__getitem__):
-            free.setdefault(self._kinds.of(slot), []).append(slot)
-        runs = tuple(tuple(free[self._kinds.of(slot)].pop(0) for slot in run) for run in best.cut.runs)
+        seats = iter(self._seated(best.cut.slots, self._slots))
+        runs = tuple(tuple(next(seats) for _ in run) for run in best.cut.runs)
         found = self._timed(replace(best.cut, runs=runs), best.order)
         return found if found is not None and found.rank <= best.rank else best
 
