@@ -136,7 +136,7 @@ class LinkEndpoint:
         self._local = local
         self._is_behind_shared_port = is_behind_shared_port
         self._local_server = SocketServer(self._ears, self._serve_local)
-        self._local_ends = SparseLog("local_link_ended")
+        self._local_ends = SparseLog(log.info, "local_link_ended")
 
     @property
     def port(self) -> int:

@@ -228,7 +228,9 @@ class LocalPlace:
 class SparseLog:
     """Tells of an event that may come a thousand times a second, with one line a while that counts them."""
 
-    def __init__(self, event: str) -> None:
+    def __init__(self, tell: Callable[..., object], event: str) -> None:
+        """tell: takes the event and its fields, such as log.warning."""
+        self._tell = tell
         self._event = event
         self._num_untold = 0
         self._told_at = -_LOG_EVERY_S
@@ -238,7 +240,7 @@ class SparseLog:
         self._num_untold += 1
         now = asyncio.get_running_loop().time()
         if now >= self._told_at + _LOG_EVERY_S:
-            log.info(self._event, **fields, num=self._num_untold)
+            self._tell(self._event, **fields, num=self._num_untold)
             self._num_untold, self._told_at = 0, now
 
 
@@ -252,7 +254,8 @@ class SocketServer:
         self._listener: socket.socket | None = None
         self._file: tuple[int, int] | None = None
         """Device and inode of this server's own socket file."""
-        self._refused, self._not_accepted = SparseLog("local_link_refused"), SparseLog("local_link_not_accepted")
+        self._refused = SparseLog(log.warning, "local_link_refused")
+        self._not_accepted = SparseLog(log.warning, "local_link_not_accepted")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, place: LocalPlace, incarnation: str) -> None:
