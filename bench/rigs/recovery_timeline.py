@@ -21,7 +21,7 @@ def _goal(action: str) -> Claim:
 
 
 def _is_ready(event: Event, generation: int) -> bool:
-    return event["event"] == "worker_changed" and event["prepared"] == generation > event["generation"]
+    return bool(event["event"] == "worker_changed" and event["prepared"] == generation > event["generation"])
 
 
 def _record(event: Event, generation: int) -> bool:
