@@ -41,7 +41,7 @@ DAEMON_EVENTS: Final = frozenset(
         # state
         "record_written",
         "state_fetched",
-        "state_fetch_failed",
+        "fetch_failed",
         "damaged_file_dropped",
         "snapshot_missed",
         "snapshot_late",

@@ -33,7 +33,8 @@ from headway.stages.model.quantized import is_plain
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.allocator import release_freed_memory
 from headway.stages.stage.graph import StageGraph
-from headway.stages.state.layer_state import LayerState, WeightVersions
+from headway.stages.state.layer_state import LayerState
+from headway.stages.state.weight_versions import WeightVersions
 
 log = structlog.get_logger()
 

@@ -20,7 +20,8 @@ from headway.stages.model.experts import set_router_losses
 from headway.stages.model.objective import beside_frozen, objective_loss
 from headway.stages.model.positions import DocumentRows, document_rows
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names
-from headway.stages.state.layer_state import LayerState, ParameterSet, share_of_update, split_by_layer, update_layers
+from headway.stages.state.layer_state import LayerState, share_of_update, split_by_layer, update_layers
+from headway.stages.state.weight_versions import ParameterSet
 from headway.stages.telemetry.layer_times import LayerTimes, Sample
 
 

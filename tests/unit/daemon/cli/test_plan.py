@@ -29,7 +29,7 @@ def test_a_plan_from_a_file_says_who_does_what(headway: Headway) -> None:
     for title in ("node", "device", "layers", "share", "depth", "s/batch", "device memory", "host memory"):
         assert title in titles
     workers = [line for line in lines if "cuda:" in line]
-    assert workers[0].split()[1] == "berlin-1"
+    assert {line.split()[1] for line in workers} == {"paris", "berlin-1", "berlin-2"}
     assert all(" GiB of " in line for line in workers)
     assert any(" → " in line and line.endswith(" ms") for line in lines)
     assert any("sets the pace" in line for line in lines)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -206,16 +207,28 @@ def reading(view: ClusterView, node: str, num_bytes: int, *, now: float, total: 
     view.apply(Keys.reading("j", node), record, mod_revision=revision, create_revision=5, now=now)
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """The deadlines of a job, as the view has it at the moment."""
+
+    view: ClusterView
+    spec: JobSpec
+
+    @property
+    def prepare(self) -> float:
+        """When its workers have to be ready."""
+        return Deadlines(self.view.jobs["j"], self.view, self.spec).prepare
+
+
 @pytest.fixture
-def waiting() -> tuple[ClusterView, Deadlines]:
+def waiting() -> tuple[ClusterView, Waiting]:
     """A job whose workers are to be ready, since 10."""
     view, spec = ClusterView(steady_since=0.0), JobSpec(job=JobSection(name="j"))
-    job = JobView(name="j", submission=SpecRecord(spec=spec, uid="u"), entered_at=10.0)
-    view.jobs["j"] = job
-    return view, Deadlines(job, view, spec)
+    view.jobs["j"] = JobView(name="j", submission=SpecRecord(spec=spec, uid="u"), entered_at=10.0)
+    return view, Waiting(view, spec)
 
 
-def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Waiting]) -> None:
     """The time for the workers to be ready counts from the last byte that a node has got on by."""
     view, deadlines = waiting
     within_s = preparation_s(deadlines.spec.train)
@@ -228,7 +241,7 @@ def test_a_node_that_reads_is_not_late(waiting: tuple[ClusterView, Deadlines]) -
     assert deadlines.prepare == 520.0 + within_s
 
 
-def test_a_node_without_progress_gets_no_more_time(waiting: tuple[ClusterView, Deadlines]) -> None:
+def test_a_node_without_progress_gets_no_more_time(waiting: tuple[ClusterView, Waiting]) -> None:
     """Repeated reports of the same progress do not count, even after the node was away."""
     view, deadlines = waiting
     reading(view, "a", 5, now=500.0)
@@ -242,7 +255,7 @@ def test_a_node_without_progress_gets_no_more_time(waiting: tuple[ClusterView, D
     assert deadlines.prepare == 630.0 + preparation_s(deadlines.spec.train), "a file is done: fewer bytes are left"
 
 
-def test_a_node_that_replaces_a_damaged_copy_is_not_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+def test_a_node_that_replaces_a_damaged_copy_is_not_late(waiting: tuple[ClusterView, Waiting]) -> None:
     """The copy is read to its end and is damaged: fetching it again from another node gets as much time."""
     view, deadlines = waiting
     within_s = preparation_s(deadlines.spec.train)
@@ -251,7 +264,7 @@ def test_a_node_that_replaces_a_damaged_copy_is_not_late(waiting: tuple[ClusterV
         assert deadlines.prepare == now + within_s
 
 
-def test_a_node_that_starts_over_again_and_again_is_late(waiting: tuple[ClusterView, Deadlines]) -> None:
+def test_a_node_that_starts_over_again_and_again_is_late(waiting: tuple[ClusterView, Waiting]) -> None:
     """Only a few restarts count as progress."""
     view, deadlines = waiting
     now = 500.0

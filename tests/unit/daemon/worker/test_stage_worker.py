@@ -158,7 +158,7 @@ def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pyte
 
 def test_a_link_that_no_position_is_known_of_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat is written while links are opened."""
-    monkeypatch.setattr(neighbours, "GrpcLink", SimpleNamespace)
+    monkeypatch.setattr(neighbours, "StreamLink", SimpleNamespace)
     found = Neighbours(cast(Any, None), cast(Any, None), queue.SimpleQueue())
     found._links = [cast(Any, SimpleNamespace(peer=name, broken_at=1.0, is_over=False)) for name in ("b", "c")]
     found._positions = {"b": 1}

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from headway.stages.ids import LayerName
-from headway.stages.state.layer_state import LayerState, WeightVersions, update_layers
+from headway.stages.state.layer_state import LayerState, update_layers
 from headway.stages.state.optimizer import LayerOptimizer
+from headway.stages.state.weight_versions import WeightVersions
 
 
 class Halving(LayerOptimizer):
