@@ -31,7 +31,7 @@ from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.paces import paced_layers
+from tests.rigs.paces import paced_layers
 
 ATTACK = Path(__file__).parent / "rigs" / "outsiders_attack.py"
 KINDS = ("idle", "slow", "handshakes")

@@ -35,7 +35,7 @@ from headway.daemon.reference.loop import BatchResult, reference
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.paces import paced_layers
+from tests.rigs.paces import paced_layers
 
 SLOWDOWN = 3.0
 LAYER_S = 0.004

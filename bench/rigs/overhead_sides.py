@@ -22,7 +22,7 @@ from headway.daemon.records.records import Phase
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.stage.allocator import with_large_pages
 from rigs.measure import Figure, progress
-from tests.fakes.paces import paced_layers
+from tests.rigs.paces import paced_layers
 
 NUM_WARMUP_BATCHES = 3
 TIMEOUT_S = 600.0

@@ -25,8 +25,8 @@ from headway.daemon.view.cluster_view import ClusterView
 from tests.chaos.checker import Bounds, FaultSeen, Sample, check
 from tests.chaos.read_history import read_history
 from tests.chaos.residue import Residue, sample_for_ever
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
+from tests.rigs.paces import paced_layers
 
 KINDS = (
     FaultKind.KILL,

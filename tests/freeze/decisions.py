@@ -13,7 +13,7 @@ from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 NUM_SCENARIOS = 40
 NUM_ROUNDS = 160

@@ -15,7 +15,7 @@ from headway.stages.model.hugging_face import (
     model_spec,
 )
 from headway.stages.spec import ModelSpec, layer_names
-from tests.unit.stages.model.hub_configs import CONFIGS
+from tests.rigs.hub_configs import CONFIGS
 
 ODD: tuple[Any, ...] = (None, 0, 7, 0.5, True, "x", [])
 

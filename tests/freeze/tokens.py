@@ -17,7 +17,7 @@ import pyarrow.parquet
 from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
-from tests.fakes.tiny_chats import TEMPLATE, write_chat_tokenizer
+from tests.rigs.tiny_chats import TEMPLATE, write_chat_tokenizer
 
 TEXTS = ["Grüße,\nWelt\n", "second <|end|> document", "", " a\ttab, a \"quote\" and 'another' " * 40]
 USER, ANSWER = {"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4"}

@@ -14,7 +14,7 @@ from headway.stages.spec import ModelSpec, TrainSpec, layer_names
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
 from headway.stages.telemetry.layer_times import NUM_EARLY, LayerTimes
-from tests.unit.stages.stage.pipeline import factory_of, make_job
+from tests.rigs.pipeline import factory_of, make_job
 
 pytestmark = pytest.mark.gpu
 

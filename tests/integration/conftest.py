@@ -18,7 +18,7 @@ from headway.stages.sockets.tls_identity import TlsIdentity
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle
-    from tests.integration.faults.fault_harness import FaultHarness
+    from tests.rigs.fault_harness import FaultHarness
 
 NUM_NODES = 5
 """Number of nodes of the cluster for faults: as many as 2-1-2 replicas need."""
@@ -103,7 +103,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> "Oracle":
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_harness(tmp_path_factory: pytest.TempPathFactory) -> "AsyncIterator[FaultHarness]":
     """One cluster with spares and a history, up for the whole run, for all faults that it survives."""
-    from tests.integration.faults.fault_harness import fault_harness
+    from tests.rigs.fault_harness import fault_harness
 
     async with fault_harness(tmp_path_factory.mktemp("ground"), num_nodes=NUM_NODES) as shared:
         yield shared

@@ -186,6 +186,15 @@ def test_unit_tests_lie_where_the_code_lies() -> None:
     assert {folder for folder in folders if not any((top / folder).is_dir() for top in (ROOT, ROOT / "tests"))} == set()
 
 
+def test_no_test_imports_another_one() -> None:
+    """What several tests need lies in tests/rigs; only a contract is imported, by the tests of another device."""
+    tests = {path: imported_modules(path) for path in (ROOT / "tests").rglob("*.py")}
+    found = {
+        path.name: name for path, names in tests.items() for name in names if re.search(r"^tests\..*\.test_\w+$", name)
+    }
+    assert set(found.values()) <= {"tests.unit.stages.device.test_device_contract"}, found
+
+
 @pytest.mark.parametrize("file", pure_files())
 def test_what_calls_itself_pure_imports_nothing_impure(file: str) -> None:
     """A core that could see a clock, a socket or a tensor could not be simulated. What it imports counts too."""

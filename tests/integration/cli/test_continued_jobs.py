@@ -14,7 +14,7 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
 from headway.daemon.etcd.transaction import Delete
 from headway.daemon.records.keys import Keys
-from tests.fakes.file_server import serving
+from tests.rigs.file_server import serving
 
 HEAD = """\
 [model]
@@ -101,7 +101,7 @@ def test_adapters_at_a_url_are_continued_through_a_kill_and_from_a_checkpoint(
     Both end with the bytes of `headway reference` on the same job file.
     """
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    from tests.fakes.tiny_models import write_tiny_model
+    from tests.rigs.tiny_models import write_tiny_model
 
     base = write_tiny_model(program.folder / "model", model_type="qwen3", head_dim=16)
     targets = ["q_proj", "down_proj"]

@@ -17,8 +17,8 @@ pytest.importorskip("jinja2")
 
 import transformers
 
-from tests.fakes.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
+from tests.rigs.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

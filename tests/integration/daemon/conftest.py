@@ -27,8 +27,8 @@ from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.sockets.roles import Role
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.join_place import JoinPlace, join_place
-from tests.integration.daemon.node_network import Network, node_network
+from tests.rigs.join_place import JoinPlace, join_place
+from tests.rigs.node_network import Network, node_network
 
 DEADLINE_S = 90.0
 MARK = "HEADWAY_TEST_RUN"

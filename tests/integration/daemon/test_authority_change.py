@@ -26,8 +26,8 @@ from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
-from tests.integration.daemon.join_place import invitation, join_place
-from tests.integration.daemon.test_joining import program
+from tests.rigs.join_place import invitation, join_place
+from tests.rigs.joining import program
 
 ONE_PORT = {"HEADWAY_ONE_PORT": "true"}
 

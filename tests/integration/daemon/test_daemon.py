@@ -17,7 +17,7 @@ from headway.daemon.records.records import NodeRecord, Phase, WorkerState
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.daemon.storage.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
-from tests.fakes.paces import paced_layers
+from tests.rigs.paces import paced_layers
 
 BATCHES = 60
 LAYER_S = 0.005

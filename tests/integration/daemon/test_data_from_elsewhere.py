@@ -23,8 +23,8 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
-from tests.fakes.file_server import FileServer, serving
-from tests.integration.daemon.node_network import Network, node_network
+from tests.rigs.file_server import FileServer, serving
+from tests.rigs.node_network import Network, node_network
 
 SHARD = 700_000
 TOTAL = 2 * SHARD

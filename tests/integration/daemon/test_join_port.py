@@ -20,7 +20,7 @@ from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.shared_port import shared_address
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.join_place import JoinPlace, join_place
+from tests.rigs.join_place import JoinPlace, join_place
 
 
 async def test_a_port_that_gets_no_certificate_says_so(place: JoinPlace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,7 @@ import asyncio
 import ssl
 import sys
 import time
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,8 @@ from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
-from tests.integration.daemon.join_place import JoinPlace, invitation, join_place
+from tests.rigs.join_place import JoinPlace, invitation, join_place
+from tests.rigs.joining import program
 
 NOT_INVITED = f"token: {NO_INVITATION}"
 
@@ -427,15 +426,3 @@ async def test_a_machine_joins_by_one_line_within_ten_seconds(playground: Playgr
     assert joined_s < 10, "invite and join, on a busy machine too"
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"ca.pem", "cert.pem", "key.pem", "daemon.toml"}
     assert (tmp_path / "new/key.pem").stat().st_mode & 0o077 == 0
-
-
-async def program(folder: Path, *words: str) -> str:
-    """What `headway` prints for a command that succeeds: in this process, which has imported it."""
-    out, error = StringIO(), StringIO()
-
-    def here() -> int:
-        with chdir(folder), redirect_stdout(out), redirect_stderr(error):
-            return cli.run(list(words))
-
-    assert await asyncio.to_thread(here) == 0, error.getvalue()
-    return out.getvalue().strip()

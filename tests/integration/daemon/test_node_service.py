@@ -30,8 +30,8 @@ from headway.proto import control_pb2
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
-from tests.fakes.moody_file_system import moody
-from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, Network
+from tests.rigs.moody_file_system import moody
+from tests.rigs.node_network import DATA, FILE, HELD_BY_B, Network
 
 
 async def test_a_held_file_is_given_from_any_byte(network: Network) -> None:

@@ -35,8 +35,8 @@ from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import Identity, TlsIdentity
 from tests.integration.daemon.conftest import Playground
-from tests.integration.daemon.test_joining import program
-from tests.integration.daemon.test_relays import HOST, free_ports
+from tests.rigs.joining import program
+from tests.rigs.relays import HOST, free_ports
 
 RELAY_VALID_S = 24
 

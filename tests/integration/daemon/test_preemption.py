@@ -10,7 +10,7 @@ import pytest
 from headway.daemon.records.records import Phase
 from headway.daemon.reports.goodput_report import report_goodput
 from headway.daemon.view.job_view import JobView
-from tests.fakes.metadata_server import Metadata
+from tests.rigs.metadata_server import Metadata
 
 
 async def _on_both(playground: Any) -> None:

@@ -43,8 +43,8 @@ from headway.stages.sockets.roles import Role
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
-from tests.integration.links.test_grpc_link import CONTRACT
 from tests.integration.links.two_sides import lower_terms
+from tests.rigs.grpc_link import CONTRACT
 
 DEADLINE_S: Final = 20.0
 SOON: Final = timedelta(seconds=DEADLINE_S)

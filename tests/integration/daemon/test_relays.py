@@ -5,7 +5,6 @@ them is killed, no bit changes.
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,6 @@ from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.sockets.shared_port import listening_ports
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,
@@ -36,20 +34,12 @@ from tests.integration.exactness.training import (
     until,
     until_batch,
 )
+from tests.rigs.paces import paced_layers
+from tests.rigs.relays import HOST, free_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
-HOST = "127.0.0.1"
 LAYER_S = 0.005
 """Pace of the layers until a relay has died, so that it does not die too late."""
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody has now."""
-    held = [socket.create_server((HOST, 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 @contextmanager

@@ -27,10 +27,10 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, names_in
 from headway.stages.sockets.roles import Role
-from tests.fakes.paces import paced_layers
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.join_place import JoinPlace, invitation, join_place
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, until_batch
+from tests.rigs.join_place import JoinPlace, invitation, join_place
+from tests.rigs.paces import paced_layers
 
 VALID_S = 10.0
 """Life of a certificate: short enough that several end during a job."""

@@ -28,11 +28,11 @@ from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import ProtocolError, UnavailableError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.fakes.paces import paced_layers
 from tests.integration.conftest import Etcd
 from tests.integration.daemon.conftest import Playground
-from tests.integration.daemon.join_place import join_place
 from tests.integration.exactness.training import assert_same_bits, finished, small_job, until_batch
+from tests.rigs.join_place import join_place
+from tests.rigs.paces import paced_layers
 
 if TYPE_CHECKING:
     from tests.integration.exactness.training import Oracle

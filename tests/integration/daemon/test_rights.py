@@ -25,7 +25,7 @@ from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.node_network import DATA, KEY, Network
+from tests.rigs.node_network import DATA, KEY, Network
 
 
 async def first_of(stream: AsyncIterator[object]) -> None:

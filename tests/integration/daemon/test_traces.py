@@ -10,7 +10,7 @@ from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.daemon.serving.service import NodeDesk
 from headway.daemon.serving.trace_source import measure_clock
 from headway.proto import control_pb2
-from tests.integration.daemon.node_network import Network
+from tests.rigs.node_network import Network
 
 
 def plan_on(*nodes: str) -> PlanRecord:

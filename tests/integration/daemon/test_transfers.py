@@ -23,7 +23,7 @@ from headway.daemon.storage.state_key import StateKey
 from headway.daemon.view.job_view import JobView
 from headway.stages.errors import UnavailableError
 from headway.stages.state.file_digest import FileDigest
-from tests.integration.daemon.node_network import DATA, FILE, HELD_BY_B, KEY, Network
+from tests.rigs.node_network import DATA, FILE, HELD_BY_B, KEY, Network
 
 
 async def test_a_fetch_goes_on_at_the_next_holder(network: Network) -> None:

@@ -35,8 +35,8 @@ from headway.daemon.serving.stream_limits import StreamLimits
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
-from tests.integration.daemon.node_network import Network, node_network
-from tests.integration.etcd.members import started_members
+from tests.rigs.members import started_members
+from tests.rigs.node_network import Network, node_network
 
 DAY = timedelta(days=1)
 SSH = b"SSH-2.0-OpenSSH_9.6\r\n"

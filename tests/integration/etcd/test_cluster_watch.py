@@ -1,8 +1,7 @@
 """A ClusterView that is kept current from a real etcd."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,29 +16,13 @@ from headway.daemon.records.format import encode
 from headway.daemon.records.keys import PREFIX, Keys
 from headway.daemon.records.measurements import ProbeRecord
 from headway.daemon.records.records import Desired, DesiredRecord
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
-from tests.integration.etcd.test_server import free_port
-from tests.unit.daemon.costs.test_blocked_ways import node
+from tests.rigs.blocked_ways import node
+from tests.rigs.cluster_watch import DEADLINE_S, until_desired, watching
+from tests.rigs.server import free_port
 
-DEADLINE_S = 30.0
 KEY = Keys.of("j", "desired")
 OTHER = Keys.of("other", "desired")
-
-
-@asynccontextmanager
-async def watching(
-    client: EtcdClient, *, audit_period_s: float = 3600.0, leads: Callable[[], bool] = lambda: True
-) -> AsyncIterator[ClusterWatch]:
-    """A watch that runs inside the block."""
-    cluster = ClusterWatch(client, audit_period_s=audit_period_s)
-    cluster.leads = leads
-    running = asyncio.create_task(cluster.run())
-    try:
-        yield cluster
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 def noted_listings(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -52,13 +35,6 @@ def noted_listings(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> list[
 
     monkeypatch.setattr(client, "get_prefix", noted)
     return listed
-
-
-async def until_desired(cluster: ClusterWatch, desired: Desired) -> None:
-    """Return when the view has this wish."""
-    async with asyncio.timeout(DEADLINE_S):
-        while "j" not in cluster.view.jobs or cluster.view.jobs["j"].desired.state is not desired:
-            await cluster.changed(cluster.version)
 
 
 async def test_the_view_has_what_was_there_and_what_comes(etcd: Etcd, client: EtcdClient) -> None:

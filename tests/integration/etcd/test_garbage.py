@@ -18,8 +18,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
-from tests.integration.etcd.test_cluster_watch import watching
-from tests.integration.etcd.test_leadership import candidate
+from tests.rigs.cluster_watch import watching
+from tests.rigs.leadership import candidate
 
 DEADLINE_S = 30.0
 RECORD = NodeRecord(

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
 from headway.daemon.etcd.client import EtcdClient, Snapshot
 from headway.daemon.etcd.transaction import Compare, Put
 from headway.daemon.leader import leadership
-from headway.daemon.leader.leadership import Decide, JobTroubles, Leadership
 from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, RevokedRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
@@ -26,82 +23,8 @@ from headway.daemon.records.measurements import ProbeRecord
 from headway.daemon.records.records import DesiredRecord, NodeRecord
 from headway.daemon.storage.file_threads import Beat
 from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
-
-DEADLINE_S = 30.0
-WriteFile = Callable[[str, bytes, Beat], None]
-
-
-def nothing_to_do(view: ClusterView, *, now: float) -> Decision:
-    """A coordinator that is content."""
-    return Decision()
-
-
-def no_manifest(url: str, manifest: bytes, beat: Beat) -> None:
-    """No test that uses this writes one."""
-    raise AssertionError(url)
-
-
-class Candidate:
-    """One daemon's share of the election."""
-
-    def __init__(
-        self,
-        client: EtcdClient,
-        name: str,
-        *,
-        decide: Decide,
-        write_manifest: WriteFile,
-        leads_at_first: bool = True,
-    ) -> None:
-        """leads_at_first: its view has the records for the leader from the start."""
-        self.client = client
-        self.cluster = ClusterWatch(client)
-        if not leads_at_first:
-            self.cluster.leads = lambda: self.leadership.is_leading
-        self.wrote_late: list[str] = []
-        record = LeaderRecord(node=name, incarnation="1")
-        self.told: list[tuple[str, str]] = []
-        """Troubles of jobs that it told, with an empty reason at the end of each."""
-        self.leadership = Leadership(
-            client,
-            self.cluster,
-            record=record,
-            ttl_s=1,
-            decide=decide,
-            write_manifest=write_manifest,
-            manifest_timeout_s=2.0,
-            wrote_late=self.wrote_late.append,
-            troubles=JobTroubles(tell=lambda job, reason: self.told.append((job, reason))),
-        )
-        self.watching = asyncio.create_task(self.cluster.run())
-        self.standing = asyncio.create_task(self.leadership.run())
-
-    async def until_leading(self) -> None:
-        """Return when it knows that it leads."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not self.leadership.is_leading:
-                await asyncio.sleep(0.01)
-
-    async def stop(self) -> None:
-        """Resign and end."""
-        for task in (self.standing, self.watching):
-            task.cancel()
-            await asyncio.wait([task])
-
-
-@asynccontextmanager
-async def candidate(
-    etcd: Etcd, name: str, *, decide: Decide = nothing_to_do, write_manifest: WriteFile = no_manifest
-) -> AsyncIterator[Candidate]:
-    """A candidate with a client of its own."""
-    async with etcd.client() as client:
-        found = Candidate(client, name, decide=decide, write_manifest=write_manifest)
-        try:
-            yield found
-        finally:
-            await found.stop()
+from tests.rigs.leadership import DEADLINE_S, Candidate, candidate, no_manifest
 
 
 async def until_leader_is(client: EtcdClient, name: str | None) -> None:

@@ -9,8 +9,8 @@ from headway.daemon.errors import StoreError, StoreUnreachableError
 from headway.daemon.etcd.client import EtcdClient
 from headway.daemon.etcd.connection import EtcdAccess
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from tests.integration.etcd.backup import etcdctl
-from tests.integration.etcd.test_server import free_port
+from tests.rigs.backup import etcdctl
+from tests.rigs.server import free_port
 
 PASSWORD = "right"
 

@@ -15,8 +15,8 @@ from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.records.format import encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord
-from tests.integration.etcd.members import access_to, leader_of, started_members
-from tests.integration.etcd.test_cluster_watch import until_desired, watching
+from tests.rigs.cluster_watch import until_desired, watching
+from tests.rigs.members import access_to, leader_of, started_members
 
 KEY = Keys.of("j", "desired")
 _log = structlog.get_logger()

@@ -20,8 +20,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, DesiredRecord, NodeRecord
 from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import etcd_pb2
-from tests.integration.etcd.backup import empty, restore_backup, save_backup
-from tests.integration.etcd.test_cluster_watch import until_desired, watching
+from tests.rigs.backup import empty, restore_backup, save_backup
+from tests.rigs.cluster_watch import until_desired, watching
 
 DEADLINE_S = 30.0
 KEY = Keys.of("j", "desired")

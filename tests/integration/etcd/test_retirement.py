@@ -22,7 +22,7 @@ from headway.daemon.records.measurements import ProgressRecord
 from headway.daemon.records.records import CheckpointRecord, Desired, DesiredRecord, Phase, PhaseRecord, SpecRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.cluster_watch import ClusterWatch
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.simulated_cluster import small_spec
 
 
 @asynccontextmanager

@@ -21,15 +21,9 @@ from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
+from tests.rigs.server import free_port
 
 DEADLINE_S = 30.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_one_line(error: StoreError | ConfigError) -> bool:

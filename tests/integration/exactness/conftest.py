@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from headway.daemon.fault_points import ENVIRONMENT
 from headway.daemon.local.cluster import LocalCluster
-from tests.fakes.paces import pace_faults
 from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES
+from tests.rigs.paces import pace_faults
 
 
 @pytest.fixture(scope="package")

@@ -39,7 +39,7 @@ from tests.integration.exactness.training import WITHOUT_SPARES, finished, small
 
 pytest.importorskip("transformers")
 
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(480)]
 pytestmark.append(pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"))  # of PEFT's own call

@@ -26,15 +26,15 @@ from headway.daemon.origin.origin_config import model_opener
 from headway.daemon.origin.origin_model import with_parts
 from headway.daemon.records.records import Device, Phase
 from headway.daemon.reference.run import run_reference
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import WITHOUT_SPARES, Result, finished, until_batch
+from tests.rigs.paces import paced_layers
 
 pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
-from tests.fakes.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
-from tests.fakes.tiny_models import write_tiny_model
-from tests.integration.exactness.test_hub_to_adapter import headway, workers_of
+from tests.rigs.hub_to_adapter import headway, workers_of
+from tests.rigs.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
+from tests.rigs.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 

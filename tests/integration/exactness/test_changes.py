@@ -13,7 +13,6 @@ from headway.daemon.client.node_requests import drain, release
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     TIMEOUT_S,
     WITHOUT_SPARES,
@@ -23,6 +22,7 @@ from tests.integration.exactness.training import (
     small_job,
     until_batch,
 )
+from tests.rigs.paces import paced_layers
 
 pytestmark = pytest.mark.timeout(240)  # several starts of a cluster, on a loaded machine
 

@@ -21,7 +21,6 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
-from tests.fakes.file_server import serving
 from tests.integration.exactness.training import (
     Oracle,
     Result,
@@ -31,6 +30,7 @@ from tests.integration.exactness.training import (
     small_job,
     train,
 )
+from tests.rigs.file_server import serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 

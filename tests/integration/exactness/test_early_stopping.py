@@ -18,9 +18,9 @@ from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.early_stop import EvaluationTally, StopRule
-from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, train, until_batch
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
+from tests.rigs.fault_harness import FaultHarness, at_operation, faulty_job
+from tests.rigs.replicas import replicated_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import progress_text, report_job
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, small_job
-from tests.integration.faults.fault_harness import FaultHarness, at_operation, faulty_job
+from tests.rigs.fault_harness import FaultHarness, at_operation, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(180)]
 

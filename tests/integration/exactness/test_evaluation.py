@@ -11,9 +11,9 @@ from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.reports.job_report import evaluation_text, report_job
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
-from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, at_operation
+from tests.rigs.fault_harness import FaultHarness, at_operation
+from tests.rigs.replicas import replicated_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

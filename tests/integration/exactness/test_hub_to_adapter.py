@@ -5,12 +5,9 @@ of the head, a stock template, conversations of several turns and with tools in 
 commands are those that a user types.
 """
 
-import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +24,18 @@ from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import WITHOUT_SPARES, until
+from tests.rigs.paces import paced_layers
 
 pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
 import transformers
 
-from tests.fakes.hub_folder import write_hub_chats, write_hub_model
-from tests.fakes.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.hub_folder import write_hub_chats, write_hub_model
+from tests.rigs.hub_to_adapter import headway, workers_of
+from tests.rigs.tiny_chats import VOCABULARY, write_chat_tokenizer, write_chats
+from tests.rigs.tiny_models import write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -192,14 +190,6 @@ async def test_peft_opens_the_adapter(trained: Trained) -> None:
     torch.testing.assert_close(logits_of(opened), logits_of(beside), atol=1e-5, rtol=0)
 
 
-async def headway(folder: Path, arguments: str) -> str:
-    """Run a command as a user does, in a folder."""
-    command = [sys.executable, "-m", "headway.daemon.cli.main", *arguments.split()]
-    done = await asyncio.to_thread(subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 async def reached(session: ClusterSession, batch: int, *, after: JobView | None = None) -> JobView:
     """Wait for a batch, if need be of a later plan than that of `after`."""
     generation = 0 if after is None or after.plan is None else after.plan.generation + 1
@@ -210,13 +200,6 @@ async def reached(session: ClusterSession, batch: int, *, after: JobView | None 
         return progress is not None and progress.batch >= batch and progress.generation >= generation
 
     return await until(session, has_come, "sums", timeout_s=PATIENCE_S)
-
-
-def workers_of(job: JobView) -> list[Any]:
-    """The workers in force, from the first stage to the last."""
-    assert job.plan is not None
-    found = job.workers_of(job.plan)
-    return [found[position] for position in sorted(found)]
 
 
 def opened_model(folder: Path) -> Any:

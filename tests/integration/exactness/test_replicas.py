@@ -2,34 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.node_requests import drain, release
-from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from tests.chaos.checker import PlanSeen
-from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished, small_job
-from tests.integration.faults.fault_harness import SNAPSHOT_EVERY, FaultHarness, at_operation
+from tests.integration.exactness.training import MODEL, Oracle, assert_same_bits, finished
+from tests.rigs.fault_harness import FaultHarness, at_operation
+from tests.rigs.replicas import replicated_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-SNAPSHOTS = FaultSpec(snapshot_every=SNAPSHOT_EVERY, copies=2, checkpoint_every=0, link_timeout_s=20.0)
-
-
-def replicated_job(
-    name: str,
-    *shape: int,
-    reduction_groups: int = 4,
-    share_updates: Literal["auto", "always", "never"] = "always",
-    **train: Any,
-) -> JobSpec:
-    """A job whose stages have so many workers, which share their updates."""
-    spec = small_job(name, reduction_groups=reduction_groups, **train)
-    return replace(spec, fault=SNAPSHOTS, placement=PlacementSpec(replicas=shape, share_updates=share_updates))
 
 
 def shape_of(plan: PlanSeen) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
 from headway.daemon.view.job_view import JobView
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,
@@ -25,6 +24,7 @@ from tests.integration.exactness.training import (
     until,
     until_batch,
 )
+from tests.rigs.paces import paced_layers
 
 pytestmark = pytest.mark.timeout(500)
 

@@ -25,8 +25,6 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import AdapterSpec
-from tests.fakes.file_server import serving
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Result,
@@ -37,11 +35,13 @@ from tests.integration.exactness.training import (
     until,
     until_batch,
 )
+from tests.rigs.file_server import serving
+from tests.rigs.paces import paced_layers
 
 pytest.importorskip("transformers")
 
-from tests.fakes.tiny_models import FAMILIES, write_tiny_model
-from tests.integration.exactness.test_hub_to_adapter import workers_of
+from tests.rigs.hub_to_adapter import workers_of
+from tests.rigs.tiny_models import FAMILIES, write_tiny_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -10,7 +10,6 @@ from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.stages.spec import ModelSpec
-from tests.fakes.paces import paced_layers
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,
@@ -18,6 +17,7 @@ from tests.integration.exactness.training import (
     finished,
     small_job,
 )
+from tests.rigs.paces import paced_layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 

@@ -14,8 +14,6 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.records.records import Phase
-from tests.fakes.paces import paced_layers
-from tests.integration.exactness.test_replicas import replicated_job
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,
@@ -25,7 +23,9 @@ from tests.integration.exactness.training import (
     train,
     until_batch,
 )
-from tests.integration.faults.fault_harness import FaultHarness, at_operation
+from tests.rigs.fault_harness import FaultHarness, at_operation
+from tests.rigs.paces import paced_layers
+from tests.rigs.replicas import replicated_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

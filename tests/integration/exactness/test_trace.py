@@ -13,7 +13,7 @@ from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.records.records import Phase
 from headway.stages.spec import weight_version
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
-from tests.integration.faults.fault_harness import FaultHarness
+from tests.rigs.fault_harness import FaultHarness
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

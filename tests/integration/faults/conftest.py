@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.faults.fault_harness import recoveries
+from tests.rigs.fault_harness import recoveries
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

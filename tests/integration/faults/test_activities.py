@@ -7,7 +7,7 @@ import pytest
 
 from headway.daemon.records.records import NodeRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
+from tests.rigs.fault_harness import TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(500)]
 

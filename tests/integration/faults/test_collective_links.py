@@ -6,7 +6,7 @@ import pytest
 
 from headway.daemon.jobs.job import JobSpec
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
+from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

@@ -12,7 +12,7 @@ from headway.daemon.client.node_requests import drain, release
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import (
+from tests.rigs.fault_harness import (
     ROW_S,
     SNAPSHOT_EVERY,
     FaultHarness,

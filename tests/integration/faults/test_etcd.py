@@ -12,7 +12,8 @@ from headway.daemon.client.job_requests import cancel, submit
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.reports.node_list import vanished_jobs
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import (
+from tests.machines import page
+from tests.rigs.fault_harness import (
     LEASE_TTL_S,
     ROW_S,
     TIMEOUT_S,
@@ -21,8 +22,7 @@ from tests.integration.faults.fault_harness import (
     fault_harness,
     faulty_job,
 )
-from tests.integration.faults.members_cluster import MembersCluster
-from tests.machines import page
+from tests.rigs.members_cluster import MembersCluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

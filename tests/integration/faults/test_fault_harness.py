@@ -6,7 +6,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.records import Device, NodeRecord
 from tests.integration.conftest import NUM_NODES
-from tests.integration.faults.fault_harness import faulty_job
+from tests.rigs.fault_harness import faulty_job
 
 
 @pytest.mark.parametrize("speed", [0.25, 1.0, 2.0, 4.0])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
+from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
+from tests.rigs.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

@@ -22,9 +22,9 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Phase
 from headway.daemon.view.job_view import JobView
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import FaultHarness, fault_harness, faulty_job
+from tests.rigs.fault_harness import FaultHarness, fault_harness, faulty_job
+from tests.rigs.tcp_proxy import TcpProxy
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

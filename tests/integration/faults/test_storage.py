@@ -13,7 +13,7 @@ from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
 from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
+from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

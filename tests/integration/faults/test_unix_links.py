@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, at_operation, fault_harness, faulty_job
+from tests.rigs.fault_harness import ROW_S, at_operation, fault_harness, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

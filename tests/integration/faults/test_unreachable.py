@@ -9,7 +9,7 @@ import pytest
 from headway.daemon.client.job_requests import submit
 from headway.daemon.rpc.peer_client import NodeClient
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
+from tests.rigs.fault_harness import ROW_S, TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

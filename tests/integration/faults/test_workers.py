@@ -9,7 +9,7 @@ from headway.daemon.client.job_requests import resume
 from headway.daemon.records.records import Phase
 from headway.daemon.worker.out_of_memory import CUDA_FAULT
 from tests.integration.exactness.training import Oracle
-from tests.integration.faults.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
+from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(ROW_S)]
 

@@ -23,8 +23,8 @@ from headway.stages.links.collective.nccl_direction import NcclDirection
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.loop_thread import LoopThread
-from tests.fakes.fake_nccl import FakeNccl
 from tests.integration.links.two_sides import GENERATION, lower_terms, upper_terms
+from tests.rigs.fake_nccl import FakeNccl
 
 DEADLINE_S = 20.0
 SOON = timedelta(seconds=DEADLINE_S)

@@ -8,7 +8,7 @@ import pytest
 
 from headway.stages.links.link import Frame
 from tests.integration.links.conftest import Endpoints
-from tests.integration.links.test_grpc_link import Inbox, accept, dial, lost, total
+from tests.rigs.grpc_link import Inbox, accept, dial, lost, total
 
 SHORT = timedelta(seconds=1.0)
 

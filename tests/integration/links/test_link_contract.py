@@ -21,9 +21,9 @@ from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.stream_link import MAX_VIOLATIONS, SLACK
-from tests.fakes.local_link import LocalLink
 from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints, Workers
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
+from tests.rigs.local_link import LocalLink
 
 DEADLINE_S = 20.0
 GENERATION = Generation(7)

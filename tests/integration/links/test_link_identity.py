@@ -13,7 +13,8 @@ from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from tests.integration.links.conftest import Workers
-from tests.integration.links.test_grpc_link import (
+from tests.integration.links.two_sides import lower_terms
+from tests.rigs.grpc_link import (
     CONTRACT,
     DEADLINE_S,
     GENERATION,
@@ -24,7 +25,6 @@ from tests.integration.links.test_grpc_link import (
     lost,
     total,
 )
-from tests.integration.links.two_sides import lower_terms
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.links.stream_link import StreamLink
-from tests.fakes.tcp_proxy import TcpProxy, Way
 from tests.integration.links.conftest import Endpoints
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
+from tests.rigs.tcp_proxy import TcpProxy, Way
 
 DEADLINE_S = 30.0
 GENERATION = Generation(3)

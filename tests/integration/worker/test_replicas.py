@@ -10,7 +10,7 @@ from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.workers.goal import WrittenFile
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
-from tests.integration.worker.test_worker import ONE_STAGE, assert_equals_reference
+from tests.rigs.worker import ONE_STAGE, assert_equals_reference
 
 ALL, UPPER, MIDDLE, LOWER = ONE_STAGE[0], ("embed", "block.0"), ("block.1",), ("block.2", "head")
 LAYOUTS = {

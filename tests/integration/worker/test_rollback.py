@@ -15,7 +15,7 @@ from headway.daemon.workers.goal import Progress, Spacing, Wrote
 from headway.daemon.workers.process import SPARE_INDEX
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import Case, CaseMaker, FakeDaemon, Worker
-from tests.integration.worker.test_worker import ONE_STAGE, TWO_STAGES
+from tests.rigs.worker import ONE_STAGE, TWO_STAGES
 
 LONG = 100_000
 """Batches of a job that does not end by itself."""

@@ -13,7 +13,7 @@ from headway.optim import muon as matrix_batches
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.muon import MOST_MATRICES, SHORTEST_SIDE, Muon, batch_limit, orthogonalize, orthogonalize_each
 from headway.optim.spec import GroupSpec, OptimSpec
-from tests.fakes.muon_reference import orthogonalize_reference
+from tests.rigs.muon_reference import orthogonalize_reference
 
 CPU = torch.device("cpu")
 SHAPES = [(17, 17), (32, 32), (88, 32), (32, 88), (64, 172), (172, 64), (128, 128), (64, 128), (344, 128), (256, 256)]

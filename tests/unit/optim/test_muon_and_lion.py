@@ -7,7 +7,7 @@ from torch.nn import Parameter
 
 from headway.optim.inner_optimizer import Lion
 from headway.optim.muon import Muon, shape_scale
-from tests.fakes.muon_reference import muon_reference
+from tests.rigs.muon_reference import muon_reference
 
 SHAPES = [(24, 24), (16, 48), (48, 16)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.optim.muon import orthogonalize
-from tests.fakes.muon_reference import orthogonalize_by_singular_values, orthogonalize_reference
+from tests.rigs.muon_reference import orthogonalize_by_singular_values, orthogonalize_reference
 
 SHAPES = [(32, 32), (24, 96), (96, 24), (1, 7), (64, 65)]
 

@@ -1,17 +1,11 @@
 """The temporary memory of an update, counted tensor by tensor."""
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from headway.optim.layer_optimizer import TorchLayerOptimizer, optimizer_factory
 from headway.optim.muon import MOST_MATRICES
 from headway.optim.spec import GroupSpec, OptimSpec
+from tests.rigs.update_memory import NewMemory
 
 WIDTH, WIDE = 32, 80
 BLOCK = {
@@ -23,37 +17,6 @@ BLOCK = {
 }
 BLOCK_BYTES = 4 * (4 * WIDTH * WIDTH + 3 * WIDTH * WIDE + WIDTH)
 LARGEST_BYTES = 4 * WIDTH * WIDE
-
-
-class NewMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that operations make and nobody has let go of yet."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = 0
-        self.peak = 0
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
-            if storage is not None and storage.data_ptr() not in self._known:
-                self._known.add(storage.data_ptr())
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._freed, storage.data_ptr(), storage.nbytes())
-        return made
-
-    def _freed(self, address: int, num_bytes: int) -> None:
-        self._known.discard(address)
-        self.live -= num_bytes
 
 
 def peak_bytes(num_blocks: int, *, error_feedback: float, is_in_place: bool = True) -> int:

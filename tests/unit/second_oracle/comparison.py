@@ -8,10 +8,10 @@ from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.reference.loop import BatchResult, Weights, reference
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.state.journal import Journal
+from tests.rigs.pipeline import Pipeline, initial_layers
 from tests.second_oracle.job import read_job
 from tests.second_oracle.loop import train
 from tests.second_oracle.token_windows import read_stream
-from tests.unit.stages.stage.pipeline import Pipeline, initial_layers
 
 Losses = list[tuple[float, float | None]]
 """Of each batch, and of the evaluation that comes with it."""

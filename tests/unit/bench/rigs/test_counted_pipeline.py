@@ -9,7 +9,7 @@ from memory import CASES, Case
 from rigs.counted_pipeline import CountedPipeline
 
 from headway.stages.model.determinism import configure
-from tests.fakes.late_streams import late_device
+from tests.rigs.late_streams import late_device
 
 
 def losses(case: Case, *, on_card: int) -> list[float]:

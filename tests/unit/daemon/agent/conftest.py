@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.agent_scene import Scene, make_scene
+from tests.rigs.agent_scene import Scene, make_scene
 
 
 @pytest.fixture

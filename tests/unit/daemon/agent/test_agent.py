@@ -21,8 +21,8 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, StateFile, StateRecord, seen_key
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.workers.goal import SnapshotMissed, WrittenFile, Wrote
-from tests.fakes.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
-from tests.fakes.agent_views import now
+from tests.rigs.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
+from tests.rigs.agent_views import now
 
 
 async def test_a_snapshot_is_registered_under_the_present_lease(scene: Scene) -> None:

@@ -12,7 +12,7 @@ from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from tests.fakes.moody_file_system import Mood, moody
+from tests.rigs.moody_file_system import Mood, moody
 
 STAGE = WorkerPart(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)
 PLAN = PlanRecord(generation=1, timeline=1, workers=(STAGE,))

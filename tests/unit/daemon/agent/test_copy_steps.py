@@ -25,9 +25,9 @@ from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Goal, JobGeneration, Spacing
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_views import node_record, now, worker
-from tests.fakes.agent_views import node_record as registered
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.agent_views import node_record, now, worker
+from tests.rigs.agent_views import node_record as registered
+from tests.rigs.simulated_cluster import small_spec
 
 FRONT, BACK = ("embed", "block.0"), ("head", JOURNAL)
 PLAN = PlanRecord(

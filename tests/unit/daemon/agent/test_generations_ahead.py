@@ -12,7 +12,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.simulated_cluster import small_spec
 
 NODE = NodeRecord(
     name="a", incarnation="a-1", address="a:1", host="a", site="", devices=(), memory_bytes=0, arithmetic_class=""

@@ -10,7 +10,7 @@ from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKe
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Action, Failure, JobGeneration, SourceKind
 from headway.stages.spec import AdapterSpec
-from tests.fakes.agent_views import (
+from tests.rigs.agent_views import (
     LAYERS,
     due,
     held,

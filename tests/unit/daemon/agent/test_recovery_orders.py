@@ -9,7 +9,7 @@ from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord,
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Action, SourceKind
-from tests.fakes.agent_views import (
+from tests.rigs.agent_views import (
     G2,
     LAYERS,
     RUNNING,

@@ -26,8 +26,8 @@ from headway.daemon.records.records import (
 )
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
-from tests.fakes.agent_views import node_record as registered
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.agent_views import node_record as registered
+from tests.rigs.simulated_cluster import small_spec
 
 NODES = [f"n{number}" for number in range(30)]
 JOBS = ("first", "second")

@@ -32,7 +32,7 @@ from headway.daemon.worker.neighbours import for_part
 from headway.daemon.workers.goal import Action, JobGeneration, SourceKind, Start
 from headway.daemon.workers.liveness import launched_s
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.agent_views import due, goal_by, node_record, now, start_by, worker
+from tests.rigs.agent_views import due, goal_by, node_record, now, start_by, worker
 
 FRONT, MIDDLE, BACK = ("embed", "block.0"), ("block.1",), ("head",)
 LAYERS = (*FRONT, *MIDDLE, *BACK)

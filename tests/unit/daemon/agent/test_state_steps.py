@@ -29,7 +29,7 @@ from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec
-from tests.fakes.agent_views import node_record, told_of_state, worker
+from tests.rigs.agent_views import node_record, told_of_state, worker
 
 LAYERS = ("embed", "block.0", "head")
 PARTS = (*LAYERS, JOURNAL)

@@ -20,8 +20,8 @@ from headway.daemon.storage.file_threads import FileThreads
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Action
-from tests.fakes.agent_views import SPLIT, due, job, node, view_of, worker
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.agent_views import SPLIT, due, job, node, view_of, worker
+from tests.rigs.simulated_cluster import small_spec
 
 FULL = "state_dir /s cannot be written: No space left on device"
 NODE = NodeRecord(

@@ -25,7 +25,7 @@ from headway.daemon.workers.goal import (
     next_action,
 )
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_views import (
+from tests.rigs.agent_views import (
     BACK,
     FRONT,
     G1,

@@ -21,7 +21,7 @@ from headway.daemon.shards.library import Reading
 from headway.daemon.storage.state_key import StateKey
 from headway.daemon.workers.goal import JobGeneration
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_scene import PLAN, QuietSupervisor, make_scene
+from tests.rigs.agent_scene import PLAN, QuietSupervisor, make_scene
 
 AWAY = StorageAwayError("/mnt/data", "its file system has not answered for 60 s")
 MISSING = RecoveryError("/mnt/data", "no token shards here")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.checker import RULES, Bounds, FaultSeen, History, Load, Operation, Sample, check, owners
-from tests.unit.daemon.chaos.histories import JOB, PLANS, changed, sound_history
+from tests.rigs.histories import JOB, PLANS, changed, sound_history
 
 
 def test_a_sound_history_breaks_no_rule() -> None:

@@ -26,7 +26,7 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.spec import TrainSpec
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 DAY = 86400.0
 NOW = 1e9

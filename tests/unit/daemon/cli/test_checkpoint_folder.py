@@ -37,7 +37,7 @@ from headway.daemon.storage.state_key import JOURNAL
 from headway.optim.spec import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state
-from tests.fakes.mortal_work import dies_at
+from tests.rigs.mortal_work import dies_at
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 RECORD = CheckpointRecord(

@@ -68,39 +68,12 @@ from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import Heartbeat, JobGeneration, SnapshotMissed
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec
+from tests.rigs.blocked_ways import REFUSED, Scene, fact
+from tests.rigs.displays import report
 from tests.unit.daemon.cli import fake_cluster
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
-from tests.unit.daemon.costs.test_blocked_ways import REFUSED, Scene, fact
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "jobs"
-
-
-def report(batch: int, *, phase: str = "running") -> JobReport:
-    """A job after a batch."""
-    return JobReport(
-        name="demo",
-        phase=phase,
-        desired="running",
-        reason="",
-        error="",
-        generation=1,
-        timeline=1,
-        batch=batch,
-        batches=100,
-        loss=2.0,
-        tokens_per_second=None,
-        seconds_left=None,
-        exact=True,
-        exact_reason="",
-        plan_reason="",
-        layers=("embed", "head"),
-        stages=(),
-        next_stages=(),
-        checkpoint_boundary=None,
-        checkpoint_url="",
-        submitted_at=0.0,
-        since=0.0,
-    )
 
 
 def test_the_demos_job_is_the_one_of_the_docs() -> None:

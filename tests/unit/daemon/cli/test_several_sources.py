@@ -12,7 +12,7 @@ from rich.console import Console
 
 from headway.daemon.reports.watch_view import Snapshot, render
 from headway.stages.data.shard_writer import DataForm, writing_shards
-from tests.unit.daemon.cli.test_displays import report
+from tests.rigs.displays import report
 
 Headway = Callable[..., tuple[int, str, str]]
 

@@ -15,7 +15,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord
 from headway.daemon.situation.plans import Purpose
 from headway.daemon.situation.situation import JobSituation
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def breaking(name: str, error: Exception, original: Any) -> Any:

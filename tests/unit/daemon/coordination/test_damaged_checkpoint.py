@@ -2,7 +2,7 @@
 
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import CheckpointRecord, Desired, Phase
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def paused_after_checkpoints() -> tuple[SimulatedCluster, CheckpointRecord]:

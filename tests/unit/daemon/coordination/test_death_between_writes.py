@@ -10,9 +10,9 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import WRITTEN_EVERY_S
-from tests.fakes.mortal_etcd import MortalStore, WriterDiedError
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.fakes.simulated_node import steady_view
+from tests.rigs.mortal_etcd import MortalStore, WriterDiedError
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_node import steady_view
 
 REACH = Keys.reach("")
 NAMES = ("a", "b", "c")

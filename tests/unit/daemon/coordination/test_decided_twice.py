@@ -4,7 +4,7 @@ from headway.daemon.coordination.commands import Transaction
 from headway.daemon.coordination.coordinator import decide
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, Phase
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def test_a_move_that_touches_the_phase_alone_is_written_once() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.failures import MAX_DEATHS
-from tests.fakes.simulated_cluster import KILLED, SimulatedCluster, small_spec
-from tests.fakes.simulated_node import Worker
-from tests.unit.daemon.coordination.test_nodes_that_stay_out import recovering
-from tests.unit.daemon.coordination.test_recovery import recovered
-from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until
+from tests.rigs.nodes_that_stay_out import recovering
+from tests.rigs.recovery import recovered
+from tests.rigs.scenarios import events, plan, run_until
+from tests.rigs.simulated_cluster import KILLED, SimulatedCluster, small_spec
+from tests.rigs.simulated_node import Worker
 
 TAKEN = "worker cpu:0 does not start: each of the ports 7100 to 7107 at 10.0.0.1 is in use"
 

@@ -12,7 +12,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, Phase, SpecRecord
 from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 POISON = JobSpec(job=JobSection(name="poison"), model=ModelSpec(num_hidden_layers=50_000_000))
 

@@ -25,8 +25,8 @@ from headway.daemon.view.job_view import JobView
 from headway.daemon.workers.goal import WorkerStatus
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.agent_views import LAYERS, goal_by, job, node, now, plan, view_of, worker
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.agent_views import LAYERS, goal_by, job, node, now, plan, view_of, worker
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 JOURNAL_FILE = FileDigest(size_bytes=10, checksum="ab")
 

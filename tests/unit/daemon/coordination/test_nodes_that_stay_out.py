@@ -3,22 +3,14 @@
 import pytest
 
 from headway.daemon.records.records import Phase
-from tests.fakes.simulated_cluster import SimulatedCluster
-from tests.unit.daemon.coordination.test_random_orders import build, finish, happen
-from tests.unit.daemon.coordination.test_recovery import recovered, trained
-from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until
+from tests.rigs.nodes_that_stay_out import recovering
+from tests.rigs.random_orders import build, finish, happen
+from tests.rigs.recovery import recovered
+from tests.rigs.scenarios import events, plan
 
 FULL = "state_dir /s cannot be written: No space left on device"
 KIND = ("join", "drain", "elect", "fail", "crash", "lapse")
 BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 20))]
-
-
-def recovering(*names: str, **spec: object) -> SimulatedCluster:
-    """A job whose worker on `a` has died; its next plan is offered, and nobody has heard of that yet."""
-    cluster = trained(*names, batches=6, **spec)
-    cluster.fail_worker("a")
-    run_until(cluster, Phase.RECOVERING)
-    return cluster
 
 
 def test_a_recovery_goes_on_without_a_node_that_takes_no_step() -> None:

@@ -8,9 +8,9 @@ from headway.daemon.records.measurements import MemoryShortage, ProfileRecord
 from headway.daemon.records.records import Desired, Phase, PlanRecord, WorkerPart, WorkerState
 from headway.daemon.situation.failures import MAX_DEATHS, MAX_SAME_BATCH, shortages_now
 from headway.daemon.situation.situation import PlanHealth
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.daemon.coordination.test_recovery import recovered
-from tests.unit.daemon.coordination.test_scenarios import events, plan, run_until, running_at_full_speed
+from tests.rigs.recovery import recovered
+from tests.rigs.scenarios import events, plan, run_until, running_at_full_speed
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 MIB = 1 << 20
 UNKNOWN = MemoryShortage(wanted_bytes=MIB)

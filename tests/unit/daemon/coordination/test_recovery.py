@@ -1,7 +1,6 @@
 """The coordinator's reactions to failures, one story at a time, on a simulated cluster in good order."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,39 +13,15 @@ from headway.daemon.records.records import CheckpointRecord, Desired, EventRecor
 from headway.daemon.situation.deadlines import LEASE_TTL_S, START_DEADLINE_S
 from headway.daemon.situation.failures import CAUSE_GRACE_S, MOST_SILENT
 from headway.daemon.situation.situation import LONGEST_PATIENCE_S
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.fakes.simulated_node import Worker, steady_view
-from tests.unit.daemon.coordination.test_scenarios import cluster_of, events, plan, run_until, running_at_full_speed
+from tests.rigs.recovery import lose, recovered, trained, workers
+from tests.rigs.scenarios import cluster_of, events, plan, run_until, running_at_full_speed
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_node import steady_view
 
 
 def about_jobs(decision: Decision) -> list[Command]:
     """Return the decision without the record of the users' use."""
     return [command for command in decision.commands if command.job]
-
-
-def trained(*names: str, batches: int, **spec: Any) -> SimulatedCluster:
-    """Nodes that have trained so many batches of the job `first`."""
-    cluster = cluster_of(*names, **spec)
-    running_at_full_speed(cluster)
-    cluster.calm(until=lambda: all(worker.applied >= batches for worker in workers(cluster)))
-    cluster.calm(max_rounds=2)
-    return cluster
-
-
-def workers(cluster: SimulatedCluster) -> list[Worker]:
-    return [worker for node in cluster.nodes.values() for worker in node.workers if worker.started]
-
-
-def lose(cluster: SimulatedCluster, name: str) -> None:
-    cluster.kill(name)
-    cluster.expire(name)
-
-
-def recovered(cluster: SimulatedCluster) -> PlanRecord:
-    """The plan that came into force after the one that is there now."""
-    before = plan(cluster).generation
-    cluster.calm(until=lambda: plan(cluster).generation > before)
-    return plan(cluster)
 
 
 def test_killed_worker_costs_a_few_batches_and_a_new_timeline() -> None:

@@ -28,7 +28,7 @@ from headway.daemon.records.measurements import (
 )
 from headway.daemon.records.records import Desired, Phase, PlanRecord
 from headway.daemon.view.job_view import JobView
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 30))]
 NUM_SEEDS, NUM_STEPS = 2, 400

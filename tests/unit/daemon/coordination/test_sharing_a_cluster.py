@@ -10,7 +10,7 @@ from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import EventRecord, Phase, PlanRecord
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 ENDLESS = 10**6
 SLICE_S = SharesRecord().slice_s

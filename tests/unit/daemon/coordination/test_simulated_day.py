@@ -9,7 +9,7 @@ from headway.daemon.records.cluster_records import SharesRecord
 from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PhaseRecord
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 pytestmark = pytest.mark.timeout(600)  # thousands of decisions, on a loaded machine
 

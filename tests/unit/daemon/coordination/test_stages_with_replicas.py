@@ -8,7 +8,7 @@ from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.records.records import Desired, Phase, PlanRecord
 from headway.daemon.situation.boundaries import restorable
 from headway.daemon.storage.state_key import JOURNAL
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 SHAPE = (2, 1, 2)
 FAULT = FaultSpec(snapshot_every=4, copies=2, checkpoint_every=0)

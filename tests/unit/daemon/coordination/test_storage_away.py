@@ -3,7 +3,7 @@
 from headway.daemon.jobs.job import PLAIN_S, FaultSpec
 from headway.daemon.records.records import Desired, Phase
 from headway.daemon.situation.deadlines import START_DEADLINE_S
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 AWAY_S = 3 * (PLAIN_S + START_DEADLINE_S)
 """Many times as long as a worker may take to be ready, and to run."""

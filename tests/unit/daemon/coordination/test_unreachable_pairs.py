@@ -13,8 +13,8 @@ from headway.daemon.records.measurements import GoodputRecord
 from headway.daemon.records.records import Desired, Phase
 from headway.daemon.situation.failures import CAUSE_GRACE_S
 from headway.daemon.situation.situation import JobSituation
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.daemon.coordination.test_random_orders import build, finish, happen
+from tests.rigs.random_orders import build, finish, happen
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 KIND = ("join", "drain", "elect")
 CRUEL = (*KIND, "lapse", "crash", "fail")

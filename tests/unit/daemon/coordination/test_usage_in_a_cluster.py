@@ -11,7 +11,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.usage import WRITTEN_EVERY_S
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def test_usage_is_written_once_a_minute_and_outlives_the_leader() -> None:

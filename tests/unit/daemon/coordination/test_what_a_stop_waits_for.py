@@ -11,7 +11,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Desired, Phase, PhaseRecord, StateFile, StateRecord
 from headway.daemon.view.cluster_view import ClusterView
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def stopping(save: str) -> SimulatedCluster:

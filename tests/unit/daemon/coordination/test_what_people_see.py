@@ -14,7 +14,7 @@ from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def test_place_in_the_queue_is_by_priority_use_and_time() -> None:

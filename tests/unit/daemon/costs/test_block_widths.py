@@ -3,18 +3,15 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from headway.daemon.costs.block_widths import block_widths
-from headway.stages.model.decoder import build_layer
 from headway.stages.spec import AdapterSpec, ModelSpec, TrainSpec, matrix_names
+from tests.rigs.block_widths import MOST_BESIDE, TOKENS, saved_values
 
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 8,
 }  # fmt: skip
-TOKENS = 64
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DOTS: dict[str, Any] = EXPERTS | {
     "num_shared_experts": 2, "router_scoring": "sigmoid", "router_bias": True, "norm_topk_prob": True,
@@ -27,8 +24,6 @@ GLM: dict[str, Any] = {
     "norm_placement": "both", "fused_gate_up": True, "partial_rotary_factor": 0.5, "rope_interleaved": True,
 }  # fmt: skip
 OLMO: dict[str, Any] = {"norm_placement": "after", "qk_norm": True, "qk_norm_over": "heads"}
-MOST_BESIDE = 56
-"""Values per token that the widths leave out: sines, one number of each norm, attention's log-sums, where rows go."""
 
 
 @pytest.mark.parametrize(
@@ -66,21 +61,3 @@ def test_a_trained_block_keeps_what_is_counted(options: dict[str, Any]) -> None:
     """Without adapters each matrix keeps its input, an expert's the rows sent to it, and each norm its normed input."""
     model = ModelSpec(**SHAPE, **options)
     assert 0 <= saved_values(model) / TOKENS - block_widths(model, TrainSpec(batches=1)).kept <= MOST_BESIDE
-
-
-def saved_values(model: ModelSpec, name: str = "block.0") -> int:
-    """Number of float32 values that the forward of a block saves for its backward, each storage once."""
-    block = build_layer(name, model, attention_backend="flash").to_empty(device="cpu")
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
-    held: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        held.append(tensor)  # so that no address is used twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block(torch.randn(1, TOKENS, model.hidden_size, requires_grad=True))
-    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() // 4 for tensor in held}
-    return sum(size for address, size in sizes.items() if address not in own)

@@ -13,7 +13,7 @@ from headway.daemon.planning.rebalance import MoveCost, Outlook, is_depth_alone,
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import NodeRecord
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 BLOCK_S = 10e-3
 NUM_BLOCKS = 8

@@ -8,7 +8,7 @@ from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.stages.model.decoder import parameter_shapes
 from headway.stages.spec import ModelSpec
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 MODEL = ModelSpec(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=100, qk_norm=True)
 MIXTURE = replace(MODEL, num_hidden_layers=9, hidden_size=64, num_attention_heads=2, num_key_value_heads=2)

@@ -10,7 +10,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec
 from headway.stages.spec import ModelSpec
-from tests.unit.daemon.planning.clusters import job
+from tests.rigs.clusters import job
 
 LLAMA_8B = ModelSpec(
     num_hidden_layers=32,

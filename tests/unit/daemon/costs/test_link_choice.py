@@ -18,7 +18,7 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.preview.preview import preview
 from headway.daemon.records.records import PlanRecord, WorkerPart
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.unit.daemon.planning.clusters import job, node
+from tests.rigs.clusters import job, node
 
 HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu", site_is_private=True)
 THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu", site_is_private=True)

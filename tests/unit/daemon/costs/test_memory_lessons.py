@@ -7,7 +7,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan, PlanRefused
 from headway.daemon.planning.planner import make_plan
 from headway.daemon.records.measurements import DeviceShortage, MemoryShortage
 from headway.daemon.records.records import Device
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 CARD = Device(kind="cuda", model="H100")
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from headway.daemon.costs.profiles import DeviceClock, Profiles
 from headway.daemon.planning.predicted_time import predict
 from headway.daemon.records.measurements import LayerTime, LinkProbe
 from headway.daemon.records.records import Device, WorkerPart
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 SPEC = job(num_blocks=10, microbatches=16)
 COSTS = {cost.name.partition(".")[0]: cost for cost in layer_costs(SPEC)}

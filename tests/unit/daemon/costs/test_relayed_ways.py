@@ -12,7 +12,7 @@ from headway.daemon.costs.profiles import Profiles
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import NodeRecord
 from headway.stages.sockets.shared_port import listening_port, shared_address
-from tests.unit.daemon.planning.clusters import node
+from tests.rigs.clusters import node
 
 RELAY = "relay:7070"
 NEAR = replace(node("near"), address="near:7070")

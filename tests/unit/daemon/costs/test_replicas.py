@@ -21,8 +21,8 @@ from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import replicas_of
 from headway.optim.spec import OptimSpec
 from headway.stages.schedule.stage_schedule import replica_depth
-from tests.unit.daemon.planning.brute_force import backward_moment
-from tests.unit.daemon.planning.clusters import job, node, planned, refused
+from tests.rigs.brute_force import backward_moment
+from tests.rigs.clusters import job, node, planned, refused
 
 
 def replicated(shape: tuple[int, ...], *, speeds: tuple[float, ...], **train: object) -> ClusterPlan:

@@ -14,8 +14,8 @@ from headway.daemon.costs.stage_costs import StageCosts
 from headway.daemon.jobs.job import PlacementSpec
 from headway.stages.ids import LayerName
 from headway.stages.state.layer_state import LayerState
-from tests.unit.daemon.planning.clusters import job, node
-from tests.unit.stages.stage.pipeline import NARROW, TRAIN, factory_of, make_job
+from tests.rigs.clusters import job, node
+from tests.rigs.pipeline import NARROW, TRAIN, factory_of, make_job
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])

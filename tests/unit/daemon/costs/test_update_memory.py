@@ -13,7 +13,7 @@ from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.state.layer_state import LayerState, update_layers
-from tests.unit.optim.test_update_memory import NewMemory
+from tests.rigs.update_memory import NewMemory
 
 # Every matrix of a block is too large for a batch of float32 on a CPU, as each is on a card.
 MODEL = ModelSpec(

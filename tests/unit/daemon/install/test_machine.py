@@ -12,7 +12,7 @@ from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
 from headway.daemon.install import machine
 from headway.daemon.install.actions import Delete, DeleteIfEmpty, Facts, Run, Write
-from tests.fakes.mortal_work import dies_at
+from tests.rigs.mortal_work import dies_at
 
 
 def test_a_machine_without_systemd_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

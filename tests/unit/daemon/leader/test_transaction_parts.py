@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from headway.daemon.coordination.commands import Transaction, parts
-from headway.daemon.records.format import decode, encode
+from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
-from tests.fakes.mortal_etcd import MortalStore, WriterDiedError
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.fakes.simulated_etcd import Store
+from headway.daemon.records.records import Phase, PlanRecord
+from tests.rigs.mortal_etcd import MortalStore, WriterDiedError
+from tests.rigs.simulated_cluster import SimulatedCluster
+from tests.rigs.transaction_parts import running_on
 
 NUM_NODES = 130
 
@@ -34,26 +34,6 @@ def test_notes_follow_the_decision_which_waits_for_no_lease() -> None:
     assert all(not part.compare and not part.puts and not part.deletes for part in notes)
     assert [len(part.leased) for part in notes] == [128, 128, 44]
     assert [entry for part in notes for entry in part.leased.items()] == list(whole.leased.items())
-
-
-def running_on(num_nodes: int, *survivors: str, store: Store | None = None) -> SimulatedCluster:
-    """A job in force on so many nodes, one layer each, and nodes beside them that may lead."""
-    cluster = SimulatedCluster()
-    cluster.store = store or cluster.store
-    for name in survivors:
-        cluster.add_node(name)
-    spec = small_spec("first", num_blocks=num_nodes - 2, batches=20)
-    cluster.submit(spec)
-    nodes = [cluster.add_node(f"node-{number:03d}") for number in range(num_nodes)]
-    stages = tuple(
-        WorkerPart(node=node.name, node_incarnation=node.lease, device_index=0, layers=(layer,), depth=1)
-        for node, layer in zip(nodes, spec.layers, strict=True)
-    )
-    plan = PlanRecord(generation=1, timeline=1, workers=stages)
-    phase = PhaseRecord(phase=Phase.RUNNING, generation=1, num_events=0)
-    cluster.store.transact({}, {Keys.of("first", "plan"): encode(plan), Keys.of("first", "phase"): encode(phase)})
-    cluster.generations["first"] = 1
-    return cluster
 
 
 def lose_all_but(cluster: SimulatedCluster, *survivors: str) -> None:

@@ -19,7 +19,7 @@ from headway.daemon.node.preemption import (
     leave_within_s,
     notice_s,
 )
-from tests.fakes.metadata_server import PREEMPT, Metadata, azure
+from tests.rigs.metadata_server import PREEMPT, Metadata, azure
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 CLOUDS: tuple[Cloud, ...] = ("aws", "gcp", "azure")

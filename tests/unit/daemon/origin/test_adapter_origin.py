@@ -31,8 +31,8 @@ from headway.stages.state.state_file import read_state
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from tests.fakes.agent_views import plan
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.agent_views import plan
+from tests.rigs.tiny_models import write_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT's own call
 

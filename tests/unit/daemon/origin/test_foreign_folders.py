@@ -33,7 +33,7 @@ from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.families import MOST_EXPERTS
 from headway.stages.model.hugging_face import checkpoint_name, hugging_face_config, layer_parameter
 from headway.stages.spec import ModelSpec, layer_names
-from tests.fakes.file_server import serving
+from tests.rigs.file_server import serving
 
 MODEL = ModelSpec(
     num_hidden_layers=2,

@@ -19,7 +19,7 @@ from headway.daemon.results.model_folder import write_model
 
 pytest.importorskip("transformers")
 
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.tiny_models import write_tiny_model
 
 SIZES: dict[str, Any] = {"head_dim": 8, "hidden_size": 64, "intermediate_size": 32, "num_local_experts": 3}
 

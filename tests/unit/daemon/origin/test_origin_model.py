@@ -30,7 +30,7 @@ from headway.stages.state.state_file import content_checksum, read_state
 
 pytest.importorskip("transformers")
 
-from tests.fakes.tiny_models import FAMILIES, write_tiny_model
+from tests.rigs.tiny_models import FAMILIES, write_tiny_model
 
 
 @pytest.fixture(scope="module", params=["one file", "shards", "bfloat16", "float16"])

@@ -20,8 +20,8 @@ from headway.daemon.planning.search import WORTH_A_STAGE
 from headway.daemon.records.measurements import Port
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.stage_schedule import schedule_depth
-from tests.unit.daemon.planning.brute_force import Instance, best_seconds, fits, worker_seconds
-from tests.unit.daemon.planning.clusters import job, node, planned, refused
+from tests.rigs.brute_force import Instance, best_seconds, fits, worker_seconds
+from tests.rigs.clusters import job, node, planned, refused
 
 FREE = LinkAssumptions(site_bytes_per_s=1e15, site_round_trip_s=0.0)
 

@@ -3,25 +3,11 @@
 import pytest
 
 from headway.daemon.costs.link_choice import linked_pairs
-from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.planning.plan_question import ask, still_answers
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer, make_plan
-from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import NodeRecord
-from tests.unit.daemon.planning.clusters import job, node
-
-
-def ways(*pairs: tuple[str, str]) -> BlockedWays:
-    found = (
-        BlockedWay(source, target, Port.WORKER, f"{target}:7100", "the connection was refused")
-        for source, target in pairs
-    )
-    return BlockedWays(tuple(sorted(found)))
-
-
-def names(number: int) -> list[NodeRecord]:
-    return [node(f"n{index}") for index in range(number)]
+from tests.rigs.blocked_planning import names, ways
+from tests.rigs.clusters import job, node
 
 
 def test_of_three_nodes_the_one_in_the_middle_talks_to_both() -> None:

@@ -9,8 +9,8 @@ from headway.daemon.costs.link_choice import linked_pairs
 from headway.daemon.costs.paths import BlockedWay, BlockedWays
 from headway.daemon.planning.planner import PlanRefused, make_plan
 from headway.daemon.records.measurements import Port
-from tests.unit.daemon.planning.every_plan import EveryPlan
-from tests.unit.daemon.planning.test_pipeline_cut import instance
+from tests.rigs.every_plan import EveryPlan
+from tests.rigs.pipeline_cut import instance
 
 SAME = 1e-9
 NEARLY = 1.01

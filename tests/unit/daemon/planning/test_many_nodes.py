@@ -15,7 +15,7 @@ from headway.daemon.planning.planner import ClusterPlan, make_plan
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import NodeRecord, replicas_of
 from headway.stages.schedule.stage_schedule import schedule_depth
-from tests.unit.daemon.planning.clusters import job, node, planned, refused
+from tests.rigs.clusters import job, node, planned, refused
 
 BENCH = Path(__file__).resolve().parents[4] / "bench"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from headway.daemon.costs.devices import NOTHING_LEARNED
 from headway.daemon.planning.plan_question import PlanQuestion, _Parts, ask
 from headway.daemon.records.records import Device, DeviceKey, NodeRecord
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.simulated_cluster import small_spec
 
 SITES = ("here", "there")
 

@@ -9,7 +9,7 @@ from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
 from headway.daemon.records.records import Device, PlanRecord
-from tests.unit.daemon.planning.clusters import job, node, planned, refused
+from tests.rigs.clusters import job, node, planned, refused
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ from headway.daemon.planning import planner_pool
 from headway.daemon.planning.plan_question import PlanQuestion
 from headway.daemon.planning.planner import ClusterPlan, answer
 from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError, is_small, write_message
-from tests.unit.daemon.leader.test_plan_runner import request
+from tests.rigs.plan_runner import request
 
 DEADLINE_S = 60.0
 

@@ -15,7 +15,7 @@ from headway.daemon.planning.rebalance import (
     judge,
 )
 from headway.stages.telemetry.layer_times import spread_of
-from tests.fakes.noisy_recuts import NoisyRecuts
+from tests.rigs.noisy_recuts import NoisyRecuts
 
 TWICE = Outlook(present_s=2.0, best_s=1.0, is_other=True, batches_left=10_000, cost=MoveCost())
 

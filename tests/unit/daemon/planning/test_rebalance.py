@@ -21,7 +21,7 @@ from headway.daemon.planning.rebalance import (
 )
 from headway.daemon.records.records import WorkerPart
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.scripted_hour import ScriptedHour
+from tests.rigs.scripted_hour import ScriptedHour
 
 SPEC = JobSpec(
     job=JobSection(name="hour"),

@@ -20,7 +20,7 @@ from headway.daemon.records.format import decode, encode
 from headway.daemon.records.measurements import LayerTime
 from headway.daemon.records.records import Device, NodeRecord, WorkerPart
 from headway.stages.spec import RECOMPUTES, timed_kind
-from tests.unit.daemon.planning.clusters import job, node, planned, refused
+from tests.rigs.clusters import job, node, planned, refused
 
 WIDE = {"attention_backend": "math", "sequence_length": 512, "microbatch_size": 2}
 """Most of a block's memory are its scores."""

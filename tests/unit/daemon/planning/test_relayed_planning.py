@@ -19,8 +19,8 @@ from headway.daemon.planning.search import WORTH_A_STAGE
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import NodeRecord, PlanRecord
-from tests.fakes.every_cut import PipelineCut
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
+from tests.rigs.every_cut import PipelineCut
 
 RELAY = "relay:7070"
 QUICK = LinkProbe(round_trip_s=0.01, bytes_per_s=1e9)

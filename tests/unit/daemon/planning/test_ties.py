@@ -9,8 +9,8 @@ from headway.daemon.costs.link_choice import linked, linked_pairs
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.planning.planner import PlanRefused, make_plan
 from headway.daemon.records.records import WorkerPart
-from tests.unit.daemon.planning.clusters import job, node, planned
-from tests.unit.daemon.planning.test_blocked_planning import names, ways
+from tests.rigs.blocked_planning import names, ways
+from tests.rigs.clusters import job, node, planned
 
 
 def tied_job(*, vocab_size: int = 256, **fields: object) -> JobSpec:

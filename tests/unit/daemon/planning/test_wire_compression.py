@@ -8,7 +8,7 @@ from headway.daemon.planning.cluster_plan import ClusterPlan
 from headway.daemon.preview.plan_simulation import forecast
 from headway.daemon.records.records import Device, NodeRecord
 from headway.stages.links.codec import Codec, coded_bytes
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 BOTH = PlacementSpec(min_nodes=2)
 APART = [node("a"), node("b", site="there")]

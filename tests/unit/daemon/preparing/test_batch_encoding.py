@@ -12,7 +12,7 @@ from headway.daemon.preparing.prepare import prepare
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.fakes.tiny_chats import write_chat_tokenizer, write_chats
+from tests.rigs.tiny_chats import write_chat_tokenizer, write_chats
 
 
 def content(folder: Path) -> dict[str, bytes]:

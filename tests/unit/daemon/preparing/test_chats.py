@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.preparing.preparation import Preparation
 from headway.daemon.preparing.prepare import prepare
 from headway.stages.data.tokens import TokenShards
-from tests.fakes.tiny_chats import CHATML, folder_of
+from tests.rigs.tiny_chats import CHATML, folder_of
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

@@ -18,7 +18,7 @@ from headway.daemon.sources.records import Field
 from headway.stages.data.shard_index import BEGINS_DOCUMENT, IS_TARGET
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import TrainSpec
-from tests.fakes.tiny_chats import CHATML, folder_of
+from tests.rigs.tiny_chats import CHATML, folder_of
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

@@ -16,7 +16,7 @@ from headway.daemon.preparing.prepare import prepare
 from headway.daemon.sources import record_files
 from headway.daemon.sources.records import Field
 from headway.daemon.sources.text_sources import open_sources
-from tests.fakes.tiny_chats import write_chat_tokenizer
+from tests.rigs.tiny_chats import write_chat_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief"}

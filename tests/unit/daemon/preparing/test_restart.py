@@ -170,7 +170,7 @@ def test_conversations_go_on_too(tmp_path: Path, again: Again) -> None:
     """With a tokenizer and its template, packed: the tokenizer's files lie beside the shards in the end."""
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    from tests.fakes.tiny_chats import write_chat_tokenizer, write_chats
+    from tests.rigs.tiny_chats import write_chat_tokenizer, write_chats
 
     (tmp_path / "model").mkdir()
     write_chat_tokenizer(tmp_path / "model")

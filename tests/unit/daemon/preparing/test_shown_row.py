@@ -17,7 +17,7 @@ from headway.daemon.preparing.shown_row import WINDOW_TOKENS, read_row
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.fakes.tiny_chats import write_chat_tokenizer, write_chats
+from tests.rigs.tiny_chats import write_chat_tokenizer, write_chats
 
 
 @pytest.fixture

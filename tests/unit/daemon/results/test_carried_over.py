@@ -26,7 +26,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.fakes.tiny_models import write_tiny_model, write_tiny_model_of_pictures
+from tests.rigs.tiny_models import write_tiny_model, write_tiny_model_of_pictures
 
 LAYOUTS = {
     "one file": {},

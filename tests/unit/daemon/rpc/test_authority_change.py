@@ -11,7 +11,7 @@ from headway.daemon.errors import ConfigError
 from headway.daemon.rpc import certificates
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
 from headway.stages.sockets.roles import Role
-from tests.fakes.mortal_work import dies_at
+from tests.rigs.mortal_work import dies_at
 
 
 def trusted(folder: Path) -> list[x509.Certificate]:

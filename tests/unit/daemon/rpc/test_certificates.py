@@ -16,7 +16,7 @@ from headway.daemon.cli.program import run
 from headway.daemon.errors import ConfigError
 from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of, read_certificate
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.fakes.mortal_work import dies_at
+from tests.rigs.mortal_work import dies_at
 
 
 def certificate(folder: Path) -> x509.Certificate:

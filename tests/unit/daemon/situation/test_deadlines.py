@@ -11,8 +11,8 @@ from headway.daemon.records.records import PlanRecord, Save, StateFile, StateRec
 from headway.daemon.situation.deadlines import START_DEADLINE_S, STOP_BATCHES, STOP_DEADLINE_S, Deadlines
 from headway.daemon.storage.state_key import LEAST_BYTES_PER_S, SLOWEST_LINE_BYTES_PER_S
 from headway.daemon.view.cluster_view import ClusterView
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.fakes.simulated_node import steady_view
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_node import steady_view
 
 SPEC = small_spec("first")
 MOST_FACTOR = LEAST_BYTES_PER_S / SLOWEST_LINE_BYTES_PER_S

@@ -12,7 +12,7 @@ from headway.daemon.situation.failures import (
     counted,
     was_killed,
 )
-from tests.unit.daemon.leader.test_transaction_parts import running_on
+from tests.rigs.transaction_parts import running_on
 
 
 def rule_after(*deaths: Death, boundary: int = 0) -> str:

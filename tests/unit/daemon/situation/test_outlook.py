@@ -32,7 +32,7 @@ from headway.daemon.records.records import (
 from headway.daemon.situation.outlook import LEAST_SAMPLES, measured
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.simulated_cluster import small_spec
 
 SPEC = small_spec("demo", num_blocks=10, batches=100_000)
 BLOCK = LayerTime(forward_s=0.01, backward_s=0.02, update_s=0.01)

@@ -13,7 +13,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe
 from headway.daemon.records.records import Desired, Device, NodeRecord, Phase, PlanRecord
 from headway.daemon.situation.plans import MAX_OVERTAKEN, PlanCache, PlanRequest, Purpose
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 SPEC = small_spec("first")
 

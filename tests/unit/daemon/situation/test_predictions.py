@@ -17,7 +17,7 @@ from headway.daemon.records.measurements import LayerTime, LinkProbe, ProbeRecor
 from headway.daemon.records.records import PlanRecord, SpecRecord
 from headway.daemon.situation.outlook import LEAST_SAMPLES, as_fast_as_their_like, concerned, measured, predicted
 from headway.daemon.view.cluster_view import ClusterView
-from tests.unit.daemon.planning.clusters import node
+from tests.rigs.clusters import node
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 NAMES = ("a", "b", "c", "d", "e")

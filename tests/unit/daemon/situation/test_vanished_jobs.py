@@ -3,7 +3,7 @@
 from headway.daemon.records.cluster_records import RetiredRecord
 from headway.daemon.records.records import CheckpointRecord, Phase
 from headway.daemon.situation.vanished_jobs import NUM_LOOKS, VanishedJobs, vanished_text
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def test_a_deleted_job_is_missed_and_a_removed_or_returned_one_is_not() -> None:

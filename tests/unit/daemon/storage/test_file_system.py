@@ -18,7 +18,7 @@ from headway.daemon.storage.checkpoint import (
 )
 from headway.daemon.storage.file_system import file_system_of, open_url
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.moody_file_system import Mood, moody
+from tests.rigs.moody_file_system import Mood, moody
 
 URL = "moody://bucket/j/u/00000001-0000000005"
 

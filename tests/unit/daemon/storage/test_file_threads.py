@@ -13,7 +13,7 @@ from headway.daemon.errors import ConfigError, RecoveryError
 from headway.daemon.storage import file_threads
 from headway.daemon.storage.checkpoint import copy_to_checkpoint, list_boundaries, write_manifest
 from headway.daemon.storage.file_threads import AbandonedError, Beat, FileThreads
-from tests.fakes.moody_file_system import Mood, moody
+from tests.rigs.moody_file_system import Mood, moody
 
 URL = "moody://bucket/j/u"
 

@@ -26,7 +26,7 @@ from headway.daemon.storage.state_store import StateStore
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.state.file_digest import FileDigest
-from tests.fakes.moody_file_system import moody
+from tests.rigs.moody_file_system import moody
 
 KEY = StateKey("j", 1, 5, "head")
 PATIENCE_S = 10.0

@@ -18,7 +18,7 @@ from headway.daemon.telemetry.profiling import FILE, DeviceSpeeds, stepped
 from headway.daemon.worker import device as device_module
 from headway.daemon.worker.device import flops_per_s, measure_speed, speed
 from headway.daemon.workers.goal import Heartbeat
-from tests.unit.daemon.planning.clusters import job, node, planned
+from tests.rigs.clusters import job, node, planned
 
 DEVICE = Device(kind="cpu", model="fast one")
 

@@ -9,7 +9,7 @@ from headway.daemon.records.records import Device
 from headway.daemon.situation.outlook import LEAST_SAMPLES
 from headway.daemon.telemetry.profiling import has_moved, profile_of, with_demand
 from headway.daemon.workers.goal import Heartbeat
-from tests.fakes.agent_views import job, node_record, plan
+from tests.rigs.agent_views import job, node_record, plan
 
 
 def beat(*, block: float = 1.0, embed: float = 0.001, update: float = 0.1, replan: float = 0.0) -> Heartbeat:

@@ -19,8 +19,8 @@ from headway.daemon.telemetry.probing import INCOMPLETE_S, REWRITTEN_S, Probing
 from headway.daemon.telemetry.reports import CLUSTER_PER_S, interval_s
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.workers.goal import Heartbeat
-from tests.fakes.simulated_cluster import small_spec
-from tests.unit.daemon.costs.test_blocked_ways import node
+from tests.rigs.blocked_ways import node
+from tests.rigs.simulated_cluster import small_spec
 
 NUM_NODES = 400
 PAUSE_S = NUM_NODES / CLUSTER_PER_S

@@ -31,8 +31,8 @@ from headway.daemon.reports.node_list import set_aside_lines
 from headway.daemon.terminal import printable_name
 from headway.daemon.view.cluster_view import UNREADABLE, ClusterView
 from headway.daemon.workers.goal import Goal
-from tests.fakes.agent_views import RUNNING, node
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.agent_views import RUNNING, node
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 NODE = NodeRecord(
     name="a",

@@ -9,9 +9,9 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase
 from headway.daemon.situation.failures import MAX_DEATHS
 from headway.daemon.view.quarantine import charged_by, left_out, num_counted
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
-from tests.unit.daemon.coordination.test_recovery import lose, recovered, trained
-from tests.unit.daemon.coordination.test_scenarios import plan
+from tests.rigs.recovery import lose, recovered, trained
+from tests.rigs.scenarios import plan
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 
 def error_of(job: str) -> NodeFailureRecord:

@@ -21,7 +21,7 @@ from headway.daemon.reports.node_list import retired_line, sentence_on
 from headway.daemon.situation.situation import JobSituation
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.retirement import DAY_S, EndingsSeen, jobs_to_retire, names_to_forget, retired_record
-from tests.fakes.simulated_cluster import small_spec
+from tests.rigs.simulated_cluster import small_spec
 
 NOW = 100 * DAY_S
 

@@ -4,7 +4,7 @@ from headway.daemon.records.format import decode
 from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PlanRecord
 from headway.daemon.view.cluster_view import LONGEST_UNREST_S, SETTLE_S, Unrest
-from tests.fakes.simulated_cluster import SimulatedCluster, small_spec
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 FLAPS_EVERY_S = 1.5
 

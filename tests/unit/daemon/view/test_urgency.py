@@ -12,7 +12,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.measurements import LinkProbe, Port, ProbeRecord, ProgressRecord, ReachFact, ReachRecord
 from headway.daemon.records.records import DesiredRecord
 from headway.daemon.view.cluster_watch import PER_NODE_S, ClusterWatch, may_wait
-from tests.unit.daemon.costs.test_blocked_ways import node
+from tests.rigs.blocked_ways import node
 
 PATIENT = [
     Keys.node("a"),

@@ -14,7 +14,7 @@ from headway.daemon.worker import device as module
 from headway.daemon.worker.device import WorkerDevice, warm_up_layers
 from headway.optim.step_count import STEPS
 from headway.stages.device.cpu import CpuDevice
-from tests.unit.stages.stage.pipeline import TRAIN, make_job
+from tests.rigs.pipeline import TRAIN, make_job
 
 
 def test_a_device_that_has_no_memory_left_to_be_measured_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:

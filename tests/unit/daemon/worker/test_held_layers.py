@@ -19,8 +19,8 @@ from headway.stages.state.layer_file import SUFFIX, write_journal, write_layer
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import SnapshotEnded
 from headway.stages.state.state_file import WrittenFile
-from tests.fakes.agent_views import plan
-from tests.unit.stages.stage.pipeline import Pipeline, initial_layers, make_job, with_train
+from tests.rigs.agent_views import plan
+from tests.rigs.pipeline import Pipeline, initial_layers, make_job, with_train
 
 JOB = make_job(with_train(batches=4))
 PARTS = (*JOB.layers, "journal")

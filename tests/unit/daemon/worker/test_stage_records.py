@@ -21,7 +21,7 @@ from headway.stages.state.journal import JournalRow
 from headway.stages.telemetry.goodput import IDLE, REPLAY, SNAPSHOT, USEFUL, Goodput, RecentOps
 from headway.stages.telemetry.history import HistoryFile
 from headway.stages.telemetry.layer_times import LayerTimes
-from tests.unit.stages.stage.pipeline import MODEL, TRAIN, CountingTokens, initial_layers, make_job
+from tests.rigs.pipeline import MODEL, TRAIN, CountingTokens, initial_layers, make_job
 
 
 def test_every_listener_gets_each_moment_of_a_run(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from headway.stages.errors import AbortedError
 from headway.stages.model import quantized
 from headway.stages.spec import AdapterSpec, layer_names
 from headway.stages.state.snapshot_writer import SnapshotWriter
-from tests.fakes.agent_views import WHOLE, plan
-from tests.unit.stages.stage.pipeline import CountingTokens, make_job
+from tests.rigs.agent_views import WHOLE, plan
+from tests.rigs.pipeline import CountingTokens, make_job
 
 
 def make_worker(inbox: WorkerInbox, folder: Path) -> StageWorker:

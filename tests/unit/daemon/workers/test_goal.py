@@ -20,7 +20,7 @@ from headway.daemon.workers.goal import (
     ToWorker,
     next_action,
 )
-from tests.fakes.agent_views import G1, SPLIT, WHOLE, worker
+from tests.rigs.agent_views import G1, SPLIT, WHOLE, worker
 
 SPEC = JobSpec(job=JobSection(name="j"))
 FIRST = Start(plan=WHOLE, position=0, sources=(Source("embed", SourceKind.FILE, "/s/embed"),))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.stages.device.device import StageDevice
 from headway.stages.device.opening import open_device
-from tests.fakes.late_streams import late_device
+from tests.rigs.late_streams import late_device
 
 PATIENCE_S = 20.0
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8)

@@ -14,7 +14,7 @@ from headway.daemon.worker.device import WorkerDevice
 from headway.stages.device.run_events import DeviceDone, RunEvents
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.state.host_blocks import HostBlocks
-from tests.fakes.late_streams import late_device
+from tests.rigs.late_streams import late_device
 
 PATIENCE_S = 20.0
 

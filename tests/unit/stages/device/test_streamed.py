@@ -7,7 +7,7 @@ import torch
 
 from headway.stages.device.device import DeviceLateError
 from headway.stages.device.streamed import StreamedDevice
-from tests.fakes.late_streams import LateStreams, late_device
+from tests.rigs.late_streams import LateStreams, late_device
 
 PATIENCE_S = 20.0
 

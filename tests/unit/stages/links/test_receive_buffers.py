@@ -8,7 +8,7 @@ import torch
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.links.frame_contract import ALIGNMENT_BYTES
 from headway.stages.links.receive_buffers import bytes_for, empty_bytes, empty_tensor
-from tests.fakes.late_streams import late_device
+from tests.rigs.late_streams import late_device
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5, 7), (64, 1025)])

@@ -7,7 +7,7 @@ from torch import Tensor
 from headway.stages.model.decoder import Head
 from headway.stages.model.objective import microbatch_loss
 from headway.stages.spec import ModelSpec
-from tests.unit.optim.test_update_memory import NewMemory
+from tests.rigs.update_memory import NewMemory
 
 WIDTH, VOCABULARY, ROWS = 8, 512, 64
 SPEC = ModelSpec(num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=1, vocab_size=VOCABULARY)

@@ -15,7 +15,7 @@ from headway.stages.model.compilation import compile_ahead
 from headway.stages.model.determinism import configure
 from headway.stages.spec import ModelSpec
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     DOCUMENTS,
     EF,
     HYBRID,

@@ -14,7 +14,7 @@ from headway.stages.model.hugging_face import checkpoint_name, hugging_face_conf
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.model.positions import document_rows
 from headway.stages.spec import ModelSpec, RopeSpec, TrainSpec, layer_names
-from tests.unit.stages.stage.pipeline import make_job
+from tests.rigs.pipeline import make_job
 
 LENGTHS = (3, 5, 1, 7)
 MODEL = ModelSpec(

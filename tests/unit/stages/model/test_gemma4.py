@@ -13,8 +13,8 @@ from headway.stages.model.decoder import parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import AdapterSpec, ModelSpec, RopeSpec, TrainSpec, layer_names, matrix_names
 from headway.stages.state.journal import Journal
-from tests.unit.daemon.costs.test_block_widths import MOST_BESIDE, TOKENS, saved_values
-from tests.unit.stages.stage.pipeline import EF, MODEL, Pipeline, assert_exact, initial_layers, make_job, with_train
+from tests.rigs.block_widths import MOST_BESIDE, TOKENS, saved_values
+from tests.rigs.pipeline import EF, MODEL, Pipeline, assert_exact, initial_layers, make_job, with_train
 
 GEMMA4 = replace(
     MODEL,

@@ -8,7 +8,7 @@ import pytest
 
 from headway.stages.model.families import FAMILIES, NOT_COMPUTED
 from headway.stages.model.hugging_face import model_spec
-from tests.unit.stages.model.hub_configs import CONFIGS, Config
+from tests.rigs.hub_configs import CONFIGS, Config
 
 PAGE: Final = Path(__file__).resolve().parents[4] / "docs/hub.md"
 BEGIN, END = "<!-- configs -->\n", "<!-- end of configs -->"

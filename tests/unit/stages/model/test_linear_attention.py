@@ -16,8 +16,8 @@ from headway.stages.model.linear_attention import gated_delta_rule
 from headway.stages.model.positions import document_rows
 from headway.stages.spec import AdapterSpec, TrainSpec
 from headway.stages.state.journal import Journal
-from tests.unit.daemon.costs.test_block_widths import MOST_BESIDE, TOKENS, saved_values
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.block_widths import MOST_BESIDE, TOKENS, saved_values
+from tests.rigs.pipeline import (
     DOCUMENTS,
     EF,
     HYBRID,

@@ -12,7 +12,7 @@ from headway.stages.schedule.next_op import Awaited, awaited
 from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import TrainSpec
-from tests.unit.stages.schedule.strategies import Case, format_grid, judged_cases, violation
+from tests.rigs.strategies import Case, format_grid, judged_cases, violation
 
 TRAIN = TrainSpec(schedule="1f1b", batches=100, eval_every=10, eval_patience=3)
 

@@ -13,7 +13,7 @@ from headway.stages.schedule.simulator import (
 )
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import ScheduleName, TrainSpec
-from tests.unit.stages.schedule.strategies import Case, cases, format_grid, stage_schedules, violation
+from tests.rigs.strategies import Case, cases, format_grid, stage_schedules, violation
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, simulate
 from headway.stages.spec import ScheduleName
-from tests.unit.stages.schedule.strategies import stage_schedules
+from tests.rigs.strategies import stage_schedules
 
 MICROBATCH_S = 3.0
 """Backward takes twice the time of forward."""

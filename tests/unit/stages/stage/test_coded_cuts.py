@@ -8,7 +8,7 @@ from headway.daemon.reference.loop import reference
 from headway.optim.spec import OptimSpec
 from headway.stages.links.codec import Codec, codec_between
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import ADAMW, EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
+from tests.rigs.pipeline import ADAMW, EF, CountingTokens, Pipeline, initial_layers, make_job, with_train
 
 
 def run(

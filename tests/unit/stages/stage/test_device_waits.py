@@ -21,10 +21,9 @@ from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import TrainSpec
 from headway.stages.stage.launched_ops import MOST_AHEAD
 from headway.stages.state.journal import Journal
-from tests.fakes.late_streams import LateStreams, late_device
-from tests.fakes.local_link import LocalLink
-from tests.fakes.unobserved import Unobserved
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.late_streams import LateStreams, late_device
+from tests.rigs.local_link import LocalLink
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     CountingTokens,
@@ -34,6 +33,7 @@ from tests.unit.stages.stage.pipeline import (
     make_job,
     with_train,
 )
+from tests.rigs.unobserved import Unobserved
 
 PATIENCE_S = 20.0
 
@@ -173,7 +173,7 @@ def test_losses_that_arrive_on_the_device_are_in_the_journal_before_the_update(m
                 frame = replace(frame, tensors=device.copy_in(frame.tensors).take())
             super().send(frame)
 
-    monkeypatch.setattr("tests.unit.stages.stage.pipeline.LocalLink", LinkToDevice)
+    monkeypatch.setattr("tests.rigs.pipeline.LocalLink", LinkToDevice)
     job = make_job(with_train(batches=3, microbatches=4, reduction_groups=2, clip_norm=0.0), EF)
     layers, journal = initial_layers(job), Journal()
     pipeline = Pipeline(job, layers, journal, num_stages=1, replicas=(2,), late_seed=6)

@@ -15,7 +15,7 @@ from headway.stages.ids import Batch
 from headway.stages.links.link import FrameKind
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     Pipeline,
     assert_exact,
     initial_layers,

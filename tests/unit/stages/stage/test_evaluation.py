@@ -8,7 +8,7 @@ import pytest
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.schedule.operations import Forward
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     CountingTokens,

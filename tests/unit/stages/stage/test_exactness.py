@@ -10,7 +10,7 @@ from headway.stages.ids import Boundary
 from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     JOBS,

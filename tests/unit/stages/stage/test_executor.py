@@ -20,8 +20,8 @@ from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.executor import Executor
 from headway.stages.stage.loop import StageLoop
 from headway.stages.state.journal import Journal, JournalRow
-from tests.fakes.local_link import LocalLink
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.local_link import LocalLink
+from tests.rigs.pipeline import (
     EF,
     MODEL,
     CountingTokens,

@@ -12,7 +12,7 @@ from headway.stages.model.experts import RouterLosses
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ROUTER_BIAS, ModelSpec
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     EF,
     MODEL,
     Pipeline,

@@ -18,7 +18,7 @@ from headway.stages.spec import RECOMPUTES, AdapterSpec, ModelSpec, Quantizer
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.journal import Journal
 from headway.stages.state.layer_state import LayerState
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     EF,
     MODEL,
     CountingTokens,

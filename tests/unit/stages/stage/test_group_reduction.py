@@ -16,7 +16,7 @@ from headway.stages.stage.batch_gradients import GradientSums
 from headway.stages.stage.replicas import GroupReduction
 from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
-from tests.unit.stages.stage.pipeline import MODEL, with_train
+from tests.rigs.pipeline import MODEL, with_train
 
 SHAPES = [torch.Size((3, 5)), torch.Size((7,)), torch.Size((2, 2, 2))]
 

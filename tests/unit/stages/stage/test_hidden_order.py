@@ -14,8 +14,8 @@ from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import build_layer, token_loss
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.state.journal import Journal
-from tests.fakes.local_link import LocalLink
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.local_link import LocalLink
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     CountingTokens,

@@ -17,9 +17,8 @@ from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotWriter
-from tests.fakes.late_streams import late_device
-from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.late_streams import late_device
+from tests.rigs.pipeline import (
     EF,
     JOBS,
     Pipeline,
@@ -33,6 +32,7 @@ from tests.unit.stages.stage.pipeline import (
     save_all,
     with_train,
 )
+from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
 
 NUM_SEEDS = 20
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, NUM_SEEDS))]

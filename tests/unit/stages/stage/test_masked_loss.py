@@ -9,7 +9,7 @@ from headway.daemon.reference.loop import reference
 from headway.stages.links.codec import Codec
 from headway.stages.spec import TrainSpec
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     MODEL,

@@ -13,7 +13,7 @@ from headway.stages.model.decoder import build_layer
 from headway.stages.model.objective import beside_frozen, preference_loss
 from headway.stages.spec import AdapterSpec, TrainSpec
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     MODEL,

@@ -17,7 +17,7 @@ from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.stage.graph import StageGraph
 from headway.stages.state.layer_state import LayerState
-from tests.unit.stages.stage.pipeline import EF, factory_of, make_job
+from tests.rigs.pipeline import EF, factory_of, make_job
 
 MODEL = ModelSpec(
     num_hidden_layers=4,

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headway.stages.model import decoder
 from headway.stages.spec import RECOMPUTES
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import ADAMW, EF, Pipeline, assert_exact, initial_layers, make_job, with_train
+from tests.rigs.pipeline import ADAMW, EF, Pipeline, assert_exact, initial_layers, make_job, with_train
 
 Kernel = Literal["math", "flash"]
 KERNELS: Final[dict[Kernel, SDPBackend]] = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}

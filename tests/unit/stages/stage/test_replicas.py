@@ -11,8 +11,8 @@ from headway.stages.schedule.operations import Backward, Forward, Update
 from headway.stages.spec import ScheduleName, weight_version
 from headway.stages.state.journal import Journal
 from headway.stages.telemetry.goodput import Goodput
-from tests.fakes.local_link import LocalLink
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.local_link import LocalLink
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     Pipeline,

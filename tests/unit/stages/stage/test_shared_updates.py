@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     EF,
     Pipeline,
     assert_exact,

@@ -23,7 +23,7 @@ from headway.stages.state.layer_file import SUFFIX
 from headway.stages.state.snapshot_interval import LATE_S, SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.state.state_file import StateHeader, read_state
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     Item,

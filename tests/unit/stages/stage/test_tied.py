@@ -9,7 +9,7 @@ from _pytest.mark import ParameterSet
 
 from headway.stages.spec import TIED
 from headway.stages.state.journal import Journal
-from tests.unit.stages.stage.pipeline import (
+from tests.rigs.pipeline import (
     ADAMW,
     EF,
     MODEL,

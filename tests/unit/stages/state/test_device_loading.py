@@ -10,7 +10,7 @@ from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import DamagedFileError
 from headway.stages.state.device_loading import NUM_BLOCKS, DeviceLoading
 from headway.stages.state.state_file import StateHeader, read_state, write_state
-from tests.fakes.late_streams import late_device
+from tests.rigs.late_streams import late_device
 
 HEADER = StateHeader(job="j", layer="head", boundary=5, timeline=1, dtype="float32")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.stages.device.streamed import StreamedDevice
 from headway.stages.state import host_blocks
 from headway.stages.state.host_blocks import HostBlocks, HostMemoryError
-from tests.fakes.late_streams import LateStreams
+from tests.rigs.late_streams import LateStreams
 
 
 class SlowMemory(LateStreams):

@@ -25,7 +25,7 @@ from headway.stages.state.state_file import (
     read_state,
     write_state,
 )
-from tests.unit.stages.stage.pipeline import EF, Pipeline, factory_of, initial_layers, make_job, with_train
+from tests.rigs.pipeline import EF, Pipeline, factory_of, initial_layers, make_job, with_train
 
 JOB = make_job(with_train(batches=3), EF)
 BLOCK = LayerName("block.1")

@@ -22,7 +22,7 @@ from headway.stages.telemetry.goodput import (
     Goodput,
     waiting_for,
 )
-from tests.unit.stages.stage.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, make_job, timed, with_train
+from tests.rigs.pipeline import EF, Pipeline, SnapshotPlan, initial_layers, make_job, timed, with_train
 
 
 def test_a_day_of_a_worker() -> None:

@@ -29,7 +29,7 @@ from headway.stages.telemetry.layer_times import (
     LayerTimes,
     Sample,
 )
-from tests.unit.stages.stage.pipeline import MODEL, TRAIN, Pipeline, factory_of, initial_layers, make_job
+from tests.rigs.pipeline import MODEL, TRAIN, Pipeline, factory_of, initial_layers, make_job
 
 CPU = CpuDevice()
 FORWARD_S, BACKWARD_S = 0.004, 0.008

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.stages.links.collective.nccl_direction import NcclDirection, nccl_directions
-from tests.fakes.fake_nccl import GARBAGE, FakeNccl
+from tests.rigs.fake_nccl import GARBAGE, FakeNccl
 
 SOON = timedelta(seconds=20)
 LITTLE = timedelta(seconds=0.05)

@@ -27,7 +27,6 @@ from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from tests.chaos.checker import FaultSeen, History, check
 from tests.chaos.read_history import read_history
-from tests.fakes.paces import pace_faults
 from tests.integration.exactness.training import (
     Oracle,
     Result,
@@ -36,6 +35,7 @@ from tests.integration.exactness.training import (
     small_job,
     until,
 )
+from tests.rigs.paces import pace_faults
 
 TIMEOUT_S = 150.0
 """A few seconds on a quiet machine."""

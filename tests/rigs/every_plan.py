@@ -17,7 +17,7 @@ from headway.daemon.jobs.job import JobSpec
 from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
 from headway.daemon.records.records import NodeRecord
 from headway.stages.schedule.stage_schedule import schedule_depth
-from tests.unit.daemon.planning.brute_force import (
+from tests.rigs.brute_force import (
     Instance,
     between,
     divisions,

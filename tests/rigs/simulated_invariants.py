@@ -9,7 +9,7 @@ from headway.daemon.records.keys import Keys
 from headway.daemon.records.records import Phase, PlanRecord
 from headway.daemon.situation.boundaries import parts_of
 from headway.daemon.view.job_view import JobView
-from tests.fakes.simulated_agent import SimulatedAgents
+from tests.rigs.simulated_agent import SimulatedAgents
 
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)
 

@@ -47,9 +47,9 @@ from headway.stages.state.optimizer import OptimizerFactory
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotEnded, SnapshotWriter
 from headway.stages.telemetry.goodput import Goodput, RecentOps
-from tests.fakes.late_streams import LateStreams, late_device
-from tests.fakes.local_link import LocalLink
-from tests.fakes.unobserved import Unobserved
+from tests.rigs.late_streams import LateStreams, late_device
+from tests.rigs.local_link import LocalLink
+from tests.rigs.unobserved import Unobserved
 
 MODEL = ModelSpec(
     num_hidden_layers=3,

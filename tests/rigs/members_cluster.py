@@ -11,8 +11,8 @@ from typing import Any
 
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from tests.integration.etcd.backup import etcdctl
-from tests.integration.etcd.members import leader_of, started_members
+from tests.rigs.backup import etcdctl
+from tests.rigs.members import leader_of, started_members
 
 
 class MembersCluster(LocalCluster):

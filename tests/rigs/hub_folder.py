@@ -17,7 +17,7 @@ import transformers
 import trl
 from safetensors.torch import load_file, save_file
 
-from tests.fakes.tiny_models import write_tiny_model
+from tests.rigs.tiny_models import write_tiny_model
 
 VOCABULARY = 600
 TOOL = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.fakes.simulated_etcd import Store
+from tests.rigs.simulated_etcd import Store
 
 
 class WriterDiedError(Exception):

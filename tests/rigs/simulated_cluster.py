@@ -42,10 +42,10 @@ from headway.daemon.storage.checkpoint_names import boundary_url, part_name, par
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec, TrainSpec
-from tests.fakes.simulated_etcd import Store
-from tests.fakes.simulated_invariants import SimulatedInvariants
-from tests.fakes.simulated_node import Node, Worker, steady_view
-from tests.fakes.simulated_planning import SimulatedPlanning
+from tests.rigs.simulated_etcd import Store
+from tests.rigs.simulated_invariants import SimulatedInvariants
+from tests.rigs.simulated_node import Node, Worker, steady_view
+from tests.rigs.simulated_planning import SimulatedPlanning
 
 KILLED = "node x: worker-0 (pid 1) ended by signal SIGKILL"
 

@@ -28,8 +28,8 @@ from headway.daemon.situation.boundaries import kept, lineage_of, newest_complet
 from headway.daemon.storage.state_key import JOURNAL
 from headway.daemon.view.cluster_view import ClusterView
 from headway.daemon.view.job_view import JobView
-from tests.fakes.simulated_etcd import Store
-from tests.fakes.simulated_node import HeldKey, Node, Worker
+from tests.rigs.simulated_etcd import Store
+from tests.rigs.simulated_node import HeldKey, Node, Worker
 
 FileKey = tuple[str, int, int, str]
 
