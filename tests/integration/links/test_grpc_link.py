@@ -226,7 +226,7 @@ from pathlib import Path
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.test_grpc_link import accept
+from tests.rigs.grpc_link import accept
 loop = LoopThread(); loop.start()
 identity = TlsIdentity.read(Path(sys.argv[1]))
 end = LinkEndpoint(loop=loop, identity=identity, host="127.0.0.1", incarnation="below", protocol=1)

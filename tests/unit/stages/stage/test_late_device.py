@@ -17,6 +17,7 @@ from headway.stages.state.host_blocks import HostBlocks
 from headway.stages.state.journal import Journal
 from headway.stages.state.snapshot_interval import SnapshotInterval
 from headway.stages.state.snapshot_writer import Snapshot, SnapshotWriter
+from tests.rigs.coded_cuts import assert_equals_reference, run
 from tests.rigs.late_streams import late_device
 from tests.rigs.pipeline import (
     EF,
@@ -32,7 +33,10 @@ from tests.rigs.pipeline import (
     save_all,
     with_train,
 )
-from tests.unit.stages.stage import test_coded_cuts, test_replicas, test_snapshots
+from tests.rigs.snapshots import JOBS as SNAPSHOTS_JOBS
+from tests.rigs.snapshots import assert_equal_files, assert_snapshots_are_those_of_stops, context_of, until_it_waits
+from tests.rigs.stage_replicas import JOBS as REPLICAS_JOBS
+from tests.rigs.stage_replicas import REPLICAS
 
 NUM_SEEDS = 20
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, NUM_SEEDS))]
@@ -69,7 +73,7 @@ def test_two_stages_of_late_devices_have_the_bits_of_the_plain_loop() -> None:
 
 def test_two_replicas_on_late_devices_have_the_bits_of_the_plain_loop() -> None:
     """Two workers of each stage, three seeds → the losses and weights of the reference."""
-    job = test_replicas.JOBS["2bw, Muon + EF, clip"]
+    job = REPLICAS_JOBS["2bw, Muon + EF, clip"]
     for seed in (101, 102, 103):
         layers, journal = initial_layers(job), Journal()
         Pipeline(job, layers, journal, num_stages=2, replicas=(2, 2), late_seed=seed).run()
@@ -77,10 +81,10 @@ def test_two_replicas_on_late_devices_have_the_bits_of_the_plain_loop() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", list(test_replicas.JOBS)[1:3])
+@pytest.mark.parametrize("name", list(REPLICAS_JOBS)[1:3])
 def test_late_copies_change_no_bit_of_replicas(name: str, seed: int) -> None:
     """Stages of one to three workers, with and without clipping → the reference's bits, on each of them."""
-    job, replicas = test_replicas.JOBS[name], test_replicas.REPLICAS[seed % len(test_replicas.REPLICAS)]
+    job, replicas = REPLICAS_JOBS[name], REPLICAS[seed % len(REPLICAS)]
     layers, journal = initial_layers(job), Journal()
     pipeline = Pipeline(job, layers, journal, num_stages=len(replicas), replicas=replicas, late_seed=seed)
     pipeline.run()
@@ -93,15 +97,15 @@ def test_late_copies_change_no_bit_of_replicas(name: str, seed: int) -> None:
 def test_late_copies_change_no_bit_of_coded_cuts(wire: str, codec: Codec, seed: int) -> None:
     """Both cuts of three stages coded, with feedback → the bits of the reference with the codec."""
     job = make_job(with_train(batches=3, wire=wire, reduction_groups=2), EF)
-    pipeline = test_coded_cuts.run(job, num_stages=3, codecs=[codec] * 2, late_seed=seed)
-    test_coded_cuts.assert_equals_reference(job, pipeline, [codec] * 2)
+    pipeline = run(job, num_stages=3, codecs=[codec] * 2, late_seed=seed)
+    assert_equals_reference(job, pipeline, [codec] * 2)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", list(test_snapshots.JOBS)[:1])
+@pytest.mark.parametrize("name", list(SNAPSHOTS_JOBS)[:1])
 def test_a_snapshot_of_a_late_device_leads_to_the_same_bits(tmp_path: Path, name: str, seed: int) -> None:
     """Snapshots of every boundary of a run on late devices; another run goes on from one → the reference's bits."""
-    job = test_snapshots.JOBS[name]
+    job = SNAPSHOTS_JOBS[name]
     plan = SnapshotPlan(tmp_path)
     layers, journal = initial_layers(job), Journal()
     Pipeline(job, layers, journal, num_stages=2, snapshots=plan, late_seed=seed).run()
@@ -114,8 +118,8 @@ def test_a_snapshot_of_a_late_device_leads_to_the_same_bits(tmp_path: Path, name
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_snapshot_of_a_late_device_is_what_a_stop_would_have_written(tmp_path: Path, seed: int) -> None:
     """The copies to the host are late, and the files are written after the next updates → the bytes of a stop."""
-    name = list(test_snapshots.JOBS)[seed % len(test_snapshots.JOBS)]
-    test_snapshots.assert_snapshots_are_those_of_stops(tmp_path, name, num_stages=2, late_seed=seed)
+    name = list(SNAPSHOTS_JOBS)[seed % len(SNAPSHOTS_JOBS)]
+    assert_snapshots_are_those_of_stops(tmp_path, name, num_stages=2, late_seed=seed)
 
 
 def test_updates_wait_until_a_snapshot_is_copied(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_updates_wait_until_a_snapshot_is_copied(tmp_path: Path) -> None:
     snapshots = Snapshots(
         SnapshotWriter(SimpleQueue()),
         SnapshotInterval(1, 0),
-        test_snapshots.context_of(job),
+        context_of(job),
         folder=tmp_path,
         blocks=HostBlocks(device, block_bytes=5000),
     )
@@ -146,7 +150,7 @@ def test_updates_run_while_a_snapshot_is_written(tmp_path: Path) -> None:
 
     def hold(snapshot: Snapshot, _layer: LayerName) -> None:
         if snapshot.boundary == 1 and not seen:
-            test_snapshots.until_it_waits(pipeline.loops[0])
+            until_it_waits(pipeline.loops[0])
             seen.extend(op for op, _, _ in trace.ops)
 
     layers, journal, trace = initial_layers(job), Journal(), Trace()
@@ -164,7 +168,7 @@ def test_updates_run_while_a_snapshot_is_written(tmp_path: Path) -> None:
         stopped.run()
         (tmp_path / f"stop-{boundary}").mkdir()
         save_all(tmp_path / f"stop-{boundary}", job, layers, journal)
-        test_snapshots.assert_equal_files(plan.folder / str(boundary), tmp_path / f"stop-{boundary}", job)
+        assert_equal_files(plan.folder / str(boundary), tmp_path / f"stop-{boundary}", job)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
