@@ -1,4 +1,4 @@
-# The whole interface: setup, check, test, test-all, faults, machines, systemd, soak, endurance, fuzz, s3, mutants, bench,
+# The whole interface: setup, check, quick, test, test-all, faults, machines, systemd, soak, endurance, fuzz, s3, mutants, bench,
 # gpu, proto, demo, clean.
 export PYTHONSAFEPATH := 1
 # Each daemon and worker of a test is a process of its own, and would compile all modules again where this is set.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := control data etcd
 
-.PHONY: setup check test test-all faults machines image systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
+.PHONY: setup check quick test test-all faults machines image systemd soak endurance fuzz s3 mutants bench gpu proto demo clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 	MYPYPATH=bench $(BIN)/mypy --num-workers 2 bench/*.py bench/*/*.py
+
+# A minute of what is pure: schedule, optimizers, planner, the simulated cluster, and stages in one process.
+QUICK := optim stages/schedule stages/stage/test_exactness.py stages/stage/test_replicas.py \
+    $(addprefix daemon/,coordination situation view planning costs jobs)
+
+quick: setup
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist worksteal $(addprefix tests/unit/,$(QUICK))
 
 # The second half runs whatever the first one says. It waits more than it computes: three at a time on two cores.
 test: setup
