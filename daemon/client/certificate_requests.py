@@ -50,7 +50,10 @@ class KnownCertificate:
 
 
 async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
-    """Let no certificate of these names count any more. Return a sentence for each. Raises ConfigError."""
+    """Let no certificate of these names count any more. Raises ConfigError.
+
+    Returns a sentence for each, and one about what their holders can still do in etcd.
+    """
     view = await session.view()
     own = {each.casefold() for each in _own_names(session)}
     for name in names:
@@ -70,11 +73,10 @@ async def revoke(session: ClusterSession, names: list[str]) -> list[str]:
         is_known = name.casefold() in view.issued or name in view.nodes
         known = "" if is_known else "; no node and no invited certificate bears this name: is it spelled right?"
         told.append(f"{name}: revoked{known}")
-    return told
+    return [*told, await _in_etcd(session, names)]
 
 
-async def in_etcd(session: ClusterSession, names: list[str]) -> str:
-    """Return what these names' holders can still do in etcd, and how that ends, in a sentence."""
+async def _in_etcd(session: ClusterSession, names: list[str]) -> str:
     if await session.client.has_users():
         ends = "; ".join(f"etcdctl user delete {name}" for name in names)
         return f"etcd has users, and takes these certificates until theirs are deleted: {ends}"

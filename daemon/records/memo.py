@@ -50,7 +50,8 @@ def remembered(
             return value
 
         @wraps(compute)
-        def answer(*arguments: ArgumentsT.args, **_: ArgumentsT.kwargs) -> ValueT:
+        def answer(*arguments: ArgumentsT.args, **named: ArgumentsT.kwargs) -> ValueT:
+            assert not named, "what is remembered takes positional arguments alone"
             return found(*(each if isinstance(each, _BY_VALUE) else Same(each) for each in arguments))
 
         return answer

@@ -112,8 +112,6 @@ class Unrest:
         return frozenset(name for name in self.changed_at if name in nodes and self.steady_at(name) > now)
 
 
-Seen = tuple[str, bool]
-"""A key of `NodeRecord.generations`, and whether it is the name of a job of which the node counts no submission."""
 NONE: Final = Counter[int]()
 
 

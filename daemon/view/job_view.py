@@ -82,8 +82,6 @@ IN_FORCE: Final = (Phase.RUNNING, Phase.CHANGING, Phase.STOPPING, Phase.RECOVERI
 
 MAX_REMEMBERED: Final = 64
 """Maximum number of moments remembered of one kind."""
-NOT_REPORTED: Final = GoodputRecord(node="", incarnation="")
-"""Stands for the report of a worker that has made none."""
 
 
 @dataclass(slots=True, kw_only=True)
