@@ -147,13 +147,12 @@ class PaceWalk:
         """
         enough = max((2 * ceil(len(self._order) / self._costs.num_layers) + MORE_REPLICAS, *self._shape))
         most, reach = min(self._costs.num_groups, enough), [0]
-        for index, slot in enumerate(self._order):
-            alike = index and self._order[index - 1].arithmetic_class == slot.arithmetic_class
-            number = reach[-1] + 1 if alike else 1
-            while number > 1 and not self._costs.links.siblings_talk(self._order[index + 1 - number : index + 1]):
+        for end in range(1, len(self._order) + 1):
+            number = min(reach[-1] + 1, most)
+            while number > 1 and not self._costs.can_share(self._order[end - number : end]):
                 number -= 1
             reach.append(number)
-        return [min(each, most) for each in reach]
+        return reach
 
     def _sibling_bandwidths(self) -> list[Floats]:
         """Return the slowest link between the 1, 2, … devices before a place; inf for one."""
