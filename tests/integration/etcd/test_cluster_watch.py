@@ -71,9 +71,10 @@ async def test_a_view_rests_in_a_storm_and_is_right_after_it(etcd: Etcd, client:
             setattr(cluster, "_take_batch", counted)  # noqa: B010 - mypy: a method
             await cluster.changed(0)
             for index in range(400):
-                revision = await client.put(Keys.node(f"a{index}"), encode(node(f"a{index}")))
+                await client.put(Keys.node(f"a{index}"), encode(node(f"a{index}")))
                 if index % 2:
                     await client.delete(Keys.node(f"a{index}"))
+            revision = await client.put(Keys.node("last"), encode(node("last")))
             assert await cluster.caught_up(revision, timeout_s=DEADLINE_S)
             assert {name for name in cluster.view.nodes if name[0] == "a"} == {
                 f"a{index}" for index in range(0, 400, 2)
