@@ -33,7 +33,7 @@ from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 from wan import MICROBATCH_SIZE, MODEL, NUM_SETTLING, SLEEPS
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards

@@ -21,19 +21,19 @@ from pathlib import Path
 
 from rigs.measure import progress
 
-from headway.daemon.chaos.outages import Parting, can_destroy
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
 from headway.daemon.client.node_requests import drain
+from headway.daemon.cluster.records import Device, Phase, PlanRecord, WorkerRecord
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Device, Phase, PlanRecord, WorkerRecord
-from headway.daemon.reference.loop import BatchResult, reference
-from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.job_view import JobView
+from headway.daemon.local.outages import Parting, can_destroy
+from headway.daemon.local.reference_loop import BatchResult, reference
+from headway.daemon.models.model_folder import write_model
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec

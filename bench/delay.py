@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference.loop import Weights, reference
+from headway.daemon.local.reference_loop import Weights, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards

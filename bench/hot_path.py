@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from rigs.measure import Figure, alternate, progress, report
 from rigs.pipeline_processes import Host, Operations, Processes, StageRun, cut
 
-from headway.daemon.records.records import PlanRecord, WorkerPart
+from headway.daemon.cluster.records import PlanRecord, WorkerPart
+from headway.daemon.worker.goal import Start
 from headway.daemon.worker.stage_records import StageRecords
-from headway.daemon.workers.goal import Start
 from headway.optim.spec import OptimSpec
 from headway.stages.schedule.operations import Forward, Op
 from headway.stages.spec import ModelSpec, TrainSpec, layer_names

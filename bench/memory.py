@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.cluster_plan import ClusterPlan, worker_name
-from headway.daemon.planning.planner import make_plan
+from headway.daemon.plan.cluster_plan import ClusterPlan, worker_name
+from headway.daemon.plan.planner import make_plan
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.attention_kernels import why_not
 from headway.stages.model.determinism import configure

@@ -24,12 +24,12 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Device, Phase
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import report_job
-from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.paces import paced_layers
 

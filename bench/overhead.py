@@ -25,9 +25,9 @@ from rigs.measure import Figure, report
 from rigs.overhead_sides import measure_stages
 from rigs.snapshot_cost import measure_snapshots
 
+from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-from headway.daemon.records.records import Device
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import ModelSpec, TrainSpec
 

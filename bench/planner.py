@@ -24,11 +24,11 @@ from math import inf
 
 from rigs.measure import machine, progress, versions
 
-from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.layer_costs import layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.planning.planner import ClusterPlan, make_plan
-from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.layer_costs import layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.plan.planner import ClusterPlan, make_plan
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NUM_SEEDS = 20

@@ -29,18 +29,18 @@ from typing import Literal
 from rigs.measure import Figure, progress, report
 from rigs.recovery_timeline import medians, milestones
 
+from headway.daemon.base.history_writer import MONOTONIC
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.node_requests import drain, release
-from headway.daemon.history.writer import MONOTONIC
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.boundaries import restorable
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.node.hardware import find_devices
-from headway.daemon.records.records import Phase
-from headway.daemon.situation.boundaries import restorable
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.chaos.checker import Operation
 from tests.chaos.read_history import read_events, read_history

@@ -28,23 +28,23 @@ from lines.wan_line import Line
 from lines.wan_proxy import ProxyWan
 from rigs.measure import Figure, progress, report
 
-from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.agent.agent import REST_S
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import Fetch
-from headway.daemon.errors import RecoveryError
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import RecoveryError
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.records import NodeRecord, SpecRecord
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.records import NodeRecord, SpecRecord
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import JobGeneration
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.worker.goal import JobGeneration
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.state_file import StateHeader, write_state
 

@@ -20,16 +20,16 @@ from time import perf_counter
 import torch
 from rigs.measure import Figure, progress, report
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.blobs.transfer import fetch_from_nodes
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.node.lifecycle import KEPT_BYTES
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.transfer import fetch_from_nodes
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.stage.allocator import keep_freed_memory
 from headway.stages.state.state_file import StateHeader, read_state, write_state

@@ -26,13 +26,13 @@ from rigs.measure import Figure, progress, report
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
+from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.records import Device, Phase
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.measurements import LayerTime
-from headway.daemon.records.records import Device, Phase
-from headway.daemon.reference.loop import BatchResult, reference
-from headway.daemon.view.job_view import JobView
+from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.paces import paced_layers

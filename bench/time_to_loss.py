@@ -37,7 +37,7 @@ from rigs.paced_stage import PacedGraph
 from rigs.pipeline_processes import Processes, cut
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards

@@ -33,7 +33,7 @@ from rigs.emulated_stage import SleepTimes
 from rigs.measure import Figure, alternate, report
 from rigs.pipeline_processes import Processes, cut, seconds_per_batch
 
-from headway.daemon.records.measurements import LinkProbe
+from headway.daemon.cluster.measurements import LinkProbe
 from headway.optim.spec import OptimSpec
 from headway.stages.spec import ModelSpec, ScheduleName, TrainSpec, layer_names
 

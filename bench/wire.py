@@ -40,7 +40,7 @@ from rigs.measure import Figure, progress, report
 from rigs.wire_process import Process
 from rigs.wire_sides import WINDOW
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.stage.allocator import with_large_pages
 
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}

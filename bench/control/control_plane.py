@@ -30,14 +30,10 @@ from rigs.measure import machine, progress
 
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.coordination.commands import Command, Transaction
-from headway.daemon.coordination.coordinator import decide
-from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.planner import answer
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import GoodputRecord, LinkProbe, ProbeRecord, ProgressRecord
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import GoodputRecord, LinkProbe, ProbeRecord, ProgressRecord
+from headway.daemon.cluster.records import (
     Device,
     NodeRecord,
     Phase,
@@ -49,10 +45,14 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.situation.plans import PlanCache
-from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import SETTLE_S, ClusterView
-from headway.daemon.workers.goal import WorkerStatus
+from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.cluster_view import SETTLE_S, ClusterView
+from headway.daemon.decide.commands import Command, Transaction
+from headway.daemon.decide.coordinator import decide
+from headway.daemon.decide.plans import PlanCache
+from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
+from headway.daemon.plan.planner import answer
+from headway.daemon.worker.goal import WorkerStatus
 from headway.stages.spec import ModelSpec, TrainSpec
 
 SIZES = (10, 100, 300, 1000)

@@ -29,13 +29,13 @@ from rigs.measure import machine, progress
 
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.etcd.binary import find_etcd_binary
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.records import Phase
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -22,16 +22,16 @@ from typing import cast
 
 from rigs.measure import machine, progress, versions
 
+from headway.daemon.agent.node_reports import READING_PERIOD_S
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import ReadingRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.deadlines import Deadlines
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ReadingRecord
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.situation.deadlines import Deadlines
-from headway.daemon.telemetry.reports import READING_PERIOD_S
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import Shard, ShardIndex, combined_sha256, write_index
 
 SHARD_BYTES = 1 << 30

@@ -47,8 +47,8 @@ def generate(folder: Path, megabytes: int) -> None:
 
 def with_headway(folder: Path) -> None:
     """Prepare packed rows."""
-    from headway.daemon.preparing.preparation import Preparation
-    from headway.daemon.preparing.prepare import prepare
+    from headway.daemon.text.preparation import Preparation
+    from headway.daemon.text.prepare import prepare
 
     options = Preparation(tokenizer=str(folder / "tokenizer.json"), pack=PACK)
     prepare([str(folder / "text.jsonl")], folder / "headway", options)

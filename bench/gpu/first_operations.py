@@ -19,7 +19,7 @@ import torch
 
 from gpu.sizes import block_model, first_device, stage_train, wait_for
 from headway.daemon.jobs.job import preparation_s
-from headway.daemon.workers.liveness import FIRST_OPERATION_S
+from headway.daemon.worker.liveness import FIRST_OPERATION_S
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.data.microbatch import Microbatch

@@ -5,13 +5,13 @@ from functools import lru_cache
 
 from rigs.emulated_stage import SleepTimes
 
-from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.profiles import Profiles
+from headway.daemon.cluster.measurements import LayerTime, LinkProbe
+from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.planner import make_plan
-from headway.daemon.records.measurements import LayerTime, LinkProbe
-from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.plan.cluster_plan import ClusterPlan
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.planner import make_plan
+from headway.daemon.plan.profiles import Profiles
 from headway.stages.spec import ModelSpec, TrainSpec
 from lines.wan_line import Line
 

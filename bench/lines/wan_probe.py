@@ -9,11 +9,11 @@ import grpc.aio
 from rigs import pipeline_processes
 from rigs.pipeline_processes import Host
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.records.measurements import LinkProbe
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving.service import NodeService, bind_node_service
-from headway.daemon.telemetry.probing import measure
+from headway.daemon.agent.probing import measure
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.cluster.measurements import LinkProbe
+from headway.daemon.node.service import NodeService, bind_node_service
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.tls_identity import TlsIdentity
 

@@ -19,29 +19,29 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.errors import StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient, Snapshot
-from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.etcd.watch import WatchBatch
+from headway.daemon.agent import probing
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.base.logging import configure_logs
+from headway.daemon.base.own_process import keep_what_stays
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.client import EtcdClient, Snapshot
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.cluster.measurements import LinkProbe
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.cluster.watch import WatchBatch
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.jobs.job import DataSpec
+from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.net.reach_target import Target
 from headway.daemon.node import membership
 from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.reach.reach_target import Target
-from headway.daemon.records.measurements import LinkProbe
-from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.runtime.logging import configure_logs
-from headway.daemon.runtime.own_process import keep_what_stays
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.telemetry import probing
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import TlsIdentity
 from rigs.fake_workers import FakeSupervisor

@@ -13,10 +13,10 @@ from typing import Final
 
 import torch
 
+from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.update_shares import update_shares
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.records.records import Device, NodeRecord, PlanRecord
+from headway.daemon.plan.cluster_plan import ClusterPlan
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.device.cpu import CpuDevice

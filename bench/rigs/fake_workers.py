@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from headway.daemon.records.measurements import LayerTime
-from headway.daemon.records.records import Device, WorkerPort
-from headway.daemon.workers.goal import (
+from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.records import Device, WorkerPort
+from headway.daemon.worker.goal import (
     Action,
     Actual,
     BatchDone,
@@ -25,8 +25,8 @@ from headway.daemon.workers.goal import (
     WorkerStatus,
     next_action,
 )
-from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.supervisor import Listener
+from headway.daemon.worker.roster import WorkerSettings
+from headway.daemon.worker.supervisor import Listener
 from headway.proto.control_pb2 import RecentOperations
 
 BATCH_S = 1.0

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import remove, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
-from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.stage.allocator import with_large_pages
 from rigs.measure import Figure, progress
 from tests.rigs.paces import paced_layers
@@ -36,7 +36,7 @@ LOOP = """
 import statistics, sys
 import msgspec
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.stages.stage.allocator import keep_freed_memory
 from headway.stages.data.tokens import TokenShards
 

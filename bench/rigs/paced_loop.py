@@ -43,4 +43,4 @@ class Pace:
 
 def pace_loop(layer_s: float) -> None:
     """Let `reference` take a set time in this process from now on."""
-    mock.patch("headway.daemon.reference.loop.build_layer", Pace(layer_s).build).start()
+    mock.patch("headway.daemon.local.reference_loop.build_layer", Pace(layer_s).build).start()

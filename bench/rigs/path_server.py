@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.front.outpost import Post
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.outpost import Post
 from headway.stages.links.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.shared_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.data.microbatch import Microbatch
@@ -67,7 +67,7 @@ LinkInbox = queue.SimpleQueue[Frame | LinkLost]
 StageItem = Frame | LinkLost | DeviceDone | BaseException
 StageInbox = queue.SimpleQueue[StageItem]
 PRELOADED = [
-    "headway.daemon.rpc.certificates",
+    "headway.daemon.net.certificates",
     "headway.optim.layer_optimizer",
     "headway.stages.links.collective.endpoint",
     "headway.stages.stage.executor",

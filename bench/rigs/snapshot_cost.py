@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.boundaries import restorable
 from headway.daemon.jobs.job import FaultSpec, JobSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
-from headway.daemon.situation.boundaries import restorable
 from rigs.measure import Figure, progress
 from rigs.overhead_sides import NUM_WARMUP_BATCHES, Pipeline
 

@@ -32,9 +32,9 @@ from rigs.measure import machine, progress, versions
 from torch import Tensor
 
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.planner import make_plan
-from headway.daemon.reference.loop import BatchResult, Weights, reference
+from headway.daemon.local.reference_loop import BatchResult, Weights, reference
+from headway.daemon.plan.cluster_plan import ClusterPlan
+from headway.daemon.plan.planner import make_plan
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.stdlib_corpus import END_OF_FILE, stdlib_sources

@@ -1,1 +1,1 @@
-"""A node's part in plans: finds the steps that are due, and carries them out."""
+"""A node's part in plans: finds the steps that are due, takes them, measures, and cleans up."""

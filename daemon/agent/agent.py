@@ -15,8 +15,11 @@ import structlog
 
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.goals import HEARD_AFTER_S
+from headway.daemon.agent.goodput import GoodputReports
 from headway.daemon.agent.link_steps import ProvenLinks
 from headway.daemon.agent.local_state import NodeState, is_over
+from headway.daemon.agent.node_reports import ProgressReports, ReadingReports
+from headway.daemon.agent.profiling import ProfileReports
 from headway.daemon.agent.steps import (
     Delete,
     Fetch,
@@ -35,7 +38,8 @@ from headway.daemon.agent.steps import (
     wanted_fetches,
 )
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.errors import (
+from headway.daemon.base.activities import Activities, Run
+from headway.daemon.base.errors import (
     ConfigError,
     ConflictError,
     DamagedCopyError,
@@ -45,27 +49,23 @@ from headway.daemon.errors import (
     StoreError,
     in_one_line,
 )
-from headway.daemon.etcd import transaction
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare
-from headway.daemon.fault_points import fault_point
+from headway.daemon.base.fault_points import fault_point
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster import transaction
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import checkpoint_ailment, data_ailment, seen_key
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.transaction import Compare
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reach.reach_target import Reach
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import checkpoint_ailment, data_ailment, seen_key
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.runtime.activities import Activities, Run
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.telemetry.goodput import GoodputReports
-from headway.daemon.telemetry.profiling import ProfileReports
-from headway.daemon.telemetry.reports import ProgressReports, ReadingReports
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.workers.goal import JobGeneration, Progress, SnapshotMissed, Wrote
-from headway.daemon.workers.supervisor import Supervisor
+from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.net.reach_target import Reach
+from headway.daemon.worker.goal import JobGeneration, Progress, SnapshotMissed, Wrote
+from headway.daemon.worker.supervisor import Supervisor
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()

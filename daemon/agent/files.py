@@ -15,30 +15,30 @@ import structlog
 
 from headway.daemon.agent.state_steps import is_welcome
 from headway.daemon.agent.steps import Delete, Fetch, Upload
-from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.places import is_store
-from headway.daemon.origin.origin_parts import read_part
-from headway.daemon.records.measurements import ReadingRecord
-from headway.daemon.records.records import Save
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.rpc.transfer import fetch_from_nodes, fetch_stored
-from headway.daemon.storage.checkpoint import (
+from headway.daemon.base.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
+from headway.daemon.base.file_system import file_system_of
+from headway.daemon.base.places import is_store
+from headway.daemon.blobs.checkpoint import (
     copy_to_checkpoint,
     fetch_from_checkpoint,
     keep_chunks,
     probe,
     resolve_checkpoint_dir,
 )
-from headway.daemon.storage.checkpoint_names import boundary_url
-from headway.daemon.storage.file_system import file_system_of
-from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Wrote
+from headway.daemon.blobs.checkpoint_names import boundary_url
+from headway.daemon.blobs.file_threads import Beat, FileThreads
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.blobs.transfer import fetch_from_nodes, fetch_stored
+from headway.daemon.cluster.measurements import ReadingRecord
+from headway.daemon.cluster.records import Save
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.models.origin_parts import read_part
+from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.worker.goal import Wrote
 from headway.stages.state.file_digest import FileDigest
 
 log = structlog.get_logger()

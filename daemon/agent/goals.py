@@ -10,15 +10,15 @@ from headway.daemon.agent.link_steps import neighbours_of
 from headway.daemon.agent.local_state import Assignment, NodeState
 from headway.daemon.agent.state_steps import spacing_of
 from headway.daemon.agent.steps import Fetch, GiveUp, OpenData, SetGoal, Step
+from headway.daemon.cluster.lineage import end_of, own_parts
+from headway.daemon.cluster.records import CheckpointRecord, Phase, Save
+from headway.daemon.cluster.state_key import BASE_PREFIX, CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.deadlines import LEASE_TTL_S
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import OriginSpec
-from headway.daemon.planning.cluster_plan import is_moving, place
-from headway.daemon.records.lineage import end_of, own_parts
-from headway.daemon.records.records import CheckpointRecord, Phase, Save
-from headway.daemon.situation.deadlines import LEASE_TTL_S
-from headway.daemon.storage.state_key import BASE_PREFIX, CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Goal, Preparation, Source, SourceKind, Start
+from headway.daemon.plan.cluster_plan import is_moving, place
+from headway.daemon.worker.goal import Goal, Preparation, Source, SourceKind, Start
 
 HEARD_AFTER_S: Final = 2 * LEASE_TTL_S
 """Time of uninterrupted contact with etcd after which every living node has registered again, with its files."""

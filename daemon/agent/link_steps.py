@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Set
 
 from headway.daemon.agent.local_state import Assignment, NodeState, ProvenLink, is_over
 from headway.daemon.agent.steps import ProveLink
-from headway.daemon.costs.link_choice import LinkEnd, choose_link, largest_frame_bytes, linked, neighbours
-from headway.daemon.reach.reach_target import Reach, Target, worker_target
-from headway.daemon.records.records import WorkerState
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.workers.goal import Failure, JobGeneration, Neighbour, Neighbours, WorkerStatus
+from headway.daemon.cluster.records import WorkerState
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.net.reach_target import Reach, Target, worker_target
+from headway.daemon.plan.link_choice import LinkEnd, choose_link, largest_frame_bytes, linked, neighbours
+from headway.daemon.worker.goal import Failure, JobGeneration, Neighbour, Neighbours, WorkerStatus
 from headway.stages.errors import UnavailableError
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from headway.daemon.records.records import PlanRecord, StopRecord, WorkerPart, seen_key
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.goal import JobGeneration, WorkerStatus
+from headway.daemon.cluster.records import PlanRecord, StopRecord, WorkerPart, seen_key
+from headway.daemon.cluster.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView, Place
+from headway.daemon.worker.goal import JobGeneration, WorkerStatus
 
 ProvenLink = tuple[JobGeneration, int, int, str]
 """(plan, position of our worker, position of its neighbour, the neighbour's process)"""

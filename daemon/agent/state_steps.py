@@ -10,13 +10,11 @@ from typing import Final
 
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Delete, Fetch, Register, Step, Upload
-from headway.daemon.costs.paths import BlockedWays
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.memo import remembered
-from headway.daemon.records.records import NodeRecord, Phase, PlanRecord, Save, StateFile, StateRecord, WorkerPart
-from headway.daemon.situation.boundaries import (
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.memo import remembered
+from headway.daemon.cluster.records import NodeRecord, Phase, PlanRecord, Save, StateFile, StateRecord, WorkerPart
+from headway.daemon.cluster.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
+from headway.daemon.decide.boundaries import (
     age,
     copier,
     due_checkpoint,
@@ -30,10 +28,12 @@ from headway.daemon.situation.boundaries import (
     restorable,
     those_without_access,
 )
-from headway.daemon.storage.state_key import CARRIED_PART, JOURNAL, ORIGIN_PLACE, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView, Place
-from headway.daemon.workers.goal import JobGeneration, Spacing, WorkerStatus
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView, Place
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.copy_places import copy_places
+from headway.daemon.plan.paths import BlockedWays
+from headway.daemon.worker.goal import JobGeneration, Spacing, WorkerStatus
 
 KEPT_AFTER_RESTORE_S: Final = 3600.0
 """Time for which files of a job unknown to etcd are kept after etcd was restored from a backup."""

@@ -3,10 +3,10 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
-from headway.daemon.reach.reach_target import Target
-from headway.daemon.records.keys import Keys
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import Goal, JobGeneration
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.net.reach_target import Target
+from headway.daemon.worker.goal import Goal, JobGeneration
 from headway.stages.state.file_digest import FileDigest
 
 

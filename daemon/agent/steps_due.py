@@ -12,14 +12,14 @@ from headway.daemon.agent.link_steps import links_to_prove, proven_links
 from headway.daemon.agent.local_state import Assignment, NodeState, assignments_of
 from headway.daemon.agent.state_steps import copy_steps_of, state_steps_of
 from headway.daemon.agent.steps import Fetch, GiveUp, Register, Step, Upload
-from headway.daemon.costs.paths import pair_of
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, Save, WorkerRecord, WorkerState
-from headway.daemon.situation.boundaries import pinned
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import IN_FORCE, JobView
-from headway.daemon.workers.goal import Failure
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Phase, Save, WorkerRecord, WorkerState
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.boundaries import pinned
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import IN_FORCE, JobView
+from headway.daemon.plan.paths import pair_of
+from headway.daemon.worker.goal import Failure
 
 
 def next_steps(view: ClusterView, node: NodeState, *, broken: dict[str, Exception] | None = None) -> list[Step]:

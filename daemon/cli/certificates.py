@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from headway.daemon.base.terminal import table
 from headway.daemon.cli.options import Answer, AsJson, Where, add, as_json_text
-from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
     from headway.daemon.client.certificate_requests import KnownCertificate
@@ -75,8 +75,8 @@ def make(
     """
     from datetime import timedelta
 
-    from headway.daemon.errors import ConfigError
-    from headway.daemon.rpc.certificates import CA_KEY_FILE, KEPT_VALIDITY, CertificateAuthority
+    from headway.daemon.base.errors import ConfigError
+    from headway.daemon.net.certificates import CA_KEY_FILE, KEPT_VALIDITY, CertificateAuthority
     from headway.stages.sockets.roles import Role
     from headway.stages.sockets.tls_identity import KEY_FILE
 
@@ -110,8 +110,8 @@ def rotate(
     headway certs rotate ca --sign
     headway certs rotate ca --drop
     """
-    from headway.daemon.errors import ConfigError
-    from headway.daemon.rpc import certificates
+    from headway.daemon.base.errors import ConfigError
+    from headway.daemon.net import certificates
     from headway.stages.sockets.tls_identity import CA_FILE
 
     if sign and drop:
@@ -238,7 +238,7 @@ def invite(
     headway invite ann --role reader --lasts 1d
     """
     from headway.daemon.client import certificate_requests
-    from headway.daemon.joining.invitation import read_duration
+    from headway.daemon.net.invitation import read_duration
 
     own, _, hosts = name.partition("=")
     lasts_s = read_duration(lasts, "--lasts")
@@ -288,16 +288,16 @@ def join(
     \b
     headway join TOKEN --dir node-b
     """
-    from headway.daemon.install.machine import service_command
-    from headway.daemon.joining.join_client import (
+    from headway.daemon.cli.install_machine import service_command
+    from headway.daemon.net.join_client import (
         JoinedFolder,
         identity_flags,
         relay_command,
         shell_settings,
         start_command,
     )
-    from headway.daemon.joining.join_client import join as ask
-    from headway.daemon.joining.join_token import read_token
+    from headway.daemon.net.join_client import join as ask
+    from headway.daemon.net.join_token import read_token
     from headway.daemon.node.config import read_node_config
 
     told = read_token(token)

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.daemon.chaos.fault_schedule import (
+from headway.daemon.base.terminal import table
+from headway.daemon.cli.options import AsJson, Where, add, as_json_text, say
+from headway.daemon.local.fault_schedule import (
     DEFAULT_KINDS,
     FaultKind,
     Strike,
@@ -14,17 +16,15 @@ from headway.daemon.chaos.fault_schedule import (
     parse_kinds,
     parse_rate,
 )
-from headway.daemon.cli.options import AsJson, Where, add, as_json_text, say
-from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from headway.daemon.chaos.campaign import Watcher
-    from headway.daemon.chaos.fault_schedule import Blow
-    from headway.daemon.chaos.injector import Injector
     from headway.daemon.client.cluster_access import ClusterAddress
+    from headway.daemon.local.campaign import Watcher
+    from headway.daemon.local.fault_schedule import Blow
+    from headway.daemon.local.injector import Injector
 
 EXIT_NOT_HELD = 4
 
@@ -59,7 +59,7 @@ def chaos(
     \b
     headway chaos --faults kill,pause,corrupt --rate 6/min --for 2m --seed 1
     """
-    from headway.daemon.interrupts import run_interruptible
+    from headway.daemon.base.interrupts import run_interruptible
 
     kinds, duration_s = parse_kinds(faults), parse_duration(for_)
     strikes = fault_schedule(
@@ -97,11 +97,11 @@ async def _run(
     """Strike at a job; return its name, and what was seen of it. is_told: each fault and recovery is printed."""
     import asyncio
 
-    from headway.daemon.chaos.campaign import Campaign, choose_job
-    from headway.daemon.chaos.injector import Injector
-    from headway.daemon.chaos.outages import LocalTargets
     from headway.daemon.client.cluster_access import ClusterSession
     from headway.daemon.client.job_requests import node_of
+    from headway.daemon.local.campaign import Campaign, choose_job
+    from headway.daemon.local.injector import Injector
+    from headway.daemon.local.outages import LocalTargets
 
     targets = LocalTargets.of(address.state_dir) if address.state_dir is not None else None
     async with ClusterSession(address) as session:
@@ -125,7 +125,7 @@ async def _run(
 
 def _judged(job: str, watcher: "Watcher", *, seed: int, as_json: bool) -> int:
     """Print the faults and the verdict; return the exit code."""
-    from headway.daemon.chaos.campaign import cells, failures
+    from headway.daemon.local.campaign import cells, failures
 
     reasons = failures(watcher)
     if as_json:
@@ -155,7 +155,7 @@ async def _draw(injector: "Injector", duration_s: float, *, is_shown: bool) -> N
         return
     from rich.progress import Progress
 
-    from headway.daemon.terminal import console
+    from headway.daemon.base.terminal import console
 
     with Progress(console=console(sys.stderr), transient=True) as progress:
         bar = progress.add_task("striking", total=duration_s)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headway.daemon.base.terminal import table
 from headway.daemon.cli.options import (
     CERTIFICATES_HELP,
     Answer,
@@ -22,10 +23,9 @@ from headway.daemon.cli.options import (
     settings_options,
 )
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.terminal import table
 
 if TYPE_CHECKING:
-    from headway.daemon.install.actions import Action
+    from headway.daemon.cli.install_actions import Action
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
@@ -85,8 +85,8 @@ def nodes(context: typer.Context, where: Where, as_json: AsJson = False) -> Answ
     """
     if context.invoked_subcommand is not None:
         return None
+    from headway.daemon.base.terminal import screen_width
     from headway.daemon.reports.node_list import node_lines, report_nodes, set_aside_lines
-    from headway.daemon.terminal import screen_width
 
     view = where.view()
     if as_json:
@@ -139,7 +139,7 @@ def relay(
     \b
     headway relay --certs relay --etcd 10.0.0.5:2379 --listen 0.0.0.0:7070
     """
-    from headway.daemon.etcd.members import read_members
+    from headway.daemon.cluster.members import read_members
     from headway.daemon.node.config import CLIENT_CERTIFICATES
     from headway.daemon.node.relay_host import RelayConfig, run
 
@@ -171,9 +171,9 @@ def doctor(
     headway doctor --etcd etcd.example:2379 --certs ~/headway-certs
     headway doctor --from gpu-1 --to node-b
     """
+    from headway.daemon.base.errors import ConfigError
     from headway.daemon.client.cluster_access import DEFAULT_CLUSTER_DIR
-    from headway.daemon.doctor.examination import examine, examine_from
-    from headway.daemon.errors import ConfigError
+    from headway.daemon.client.doctor import examine, examine_from
 
     if to and source is None:
         raise ConfigError("needs --from: the node that dials", "--to")
@@ -332,8 +332,8 @@ def install(
     \b
     headway install --config daemon.toml --certs ca/node-a --dry-run
     """
-    from headway.daemon.install.actions import SETTINGS, install_actions, is_example, needs_restart
-    from headway.daemon.install.machine import check_machine, look, read_shipped, read_wish
+    from headway.daemon.cli.install_actions import SETTINGS, install_actions, is_example, needs_restart
+    from headway.daemon.cli.install_machine import check_machine, look, read_shipped, read_wish
 
     if not dry_run:
         check_machine()
@@ -358,8 +358,8 @@ def uninstall(
     \b
     headway uninstall --dry-run
     """
-    from headway.daemon.install.actions import uninstall_actions
-    from headway.daemon.install.machine import check_machine, look
+    from headway.daemon.cli.install_actions import uninstall_actions
+    from headway.daemon.cli.install_machine import check_machine, look
 
     if not dry_run:
         check_machine()
@@ -367,7 +367,7 @@ def uninstall(
 
 
 def _done(actions: "tuple[Action, ...]", dry_run: bool, *, nothing: str) -> Iterator[str]:
-    from headway.daemon.install.machine import act
+    from headway.daemon.cli.install_machine import act
 
     for action in actions:
         yield str(action)

@@ -23,7 +23,7 @@ _FIRST_CHARACTERS = 1200
 """Text of the first row with which a preparation of conversations ends."""
 
 if TYPE_CHECKING:
-    from headway.daemon.preparing.shown_row import ShownRow
+    from headway.daemon.text.shown_row import ShownRow
 
 
 def register(app: typer.Typer) -> None:
@@ -103,11 +103,11 @@ def prepare(
     headway data prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer tokenizer.json --out data/fineweb
     headway data prepare chats.jsonl --chat --tokenizer Qwen3-4B --pack 2048 --validation 0.01 --out data/chats
     """
-    from headway.daemon.preparing.preparation import Preparation
-    from headway.daemon.preparing.prepare import prepare as prepare_data
-    from headway.daemon.preparing.shown_row import read_row
-    from headway.daemon.preparing.summary import lines_of, table_of
-    from headway.daemon.terminal import console
+    from headway.daemon.base.terminal import console
+    from headway.daemon.text.preparation import Preparation
+    from headway.daemon.text.prepare import prepare as prepare_data
+    from headway.daemon.text.shown_row import read_row
+    from headway.daemon.text.summary import lines_of, table_of
 
     screen = console(sys.stderr)
     options = Preparation(
@@ -153,9 +153,9 @@ def show(
     headway data show data/chats --row 3
     headway data show data/chats --row 3 --html row.html
     """
-    from headway.daemon.errors import ConfigError
-    from headway.daemon.preparing.shown_row import html as page_of
-    from headway.daemon.preparing.shown_row import read_row
+    from headway.daemon.base.errors import ConfigError
+    from headway.daemon.text.shown_row import html as page_of
+    from headway.daemon.text.shown_row import read_row
 
     found = read_row(folder, row, is_validation=validation)
     if html is not None:
@@ -172,8 +172,8 @@ def show(
 
 def _draw(row: "ShownRow", *, max_characters: int = 0) -> None:
     """Print a row. max_characters: of its text; 0: all."""
-    from headway.daemon.preparing.shown_row import drawn
-    from headway.daemon.terminal import console
+    from headway.daemon.base.terminal import console
+    from headway.daemon.text.shown_row import drawn
 
     screen = console(sys.stdout)
     has_colours = screen.is_terminal and screen.color_system is not None and not screen.no_color
@@ -194,8 +194,8 @@ def send(
     \b
     headway data send data/books
     """
+    from headway.daemon.base.errors import ConfigError
     from headway.daemon.client.submission import send_missing
-    from headway.daemon.errors import ConfigError
     from headway.daemon.jobs.job import DataSpec
     from headway.stages.data.shard_index import read_index
     from headway.stages.errors import DataError

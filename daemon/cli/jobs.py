@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from headway.daemon.base.errors import ConfigError, StoreUnreachableError
+from headway.daemon.base.terminal import console, table
 from headway.daemon.cli.options import (
     Answer,
     AsJson,
@@ -23,11 +25,9 @@ from headway.daemon.cli.options import (
     warn,
     written,
 )
-from headway.daemon.errors import ConfigError, StoreUnreachableError
-from headway.daemon.terminal import console, table
 
 if TYPE_CHECKING:
-    from headway.daemon.addresses import NodeEndpoint
+    from headway.daemon.base.addresses import NodeEndpoint
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
     from headway.daemon.client.job_trace import JobTrace
     from headway.daemon.reports.job_report import JobReport
@@ -291,7 +291,7 @@ def _requested(request: str, job: str, where: Where, *, wait_for: str) -> str:
     """Return the answer to a request of client/job_requests.py, or the phase that was waited for."""
     from headway.daemon.client import job_requests
     from headway.daemon.client.job_watch import wait_for_phase
-    from headway.daemon.records.records import Phase
+    from headway.daemon.cluster.records import Phase
 
     async def work(session: "ClusterSession") -> str:
         answer: str = await getattr(job_requests, request)(session, job)
@@ -378,7 +378,7 @@ def trace(
     headway trace my-job --batches 5 --png timeline.png --out timeline.json
     """
     from headway.daemon.client.job_trace import trace_job
-    from headway.daemon.results.pipeline_picture import check_drawing
+    from headway.daemon.reports.pipeline_picture import check_drawing
 
     if picture is not None:
         check_drawing("--png")
@@ -411,7 +411,7 @@ def _write(found: "JobTrace", picture: Path | None, out: Path | None) -> None:
 
     import msgspec
 
-    from headway.daemon.results.pipeline_picture import Panel, draw_panels, trace_document, trace_events
+    from headway.daemon.reports.pipeline_picture import Panel, draw_panels, trace_document, trace_events
 
     measured, run, names = found.pipeline, found.prediction, found.names
     path = picture

@@ -39,7 +39,7 @@ def demo(
     \b
     headway demo --out demo-run
     """
-    from headway.daemon.interrupts import run_interruptible
+    from headway.daemon.base.interrupts import run_interruptible
     from headway.daemon.local.demo import run_demo
 
     return run_interruptible(
@@ -64,7 +64,7 @@ def run(
     \b
     headway run job.toml --nodes 2 --out runs/first
     """
-    from headway.daemon.interrupts import run_interruptible
+    from headway.daemon.base.interrupts import run_interruptible
     from headway.daemon.local.run import run_job
     from headway.daemon.reports.watch_view import open_display
 
@@ -103,7 +103,7 @@ def up(
     \b
     headway up --nodes 3
     """
-    from headway.daemon.interrupts import run_interruptible
+    from headway.daemon.base.interrupts import run_interruptible
     from headway.daemon.local.cluster import LocalCluster
 
     has_ended_well = False
@@ -161,8 +161,8 @@ def reference(
     headway reference job.toml --out runs/plain
     headway reference far.toml --out runs/plain --coded-cuts block.3,block.6
     """
-    from headway.daemon.reference.run import run_reference
-    from headway.daemon.terminal import behind
+    from headway.daemon.base.terminal import behind
+    from headway.daemon.local.reference_run import run_reference
 
     cuts = [layer.strip() for layer in coded_cuts.split(",") if layer.strip()]
     progress = behind(sys.stderr) if sys.stderr.isatty() else None

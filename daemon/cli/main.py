@@ -3,7 +3,7 @@
 import os
 import sys
 
-from headway.daemon import interrupts
+from headway.daemon.base import interrupts
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-    from headway.daemon.view.cluster_view import ClusterView
+    from headway.daemon.decide.cluster_view import ClusterView
 
 ResultT = TypeVar("ResultT")
 
@@ -79,9 +79,9 @@ class Where:
         """
         import asyncio
 
-        from headway.daemon import interrupts
+        from headway.daemon.base import interrupts
+        from headway.daemon.base.errors import StoreError
         from headway.daemon.client import cluster_access
-        from headway.daemon.errors import StoreError
 
         address = self.find()
         if warns_of_end and (line := address.certificate_end()):
@@ -209,7 +209,7 @@ def as_json_text(value: object) -> str:
 
 def draw_over(text: str, *, is_last: bool) -> None:
     """Draw a line of progress on stderr over the one before, if stderr is a terminal."""
-    from headway.daemon.terminal import behind
+    from headway.daemon.base.terminal import behind
 
     if sys.stderr.isatty():
         drawn = behind(sys.stderr)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.daemon.cli import certificates, chaos, cluster, data, jobs, local, submission
-from headway.daemon.errors import (
+from headway.daemon.base.errors import (
     EXIT_CONFIG,
     EXIT_JOB_FAILED,
     EXIT_UNREACHABLE,
@@ -19,7 +18,8 @@ from headway.daemon.errors import (
     RecoveryError,
     StoreError,
 )
-from headway.daemon.terminal import printable_streams
+from headway.daemon.base.terminal import printable_streams
+from headway.daemon.cli import certificates, chaos, cluster, data, jobs, local, submission
 from headway.stages.errors import CompilationError, DataError, MissingPackageError, PeerError
 from headway.stages.sockets.tls_sentences import sentence_of
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.daemon.base.errors import ConfigError, StoreUnreachableError
 from headway.daemon.cli.options import (
     JOB_FILE_HELP,
     Answer,
@@ -22,16 +23,15 @@ from headway.daemon.cli.options import (
     warn,
     written,
 )
-from headway.daemon.errors import ConfigError, StoreUnreachableError
 
 if TYPE_CHECKING:
     from headway.daemon.client.checkpoint_folder import FoundCheckpoint
     from headway.daemon.client.cluster_access import ClusterSession
-    from headway.daemon.costs.connections import LinkAssumptions
+    from headway.daemon.client.plan_simulation import Forecast
+    from headway.daemon.client.preview import PlanPreview
+    from headway.daemon.cluster.records import NodeRecord
     from headway.daemon.jobs.job import JobSpec
-    from headway.daemon.preview.plan_simulation import Forecast
-    from headway.daemon.preview.preview import PlanPreview
-    from headway.daemon.records.records import NodeRecord
+    from headway.daemon.plan.connections import LinkAssumptions
 
 
 def register(app: typer.Typer) -> None:
@@ -114,9 +114,9 @@ def checkpoints(
     headway checkpoints my-job
     headway checkpoints my-job --in s3://bucket/checkpoints
     """
+    from headway.daemon.blobs.checkpoint import resolve_checkpoint_dir
     from headway.daemon.client.checkpoint_folder import list_checkpoints
     from headway.daemon.client.job_requests import find_job
-    from headway.daemon.storage.checkpoint import resolve_checkpoint_dir
 
     async def work(session: "ClusterSession") -> tuple[str, str]:
         told = (await find_job(session, job)).submission
@@ -207,8 +207,8 @@ def plan(
         memory_gb = 48.0
         bfloat16_tflops = 120.0
     """
-    from headway.daemon.preview.preview import preview
-    from headway.daemon.results.pipeline_picture import check_drawing
+    from headway.daemon.client.preview import preview
+    from headway.daemon.reports.pipeline_picture import check_drawing
 
     if nodes and nodes_file is not None:
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
@@ -239,10 +239,10 @@ def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
 
     Raises ConfigError for what `submit` would refuse.
     """
+    from headway.daemon.blobs.data_source import check_tokenizer, index_at, why_no_answer
     from headway.daemon.jobs.job_file import read_job_file
     from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, check_adapter, default_cache_dir, has_data_here, with_data
-    from headway.daemon.origin.origin_config import model_opener
-    from headway.daemon.shards.data_source import check_tokenizer, index_at, why_no_answer
+    from headway.daemon.models.origin_config import model_opener
 
     spec, named = read_job_file(job, open_model=model_opener(job.parent, on_no_weights=_would_be_refused))
     check_adapter(spec, job)
@@ -261,13 +261,13 @@ def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
 def _nodes(number: int, memory_gib: float, where: Where, spec: "JobSpec", job: Path) -> "Sequence[NodeRecord]":
     """Return so many equal nodes; 0: those of the cluster, or this machine if there is none."""
     if number:
-        from headway.daemon.preview.preview import equal_nodes
+        from headway.daemon.client.preview import equal_nodes
 
         return equal_nodes(number, memory_bytes=round(memory_gib * (1 << 30)))
     if not _is_any_cluster(where):
         warn("no cluster runs here, so the plan is for this machine alone; --nodes N plans for more")
         return (_this_machine(),)
-    from headway.daemon.situation.outlook import as_fast_as_their_like
+    from headway.daemon.decide.outlook import as_fast_as_their_like
 
     async def work(session: "ClusterSession") -> "Sequence[NodeRecord]":
         if session.address.state_dir is None:
@@ -304,9 +304,9 @@ def _is_any_cluster(where: Where) -> bool:
 
 def _this_machine() -> "NodeRecord":
     """Return one node with the devices that a daemon on this machine would have."""
-    from headway.daemon.machine_share import memory_bytes
+    from headway.daemon.base.machine_share import memory_bytes
+    from headway.daemon.cluster.records import NodeRecord
     from headway.daemon.node.hardware import class_of, find_devices
-    from headway.daemon.records.records import NodeRecord
 
     devices = find_devices("auto", 0)
     return NodeRecord(
@@ -322,9 +322,9 @@ def _this_machine() -> "NodeRecord":
 
 
 def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[Sequence[NodeRecord], LinkAssumptions]":
+    from headway.daemon.client.nodes_file import parse_nodes
     from headway.daemon.jobs.device_defaults import with_device_defaults
     from headway.daemon.jobs.typed_toml import read_text
-    from headway.daemon.preview.nodes_file import parse_nodes
 
     found = parse_nodes(read_text(path, "nodes file"), str(path))
     devices = [device for node in found.records(spec.train) for device in node.devices]
@@ -334,8 +334,8 @@ def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[
 
 def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
     """Write the simulation's files. Raises ConfigError for a path that cannot be written."""
-    from headway.daemon.preview.preview import worker_labels
-    from headway.daemon.results.pipeline_picture import chrome_trace, draw_pipeline
+    from headway.daemon.client.preview import worker_labels
+    from headway.daemon.reports.pipeline_picture import chrome_trace, draw_pipeline
 
     labels = worker_labels(told.stages)
     path = picture

@@ -1,1 +1,1 @@
-"""Requests of commands to a cluster: each finds it, asks it, and returns the answer."""
+"""Requests of commands to a cluster, `headway plan` and `headway doctor`."""

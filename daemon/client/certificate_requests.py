@@ -12,20 +12,20 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from headway.daemon.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
+from headway.daemon.base.addresses import LOCAL_HOSTS, NODE_NAME_RULE, NodeEndpoint, is_node_name, split_address
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession, node_client
 from headway.daemon.client.job_requests import submitter
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.transaction import Delete, Put
-from headway.daemon.joining.join_token import SERVER_NAME, JoinToken, write_token
-from headway.daemon.joining.renewals import asked_of_authority
-from headway.daemon.joining.signing_request import NEXT_KEY, next_key, signing_request
-from headway.daemon.records.cluster_records import RevokedRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import issuer_of, names_in, own_names, read_certificate, write_private
-from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.cluster.cluster_records import RevokedRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.transaction import Delete, Put
+from headway.daemon.net.certificates import issuer_of, names_in, own_names, read_certificate, write_private
+from headway.daemon.net.join_token import SERVER_NAME, JoinToken, write_token
+from headway.daemon.net.renewals import asked_of_authority
+from headway.daemon.net.signing_request import NEXT_KEY, next_key, signing_request
 from headway.proto import control_pb2
 from headway.stages.durable import make_durable
 from headway.stages.errors import PeerError, ProtocolError

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.base.places import is_store
+from headway.daemon.blobs.checkpoint_names import MANIFEST, SET_ASIDE
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession, node_client
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.lineage import check_seal
+from headway.daemon.cluster.records import CheckpointRecord
+from headway.daemon.decide.admission import why_no_checkpoint
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.jobs.places import is_store
 from headway.daemon.jobs.rules import check_job
-from headway.daemon.origin.carried_files import kind_of
-from headway.daemon.records.format import decode
-from headway.daemon.records.lineage import check_seal
-from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.storage.checkpoint_names import MANIFEST, SET_ASIDE
-from headway.daemon.view.admission import why_no_checkpoint
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.models.carried_files import kind_of
 from headway.proto.control_pb2 import TryFolderReply
 from headway.stages.errors import PeerError
 
@@ -102,7 +102,7 @@ def read_checkpoint(url: str) -> Manifest:
 
 
 def _names(url: str) -> list[str]:
-    from headway.daemon.origin.origin_folder import OriginFolder
+    from headway.daemon.models.origin_folder import OriginFolder
 
     with _as_config_error():
         return OriginFolder(url).names()
@@ -110,8 +110,8 @@ def _names(url: str) -> list[str]:
 
 def read_manifest(url: str) -> Manifest:
     """Read the manifest of one boundary's folder. Raises ConfigError."""
-    from headway.daemon.storage.checkpoint import read_manifest_bytes
-    from headway.daemon.storage.file_system import sentence
+    from headway.daemon.base.file_system import sentence
+    from headway.daemon.blobs.checkpoint import read_manifest_bytes
 
     target = f"{url}/{MANIFEST}"
     with _as_config_error():
@@ -135,7 +135,7 @@ def read_manifest(url: str) -> Manifest:
 
 def list_checkpoints(url: str) -> list[FoundCheckpoint]:
     """List every boundary's folder at or below a URL, oldest first, incomplete ones too. Raises ConfigError."""
-    from headway.daemon.storage.file_system import open_url, told_as
+    from headway.daemon.base.file_system import open_url, told_as
 
     with _as_config_error():
         file_system, path = open_url(url)
@@ -151,7 +151,7 @@ def list_checkpoints(url: str) -> list[FoundCheckpoint]:
 
 def check_files(manifest: Manifest) -> None:
     """Read every file of a checkpoint. Raises ConfigError for a damaged one; it names the checkpoint before."""
-    from headway.daemon.storage.checkpoint import verify_files
+    from headway.daemon.blobs.checkpoint import verify_files
 
     checkpoint = manifest.checkpoint
     try:
@@ -262,9 +262,9 @@ def check_checkpoint_dir(spec: JobSpec, *, job_file: Path, root: Path | None, ar
     Without a root only the form is checked: this machine need not see the nodes' folders. are_nodes_asked: a store is
     left to them. Raises ConfigError.
     """
-    from headway.daemon.errors import RecoveryError
-    from headway.daemon.jobs.places import is_store
-    from headway.daemon.storage.checkpoint import probe, resolve_checkpoint_dir
+    from headway.daemon.base.errors import RecoveryError
+    from headway.daemon.base.places import is_store
+    from headway.daemon.blobs.checkpoint import probe, resolve_checkpoint_dir
 
     where = f"{job_file}:fault.checkpoint_dir"
     try:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 import msgspec
 
-from headway.daemon.addresses import NodeEndpoint, is_node_name
-from headway.daemon.errors import CompactedError, ConfigError, ConflictError, RecoveryError, StoreUnreachableError
-from headway.daemon.etcd.members import read_members
+from headway.daemon.base.addresses import NodeEndpoint, is_node_name
+from headway.daemon.base.errors import CompactedError, ConfigError, ConflictError, RecoveryError, StoreUnreachableError
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.members import read_members
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.resolve import default_cache_dir
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.cluster_view import ClusterView
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 
@@ -62,10 +62,10 @@ def _path(etcd: Sequence[str]) -> Path:
 
 
 if TYPE_CHECKING:
-    from headway.daemon.etcd.client import KeyValue
-    from headway.daemon.etcd.transaction import Change, Compare
-    from headway.daemon.etcd.watch import KeyEvent
-    from headway.daemon.rpc.peer_client import NodeClient
+    from headway.daemon.blobs.peer_client import NodeClient
+    from headway.daemon.cluster.client import KeyValue
+    from headway.daemon.cluster.transaction import Change, Compare
+    from headway.daemon.cluster.watch import KeyEvent
 
 DEFAULT_CLUSTER_DIR = Path(".headway")
 CLUSTER_FILE = "cluster.json"
@@ -94,8 +94,8 @@ class ClusterAddress:
         """Return this client's certificate. Raises ConfigError, naming the file that is missing or unusable."""
         if self.certificates is None:
             return None
-        from headway.daemon.joining.signing_request import NEXT_KEY
-        from headway.daemon.rpc.certificates import check_own_certificate, check_own_key, read_certificate
+        from headway.daemon.net.certificates import check_own_certificate, check_own_key, read_certificate
+        from headway.daemon.net.signing_request import NEXT_KEY
 
         try:
             identity = TlsIdentity.read(self.certificates)
@@ -122,7 +122,7 @@ class ClusterAddress:
         """
         if self.state_dir is not None or (identity := self.identity()) is None or self.certificates is None:
             return ""
-        from headway.daemon.rpc.certificates import end_of, read_certificate
+        from headway.daemon.net.certificates import end_of, read_certificate
 
         where = str(self.certificates / CERTIFICATE_FILE)
         return end_of(read_certificate(identity.certificate, where), where, now=datetime.now(UTC))
@@ -204,9 +204,9 @@ class ClusterSession:
     """One conversation with a cluster, inside one event loop. A context manager."""
 
     def __init__(self, address: ClusterAddress, *, timeout_s: float = 5.0) -> None:
-        from headway.daemon.etcd.client import EtcdClient
-        from headway.daemon.etcd.connection import EtcdAccess
-        from headway.daemon.rpc.certificates import why_no_operator
+        from headway.daemon.cluster.client import EtcdClient
+        from headway.daemon.cluster.connection import EtcdAccess
+        from headway.daemon.net.certificates import why_no_operator
 
         self.address = address
         self.identity = address.identity()
@@ -306,7 +306,7 @@ class ClusterSession:
         """
         if self.identity is None or self._why_no_operator:
             return self._why_no_operator
-        from headway.daemon.rpc.certificates import names_in, own_names, read_certificate
+        from headway.daemon.net.certificates import names_in, own_names, read_certificate
 
         where = str(self.address.certificates / CERTIFICATE_FILE) if self.address.certificates is not None else ""
         for name in own_names(names_in(read_certificate(self.identity.certificate, where))):
@@ -326,7 +326,7 @@ def _applied(view: ClusterView, entries: "Iterable[KeyValue | KeyEvent]") -> Clu
 @asynccontextmanager
 async def node_client(identity: TlsIdentity | None) -> "AsyncIterator[NodeClient]":
     """Open a client of daemons, and close it. Raises ConfigError without a certificate."""
-    from headway.daemon.rpc import peer_client
+    from headway.daemon.blobs import peer_client
 
     if identity is None:
         raise ConfigError("daemons answer only clients with a certificate; name its folder", "--certs")

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from torch import Tensor
 
+from headway.daemon.base.errors import ConfigError, RecoveryError, UnwritableError
+from headway.daemon.blobs.data_source import tokenizer_at
+from headway.daemon.blobs.fetch import PartialFile, fetch
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.transfer import holder
 from headway.daemon.client.cluster_access import ClusterSession, node_client
-from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
-from headway.daemon.errors import ConfigError, RecoveryError, UnwritableError
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
+from headway.daemon.decide.boundaries import holders, newest_complete
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir
-from headway.daemon.origin.origin_parts import Carried, carried_in
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.results.adapter_folder import AdapterFolderWriter
-from headway.daemon.results.model_folder import ExportDtype, ModelFolderWriter
-from headway.daemon.results.model_place import replaced
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.transfer import holder
-from headway.daemon.shards.data_source import tokenizer_at
-from headway.daemon.situation.boundaries import holders, newest_complete
-from headway.daemon.storage.fetch import PartialFile, fetch
-from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.model_folder import ExportDtype, ModelFolderWriter
+from headway.daemon.models.model_place import replaced
+from headway.daemon.models.origin_parts import Carried, carried_in
+from headway.daemon.text.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.stages.errors import DamagedFileError, DataError, UnavailableError
 from headway.stages.model.adapters import is_of_adapter, merged
 from headway.stages.model.decoder import frozen_shapes, parameter_shapes

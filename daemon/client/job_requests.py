@@ -14,14 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, ConflictError
 from headway.daemon.client.cluster_access import ClusterSession, change, node_client
-from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     TERMINAL_PHASES,
     CheckpointRecord,
     Desired,
@@ -32,12 +30,14 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
+from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.decide.admission import why_refused
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.retirement import retired_record
+from headway.daemon.jobs.job import JobSpec
 from headway.daemon.reports.job_report import JobReport, duration
 from headway.daemon.reports.node_list import sentence_on, vanished_jobs
-from headway.daemon.view.admission import why_refused
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.view.retirement import retired_record
 from headway.stages.errors import PeerError, ProtocolError, UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 
@@ -157,7 +157,7 @@ async def cancel(session: ClusterSession, name: str) -> str:
 
 async def remove(session: ClusterSession, name: str) -> str:
     """Forget a job that is over or paused. Its checkpoint folder stays. Raises ConfigError while it is active."""
-    from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
+    from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
 
     def removed(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
         job, key = job_of(view, name), Keys.of(name, "phase")
@@ -182,7 +182,7 @@ async def _request(
     session: ClusterSession, name: str, wanted: Desired, *, refuse: frozenset[Phase], remedy: str = ""
 ) -> JobView:
     """Write the requested phase with a new request number. Return the job before the request."""
-    from headway.daemon.etcd.transaction import Change, Compare, Put
+    from headway.daemon.cluster.transaction import Change, Compare, Put
 
     def requested(view: ClusterView) -> tuple[list[Compare], list[Change], JobView]:
         job, key = job_of(view, name), Keys.of(name, "desired")

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.base.terminal import table
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession, first_answer, node_client
 from headway.daemon.client.job_requests import job_of
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.preview.plan_simulation import Forecast, forecast
-from headway.daemon.preview.preview import worker_labels
-from headway.daemon.records.records import PlanRecord
-from headway.daemon.results.pipeline_picture import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.situation.outlook import as_fast_as_their_like, measured
-from headway.daemon.terminal import table
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.client.plan_simulation import Forecast, forecast
+from headway.daemon.client.preview import worker_labels
+from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.outlook import as_fast_as_their_like, measured
+from headway.daemon.reports.pipeline_picture import MeasuredPipeline, WorkerFigures, figures, measured_pipeline
 from headway.proto.control_pb2 import RecentOperations, WorkerTrace
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.simulator import TimedOp

@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, JobFailedError, RecoveryError
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession, first_answer, node_client
 from headway.daemon.client.job_requests import job_of, node_of
-from headway.daemon.errors import ConfigError, JobFailedError, RecoveryError
-from headway.daemon.records.records import TERMINAL_PHASES, Desired, Phase
+from headway.daemon.cluster.records import TERMINAL_PHASES, Desired, Phase
+from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.boundaries import lineage_of, restorable
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.reports.metrics_file import MetricsFile
 from headway.daemon.reports.watch_view import Display, LossHistory, snapshot
-from headway.daemon.results.metrics_file import MetricsFile
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.situation.boundaries import lineage_of, restorable
-from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.proto import control_pb2
 from headway.stages.errors import PeerError, UnavailableError
 

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headway.daemon.base.errors import ConfigError, ConflictError
 from headway.daemon.client.cluster_access import MAX_ATTEMPTS, ClusterSession, change
 from headway.daemon.client.job_requests import node_of
-from headway.daemon.errors import ConfigError, ConflictError
-from headway.daemon.etcd.transaction import Change, Compare, Delete, Put
-from headway.daemon.records.cluster_records import SharesRecord
-from headway.daemon.records.format import UnreadableRecordError, decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import TERMINAL_PHASES, NodeRecord
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.view.usage import (
+from headway.daemon.cluster.cluster_records import SharesRecord
+from headway.daemon.cluster.format import UnreadableRecordError, decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
+from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.usage import (
     LEAST_HALF_LIFE_S,
     LEAST_SLICE_S,
     LEAST_WEIGHT,

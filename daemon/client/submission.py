@@ -10,23 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.base.places import is_url
+from headway.daemon.blobs.checkpoint_names import MANIFEST
+from headway.daemon.blobs.data_source import check_tokenizer, index_at
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client import checkpoint_folder, job_requests
 from headway.daemon.client.checkpoint_folder import Manifest
 from headway.daemon.client.cluster_access import ClusterSession, node_client
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.changed_keys import Changes
 from headway.daemon.jobs.data_choices import continued_schedule, epochs_text
 from headway.daemon.jobs.device_defaults import FILLED_IN, what_was_filled_in, with_those_of
 from headway.daemon.jobs.job import DataSpec, JobSpec
 from headway.daemon.jobs.job_file import read_job_file
-from headway.daemon.jobs.places import is_url
 from headway.daemon.jobs.resolve import BUILT_IN_SOURCE, default_cache_dir, resolve_job
-from headway.daemon.origin.origin_config import model_opener, read_parts, whole_path
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.models.origin_config import model_opener, read_parts, whole_path
 from headway.daemon.reports.safety_report import why_unprotected
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.shards.data_source import check_tokenizer, index_at
-from headway.daemon.storage.checkpoint_names import MANIFEST
 from headway.proto.control_pb2 import HasDataReply
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME, read_index

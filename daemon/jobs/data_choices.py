@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.data.source_choice import held_out_rows
 from headway.stages.spec import TrainSpec

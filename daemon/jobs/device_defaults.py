@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final, Literal
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
 from headway.stages.attention_kernels import FASTEST_FIRST, Kernel, KernelDevice, computes_bfloat16, why_not
 from headway.stages.spec import ModelSpec, TrainSpec

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import DataSpec, JobSpec, OriginSpec
 from headway.daemon.jobs.rules import check_job
 from headway.daemon.jobs.typed_toml import Place, parse_toml, read_table, read_text, where

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.places import is_url
 from headway.daemon.jobs.data_choices import (
     check_agreement,
     with_epochs_of,
@@ -23,7 +24,6 @@ from headway.daemon.jobs.data_choices import (
 )
 from headway.daemon.jobs.device_defaults import for_devices
 from headway.daemon.jobs.job import DataSpec, JobSpec
-from headway.daemon.jobs.places import is_url
 from headway.stages.attention_kernels import KernelDevice
 from headway.stages.data.shard_index import INDEX_NAME
 from headway.stages.data.source_choice import mixture_sha256

@@ -10,10 +10,10 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_hints
 
-from headway.daemon.addresses import JOB_NAME_RULE, is_job_name
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.addresses import JOB_NAME_RULE, is_job_name
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.places import is_url, why_no_place, why_no_url
 from headway.daemon.jobs.typed_toml import nearest
 from headway.optim.spec import GroupSpec
 from headway.stages.links.codec import is_rounding

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
 """Maximum size; a hand-written file has a hundredth of it."""

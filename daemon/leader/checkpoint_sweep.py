@@ -13,22 +13,22 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.records import CheckpointRecord, Phase
-from headway.daemon.situation.boundaries import age, lineage_of
-from headway.daemon.storage.checkpoint import (
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.blobs.checkpoint import (
     delete_checkpoint,
     delete_part,
     list_boundaries,
     list_parts,
     resolve_checkpoint_dir,
 )
-from headway.daemon.storage.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
-from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView, Place
+from headway.daemon.blobs.checkpoint_names import JOURNAL_PARTS, PartFile, folder_name, submission_url
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lineage import Lineage
+from headway.daemon.cluster.records import CheckpointRecord, Phase
+from headway.daemon.decide.boundaries import age, lineage_of
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView, Place
 
 _log = structlog.get_logger()
 

@@ -15,16 +15,16 @@ from typing import Final
 import msgspec
 import structlog
 
-from headway.daemon.errors import ConflictError, RecoveryError, StoreError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.records.cluster_records import RetiredRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.view.retirement import EndingsSeen, jobs_to_retire, names_to_forget, retired_record
+from headway.daemon.base.errors import ConflictError, RecoveryError, StoreError
+from headway.daemon.blobs.file_threads import Beat, FileThreads
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import RetiredRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.transaction import Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.retirement import EndingsSeen, jobs_to_retire, names_to_forget, retired_record
 from headway.stages.durable import make_durable
 
 _log = structlog.get_logger()

@@ -12,7 +12,28 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from headway.daemon.coordination.commands import (
+from headway.daemon.base.errors import (
+    ConflictError,
+    LeaseLostError,
+    NoAccessError,
+    RecoveryError,
+    StoreError,
+    StoreUnreachableError,
+    in_one_line,
+)
+from headway.daemon.base.fault_points import fault_point, is_armed
+from headway.daemon.base.restart_policy import Health
+from headway.daemon.blobs.file_threads import Beat, FileThreads
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lease import Lease
+from headway.daemon.cluster.records import CheckpointRecord, PhaseRecord
+from headway.daemon.cluster.transaction import Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.commands import (
     BrokenJob,
     Command,
     CopyPart,
@@ -23,30 +44,9 @@ from headway.daemon.coordination.commands import (
     WriteManifest,
     parts,
 )
-from headway.daemon.errors import (
-    ConflictError,
-    LeaseLostError,
-    NoAccessError,
-    RecoveryError,
-    StoreError,
-    StoreUnreachableError,
-    in_one_line,
-)
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.lease import Lease
-from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.fault_points import fault_point, is_armed
+from headway.daemon.decide.plans import PlanCache
 from headway.daemon.leader.plan_runner import AT_ONCE_S, PlanRunner
-from headway.daemon.planning.planner_pool import PlannerPool
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import CheckpointRecord, PhaseRecord
-from headway.daemon.runtime.restart_policy import Health
-from headway.daemon.situation.plans import PlanCache
-from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.plan.planner_pool import PlannerPool
 
 _log = structlog.get_logger()
 

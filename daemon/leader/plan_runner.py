@@ -14,11 +14,11 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.errors import in_one_line
-from headway.daemon.planning.plan_question import PlanQuestion
-from headway.daemon.planning.planner import PlanRefused, answer
-from headway.daemon.planning.planner_pool import PlanningFailedError
-from headway.daemon.situation.plans import Outcome, PlanCache, PlanRequest, Purpose
+from headway.daemon.base.errors import in_one_line
+from headway.daemon.decide.plans import Outcome, PlanCache, PlanRequest, Purpose
+from headway.daemon.plan.plan_question import PlanQuestion
+from headway.daemon.plan.planner import PlanRefused, answer
+from headway.daemon.plan.planner_pool import PlanningFailedError
 
 AT_ONCE_S: Final = 0.05
 """Maximum time for which the loop may stand still for all plans of one decision."""

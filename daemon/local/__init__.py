@@ -1,1 +1,1 @@
-"""Clusters on one machine: `up`, `run` and `demo`."""
+"""Clusters on one machine: `up`, `run`, `demo`, faults on purpose, and the reference."""

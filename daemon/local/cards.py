@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from headway.daemon.errors import ConfigError
-from headway.daemon.records.records import Device
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.records import Device
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _DRIVER_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))

@@ -24,16 +24,16 @@ from typing import Self
 
 import msgspec
 
-from headway.daemon.addresses import join_address, split_address
+from headway.daemon.base.addresses import join_address, split_address
+from headway.daemon.base.errors import ConfigError, StoreError
+from headway.daemon.base.machine_share import folder_in_memory
+from headway.daemon.base.owned_folders import OwnedFolder, remove_ownerless
 from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterAddress, ClusterFile, ClusterSession
-from headway.daemon.errors import ConfigError, StoreError
-from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
+from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cards import CardShare, free_share, machine_cards, share_cards, sharing
 from headway.daemon.local.processes import MAX_FALSE_STARTS, EtcdServer, EtcdServerConfig, NodeProcess, Sweeper
-from headway.daemon.machine_share import folder_in_memory
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.roles import Role
 

@@ -7,16 +7,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from headway.daemon.errors import ConfigError, JobFailedError
-from headway.daemon.etcd.binary import binary_release, find_etcd_binary, remark
+from headway.daemon.base.errors import ConfigError, JobFailedError
+from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
+from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.local.cluster import LocalCluster
 from headway.daemon.local.run import RunFolder, run_job
-from headway.daemon.planning.cluster_plan import layer_range
-from headway.daemon.records.records import PlanRecord
+from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.reports.job_report import report_job
 from headway.daemon.reports.watch_view import draw_curve, open_display
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 
 NUM_NODES = 3
 PROMPT = "def main():\n"
@@ -117,7 +117,7 @@ async def run_demo(out: Path, *, job_file: Path | None, force: asyncio.Event, et
     report = report_job(job, {})
     _say(f"Exact: {'yes' if report.exact else 'no'}, because {report.exact_reason}.")
     _say(f"No batch was lost: {folder.metrics} has each of the {len(losses)} batches once, in order.")
-    from headway.daemon.results.model_folder import sample
+    from headway.daemon.models.model_folder import sample
 
     text = await asyncio.to_thread(sample, folder.model, PROMPT, num_tokens=SAMPLE_BYTES)
     _say(f"\nThe model continues {PROMPT!r}:\n")

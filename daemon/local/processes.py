@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from headway.daemon.errors import EXIT_CONFIG, ConfigError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.base.errors import EXIT_CONFIG, ConfigError, StoreError, StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.local import tethered
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 

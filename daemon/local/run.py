@@ -7,21 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, check_finished, follow_job
 from headway.daemon.client.submission import Link, read_draft
-from headway.daemon.errors import ConfigError, RecoveryError
+from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.local.cards import local_devices
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.origin_config import read_parts
-from headway.daemon.records.records import TERMINAL_PHASES, Phase
+from headway.daemon.models.model_place import make_out
+from headway.daemon.models.origin_config import read_parts
 from headway.daemon.reports.watch_view import Display
-from headway.daemon.results.model_place import make_out
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.stages.errors import PeerError
 
 METRICS_NAME = "metrics.jsonl"

@@ -1,1 +1,1 @@
-"""The daemon's life: settings, identity, registration, membership, and whether peers are alive."""
+"""The daemon's life: settings, identity, membership, and what it answers."""

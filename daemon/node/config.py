@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from headway.daemon.addresses import NODE_NAME_RULE, is_node_name, read_ports, split_address
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.members import read_members
+from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name, read_ports, split_address
+from headway.daemon.base.allowed_places import check_places
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.members import read_members
 from headway.daemon.jobs.rules import MAX_TEXT
 from headway.daemon.jobs.typed_toml import parse_toml, read_text
 from headway.daemon.node.relays import read_relays
 from headway.daemon.node.settings import FIELD_NAMES, UNNAMED_SITE, NodeConfig
-from headway.daemon.storage.allowed_places import check_places
 
 ENVIRONMENT_PREFIX = "HEADWAY_"
 CLIENT_CERTIFICATES = "HEADWAY_CERTS"

@@ -5,10 +5,10 @@ from typing import Literal
 
 import torch
 
-from headway.daemon.costs.devices import cuda_reserve
-from headway.daemon.errors import ConfigError
-from headway.daemon.machine_share import memory_bytes
-from headway.daemon.records.records import Device
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.machine_share import memory_bytes
+from headway.daemon.cluster.records import Device
+from headway.daemon.plan.devices import cuda_reserve
 from headway.stages.model.determinism import arithmetic_class
 from headway.stages.no_card import why_no_card
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from cryptography import x509
 
-from headway.daemon.addresses import LOCAL_HOSTS
-from headway.daemon.errors import ConfigError
-from headway.daemon.joining.renewals import forget_renewed
-from headway.daemon.node.settings import NodeConfig
-from headway.daemon.rpc.certificates import (
+from headway.daemon.base.addresses import LOCAL_HOSTS
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.net.certificates import (
     check_own_certificate,
     check_own_key,
     issuer_of,
@@ -20,6 +18,8 @@ from headway.daemon.rpc.certificates import (
     own_names,
     read_certificate,
 )
+from headway.daemon.net.renewals import forget_renewed
+from headway.daemon.node.settings import NodeConfig
 from headway.stages.sockets.roles import Role, holder, roles_among, without_roles
 from headway.stages.sockets.tls_identity import (
     CA_FILE,

@@ -20,17 +20,32 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from headway.daemon.addresses import NodeEndpoint, join_address, split_address
-from headway.daemon.errors import ConfigError, InvariantLostError, StoreError
-from headway.daemon.etcd.binary import remark
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.fault_points import arm
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.joining.join_port import JoinPort
-from headway.daemon.joining.renewals import Renewals
-from headway.daemon.joining.signer import Signer, open_authority
-from headway.daemon.machine_share import memory_bytes
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.addresses import NodeEndpoint, join_address, split_address
+from headway.daemon.base.allowed_places import AllowedPlaces
+from headway.daemon.base.errors import ConfigError, InvariantLostError, StoreError
+from headway.daemon.base.fault_points import arm
+from headway.daemon.base.file_system import allow_only
+from headway.daemon.base.logging import configure_logs
+from headway.daemon.base.machine_share import memory_bytes
+from headway.daemon.base.own_process import keep_what_stays
+from headway.daemon.base.owned_folders import OwnedFolder, remove_ownerless
+from headway.daemon.blobs import file_threads as answering_folder
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.binary import remark
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch, log_plans
+from headway.daemon.net.certificates import CertificateAuthority, fingerprint, names_in, own_names, read_certificate
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.join_port import JoinPort
+from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.net.renewals import Renewals
+from headway.daemon.net.signer import Signer, open_authority
 from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.daemon.node.identity import read_identity
@@ -41,24 +56,9 @@ from headway.daemon.node.own_host import check_advertised_host, mapped_address
 from headway.daemon.node.preemption import PreemptionWatch, leave_within_s
 from headway.daemon.node.relays import StandingBy, read_relays
 from headway.daemon.node.revocations import Revocations
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.rpc.certificates import CertificateAuthority, fingerprint, names_in, own_names, read_certificate
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.runtime.logging import configure_logs
-from headway.daemon.runtime.own_process import keep_what_stays
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.serving.stream_limits import StreamLimits
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage import file_threads as answering_folder
-from headway.daemon.storage.allowed_places import AllowedPlaces
-from headway.daemon.storage.file_system import allow_only
-from headway.daemon.storage.owned_folders import OwnedFolder, remove_ownerless
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch, log_plans
+from headway.daemon.node.stream_limits import StreamLimits
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.shared_port import dial_within
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity
@@ -424,7 +424,7 @@ class Daemon:
         await _in_time(membership.leave(), "lease")
 
     def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk, activities: Activities) -> None:
-        from headway.daemon.serving.metrics import MetricSource, serve_metrics
+        from headway.daemon.node.metrics import MetricSource, serve_metrics
 
         source = MetricSource(
             node=desk.node,

@@ -11,14 +11,15 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.addresses import join_address, split_address
 from headway.daemon.agent.agent import Agent, Surroundings
 from headway.daemon.agent.local_state import generations_ahead, generations_seen
+from headway.daemon.agent.probing import Probing
+from headway.daemon.agent.profiling import DeviceSpeeds
 from headway.daemon.agent.steps_due import has_steps_ahead, is_awaited, is_named
-from headway.daemon.cleanup.sweeps import sweep_daily
-from headway.daemon.coordination.commands import CopyPart, SetAside
-from headway.daemon.coordination.coordinator import decide
-from headway.daemon.errors import (
+from headway.daemon.agent.sweeps import sweep_daily
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.addresses import join_address, split_address
+from headway.daemon.base.errors import (
     ConfigError,
     DamagedCopyError,
     InvariantLostError,
@@ -26,30 +27,8 @@ from headway.daemon.errors import (
     StorageAwayError,
     shortened,
 )
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.fault_points import fault_point
-from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
-from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
-from headway.daemon.leader.leadership import JobTroubles, Leadership
-from headway.daemon.node.config import listen_address
-from headway.daemon.node.memory import NodeMemory
-from headway.daemon.node.own_host import AddressWatch, address_towards
-from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
-from headway.daemon.node.peer_liveness import PeerLiveness
-from headway.daemon.node.registration import COPY, Registration
-from headway.daemon.node.settings import NodeConfig
-from headway.daemon.reach.reach_dial import dial
-from headway.daemon.reach.reaching import Reaching, dial_ports
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.records import IDENTITY, VANISHED, CheckpointRecord, NodeRecord, job_ailment
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.situation.boundaries import depends_on
-from headway.daemon.situation.plans import PlanCache
-from headway.daemon.situation.vanished_jobs import VanishedJobs, vanished_text
-from headway.daemon.storage.checkpoint import (
+from headway.daemon.base.fault_points import fault_point
+from headway.daemon.blobs.checkpoint import (
     copy_part,
     delete_checkpoint,
     read_manifest,
@@ -57,15 +36,36 @@ from headway.daemon.storage.checkpoint import (
     set_aside,
     write_manifest,
 )
-from headway.daemon.storage.file_threads import Beat, FileThreads
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.telemetry.probing import Probing
-from headway.daemon.telemetry.profiling import DeviceSpeeds
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
-from headway.daemon.workers.process import WorkerOptions
-from headway.daemon.workers.roster import WorkerSettings
-from headway.daemon.workers.supervisor import Supervisor
+from headway.daemon.blobs.file_threads import Beat, FileThreads
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.records import IDENTITY, VANISHED, CheckpointRecord, NodeRecord, job_ailment
+from headway.daemon.decide.boundaries import depends_on
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.commands import CopyPart, SetAside
+from headway.daemon.decide.coordinator import decide
+from headway.daemon.decide.plans import PlanCache
+from headway.daemon.decide.vanished_jobs import VanishedJobs, vanished_text
+from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
+from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
+from headway.daemon.leader.leadership import JobTroubles, Leadership
+from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.net.reach_dial import dial
+from headway.daemon.net.reaching import Reaching, dial_ports
+from headway.daemon.node.config import listen_address
+from headway.daemon.node.memory import NodeMemory
+from headway.daemon.node.own_host import AddressWatch, address_towards
+from headway.daemon.node.peer_liveness import ACTIVITY as PEER_LIVENESS
+from headway.daemon.node.peer_liveness import PeerLiveness
+from headway.daemon.node.registration import COPY, Registration
+from headway.daemon.node.settings import NodeConfig
+from headway.daemon.worker.process import WorkerOptions
+from headway.daemon.worker.roster import WorkerSettings
+from headway.daemon.worker.supervisor import Supervisor
 from headway.proto.control_pb2 import DialledPort, RecentOperations
 from headway.stages.errors import PeerError, UnavailableError
 from headway.stages.sockets.tls_identity import Identity

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from headway.daemon.errors import ConfigError, InvariantLostError
+from headway.daemon.base.errors import ConfigError, InvariantLostError
 from headway.stages.sockets.open_files import ReservedFiles
 
 NUM_JOBS_REMEMBERED: Final = 100

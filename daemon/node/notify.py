@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 
 
 class Notifier:

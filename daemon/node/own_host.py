@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import structlog
 
-from headway.daemon.addresses import MAX_PORT, join_address, split_address
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.addresses import MAX_PORT, join_address, split_address
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.node.config import advertised_host
 from headway.daemon.node.settings import NodeConfig
 from headway.stages.errors import UnavailableError

@@ -13,13 +13,13 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.errors import RecoveryError, in_one_line
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import RecoveryError, in_one_line
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.node.registration import leases_of
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import structlog
 
-from headway.daemon.errors import ConflictError, InvariantLostError, LeaseLostError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient, KeyValue
-from headway.daemon.etcd.lease import Lease
-from headway.daemon.etcd.transaction import Compare, Put
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import UnreadableRecordError, decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.base.errors import ConflictError, InvariantLostError, LeaseLostError, StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient, KeyValue
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import UnreadableRecordError, decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lease import Lease
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.decide.cluster_watch import ClusterWatch
 
 log = structlog.get_logger()
 

@@ -15,21 +15,21 @@ from typing import Any
 
 import structlog
 
-from headway.daemon.addresses import split_address
-from headway.daemon.errors import InvariantLostError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.joining.renewals import Renewals
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.addresses import split_address
+from headway.daemon.base.errors import InvariantLostError
+from headway.daemon.base.logging import configure_logs
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.net.certificates import names_in, own_names, read_certificate
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.renewals import Renewals
 from headway.daemon.node.identity import check_is_node, open_identity
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.rpc.certificates import names_in, own_names, read_certificate
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.runtime.logging import configure_logs
-from headway.daemon.serving.service import bind_node_service, stand_by_replies
-from headway.daemon.serving.stream_limits import StreamLimits
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.node.service import bind_node_service, stand_by_replies
+from headway.daemon.node.stream_limits import StreamLimits
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.tls_identity import CERTIFICATE_FILE, RenewableIdentity

@@ -13,14 +13,14 @@ from typing import Final
 
 import structlog
 
-from headway.daemon.addresses import NodeEndpoint, split_address
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.front.front import VIA
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.front.outpost import Post
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.base.addresses import NodeEndpoint, split_address
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.net.front import VIA
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.outpost import Post
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
-from headway.daemon.errors import ConfigError
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.decide.cluster_watch import ClusterWatch
 
 log = structlog.get_logger()
 

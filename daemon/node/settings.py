@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from headway.daemon.machine_share import folder_in_memory
+from headway.daemon.base.machine_share import folder_in_memory
 
 UNNAMED_SITE = "default"
 """Site of a node without a `site` setting: the network between two such nodes is unknown."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headway.daemon.planning.cluster_plan import worker_name
-from headway.daemon.records.measurements import GoodputRecord
-from headway.daemon.records.records import PlanRecord
-from headway.daemon.view.job_view import JobView
+from headway.daemon.cluster.measurements import GoodputRecord
+from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.plan.cluster_plan import worker_name
 
 USEFUL: Final = "useful"
 WAITING: Final = "waiting:"

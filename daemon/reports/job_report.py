@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from headway.daemon.coordination.fair_share import queue
-from headway.daemon.costs.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
-from headway.daemon.jobs.data_choices import epoch_of
-from headway.daemon.jobs.job import JobSpec, shares_text
-from headway.daemon.planning.cluster_plan import worker_name
-from headway.daemon.records.records import (
+from headway.daemon.cluster.records import (
     VANISHED,
     NodeRecord,
     Phase,
@@ -17,11 +12,16 @@ from headway.daemon.records.records import (
     WorkerState,
     job_ailment,
 )
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.failures import awaited_pair
+from headway.daemon.decide.fair_share import queue
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.data_choices import epoch_of
+from headway.daemon.jobs.job import JobSpec, shares_text
+from headway.daemon.plan.cluster_plan import worker_name
+from headway.daemon.plan.link_choice import PlannedLink, linked_pairs, neighbours, planned_links
 from headway.daemon.reports.goodput_report import GoodputReport, report_goodput
 from headway.daemon.reports.safety_report import SafetyReport, report_safety
-from headway.daemon.situation.failures import awaited_pair
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 
 
 def arithmetic_settings(spec: JobSpec) -> str:

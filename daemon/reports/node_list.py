@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from headway.daemon.records.cluster_records import RetiredRecord
-from headway.daemon.records.format import to_builtins
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ReachFact
-from headway.daemon.records.records import VANISHED, NodeRecord
-from headway.daemon.terminal import fitted, printable_name
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.quarantine import QUARANTINE_AFTER, charged_by, num_counted
+from headway.daemon.base.terminal import fitted, printable_name
+from headway.daemon.cluster.cluster_records import RetiredRecord
+from headway.daemon.cluster.format import to_builtins
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import ReachFact
+from headway.daemon.cluster.records import VANISHED, NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.quarantine import QUARANTINE_AFTER, charged_by, num_counted
 
 
 def facts_of(view: ClusterView, name: str) -> tuple[ReachFact, ...]:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headway.daemon.cluster.measurements import ReadingRecord
+from headway.daemon.cluster.records import TERMINAL_PHASES, NodeRecord
+from headway.daemon.decide import boundaries
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.copy_places import num_copies
-from headway.daemon.records.measurements import ReadingRecord
-from headway.daemon.records.records import TERMINAL_PHASES, NodeRecord
-from headway.daemon.situation import boundaries
-from headway.daemon.view.job_view import JobView
+from headway.daemon.plan.copy_places import num_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headway.daemon.costs.link_choice import link_sentences
-from headway.daemon.planning.cluster_plan import layer_range
-from headway.daemon.records.cluster_records import NodeFailureRecord
-from headway.daemon.records.records import EventRecord, NodeRecord
+from headway.daemon.base.terminal import console, fitted
+from headway.daemon.cluster.cluster_records import NodeFailureRecord
+from headway.daemon.cluster.records import EventRecord, NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.plan.cluster_plan import layer_range
+from headway.daemon.plan.link_choice import link_sentences
 from headway.daemon.reports.goodput_report import goodput_line
 from headway.daemon.reports.job_report import (
     NO_FASTER_PLAN,
@@ -39,8 +41,6 @@ from headway.daemon.reports.job_report import (
 )
 from headway.daemon.reports.node_list import alike, node_notes, time_of_day
 from headway.daemon.reports.safety_report import safety_lines
-from headway.daemon.terminal import console, fitted
-from headway.daemon.view.cluster_view import ClusterView
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

@@ -1,1 +1,1 @@
-"""The process that computes one stage: `python -m headway.daemon.worker`."""
+"""A node's workers: the daemon's side (`supervisor.py`, `goal.py`) and the process (`__main__.py`)."""

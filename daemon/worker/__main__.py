@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from headway.daemon.runtime.own_process import EXIT_ORPHANED, die_with_parent
-from headway.daemon.workers.process import SPARE_INDEX, WorkerOptions, leave_error
+from headway.daemon.base.own_process import EXIT_ORPHANED, die_with_parent
+from headway.daemon.worker.process import SPARE_INDEX, WorkerOptions, leave_error
 
 EXIT_STUCK = 76
 """Exit code when a link's process group could not be ended otherwise."""
@@ -28,17 +28,17 @@ def work(options: WorkerOptions) -> None:
     # torch takes seconds to import, so the kernel must know our parent before that
     import structlog
 
-    from headway.daemon.addresses import bracketed, read_ports
-    from headway.daemon.fault_points import arm, register_action
-    from headway.daemon.records.records import PROTOCOL_VERSION
-    from headway.daemon.runtime.logging import configure_logs
+    from headway.daemon.base.addresses import bracketed, read_ports
+    from headway.daemon.base.fault_points import arm, register_action
+    from headway.daemon.base.logging import configure_logs
+    from headway.daemon.cluster.records import PROTOCOL_VERSION
     from headway.daemon.worker.control import WorkerControl
     from headway.daemon.worker.device import WorkerDevice, warm_up
+    from headway.daemon.worker.goal import Hello
     from headway.daemon.worker.neighbours import WorkerInbox
     from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
     from headway.daemon.worker.stage_records import StageRecords, WorkerOutput
     from headway.daemon.worker.stage_worker import StageWorker
-    from headway.daemon.workers.goal import Hello
     from headway.stages.links.collective.endpoint import CollectiveEndpoint
     from headway.stages.links.collective.nccl_settings import outlive_peers
     from headway.stages.links.endpoint import ANY_PORT, LinkEndpoint

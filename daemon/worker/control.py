@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from headway.daemon.workers.goal import Actual, Answer, BatchDone, FromWorker, Goal, Heartbeat, Hello, Progress
-from headway.daemon.workers.socket import packed, read_goal
+from headway.daemon.worker.goal import Actual, Answer, BatchDone, FromWorker, Goal, Heartbeat, Hello, Progress
+from headway.daemon.worker.socket import packed, read_goal
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.links.loop_thread import LoopThread
 

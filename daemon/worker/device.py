@@ -15,10 +15,10 @@ from typing import Final
 import structlog
 import torch
 
-from headway.daemon.costs.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_BYTES_PER_S, CUDA_FLOPS
+from headway.daemon.base.own_process import keep_what_stays
+from headway.daemon.cluster.measurements import DeviceSpeed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.measurements import DeviceSpeed
-from headway.daemon.runtime.own_process import keep_what_stays
+from headway.daemon.plan.layer_costs import CPU_BYTES_PER_S, CPU_FLOPS_PER_THREAD, CUDA_BYTES_PER_S, CUDA_FLOPS
 from headway.daemon.worker.held_layers import RefusedError
 from headway.daemon.worker.out_of_memory import refusals_of_libraries
 from headway.optim.layer_optimizer import optimizer_factory

@@ -12,13 +12,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.base.owned_folders import make_folder
+from headway.daemon.cluster.state_key import BASE_PREFIX
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.storage.owned_folders import make_folder
-from headway.daemon.storage.state_key import BASE_PREFIX
-from headway.daemon.worker.neighbours import WorkerInbox
-from headway.daemon.worker.stage_records import StageRecords
-from headway.daemon.workers.goal import (
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.daemon.worker.goal import (
     FromWorker,
     SnapshotMissed,
     Source,
@@ -28,6 +26,8 @@ from headway.daemon.workers.goal import (
     WrittenFile,
     Wrote,
 )
+from headway.daemon.worker.neighbours import WorkerInbox
+from headway.daemon.worker.stage_records import StageRecords
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.stages.data.tokens import TokenShards
 from headway.stages.device.device import StageDevice

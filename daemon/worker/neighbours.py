@@ -7,11 +7,11 @@ from queue import SimpleQueue
 
 import torch
 
+from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.update_shares import update_shares
-from headway.daemon.records.records import PlanRecord
-from headway.daemon.workers.goal import Goal, Neighbour, Start, loading_s
-from headway.daemon.workers.liveness import FIRST_OPERATION_BATCHES
+from headway.daemon.worker.goal import Goal, Neighbour, Start, loading_s
+from headway.daemon.worker.liveness import FIRST_OPERATION_BATCHES
 from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from headway.daemon.records.measurements import MemoryShortage
+from headway.daemon.cluster.measurements import MemoryShortage
 from headway.stages.errors import DamagedFileError
 
 UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 from torch import Tensor, nn
 
-from headway.daemon.fault_points import LAYER_PLACE, PACE, fault_point, is_armed, register_action
-from headway.daemon.workers.goal import Source, SourceKind, Start
+from headway.daemon.base.fault_points import LAYER_PLACE, PACE, fault_point, is_armed, register_action
+from headway.daemon.worker.goal import Source, SourceKind, Start
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName

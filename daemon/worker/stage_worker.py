@@ -16,16 +16,12 @@ import msgspec
 import structlog
 import torch
 
-from headway.daemon.fault_points import LAYER_PLACE, is_armed
+from headway.daemon.base.fault_points import LAYER_PLACE, is_armed
+from headway.daemon.cluster.measurements import LayerTime
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.measurements import LayerTime
 from headway.daemon.worker.control import WorkerControl
 from headway.daemon.worker.device import WorkerDevice
-from headway.daemon.worker.held_layers import Held, RefusedError, SnapshotReports, live_parts, load_stage, write_parts
-from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem, for_part, start_context
-from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
-from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords, WorkerOutput
-from headway.daemon.workers.goal import (
+from headway.daemon.worker.goal import (
     ENDS_A_RUN,
     Action,
     Actual,
@@ -36,6 +32,10 @@ from headway.daemon.workers.goal import (
     Heartbeat,
     next_action,
 )
+from headway.daemon.worker.held_layers import Held, RefusedError, SnapshotReports, live_parts, load_stage, write_parts
+from headway.daemon.worker.neighbours import Neighbours, WorkerInbox, WorkerItem, for_part, start_context
+from headway.daemon.worker.out_of_memory import damaged_path, fault_line, refusals_of_libraries, shortage_of
+from headway.daemon.worker.stage_records import PacedGraph, RunObserver, StageRecords, WorkerOutput
 from headway.optim.step_count import STEPS
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.device.run_events import DeviceDone

@@ -12,8 +12,8 @@ from itertools import islice
 from math import inf
 from typing import Final
 
+from headway.daemon.cluster.lineage import Lineage
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.lineage import Lineage
 from headway.stages.spec import TrainSpec, weight_version
 
 

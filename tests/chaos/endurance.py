@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from headway.daemon.chaos.fault_schedule import parse_kinds
+from headway.daemon.local.fault_schedule import parse_kinds
 from tests.chaos.residue import Residue
 from tests.chaos.soak import say
 from tests.chaos.soak_job import KINDS, Outcome, SoakCase, last_warnings, overdue_leaves, train_under_faults

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.daemon.errors import ConfigError
-from headway.daemon.history.writer import DAEMONS_FOLDER, MONOTONIC
-from headway.daemon.records.records import Phase, PlanRecord
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.base.history_writer import DAEMONS_FOLDER, MONOTONIC
+from headway.daemon.cluster.records import Phase, PlanRecord
 from tests.chaos.checker import History, Load, Operation, PlanSeen
 
 OPERATIONS = frozenset({"forward", "backward", "update"})

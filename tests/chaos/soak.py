@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.chaos.fault_schedule import parse_kinds
+from headway.daemon.local.fault_schedule import parse_kinds
 from tests.chaos.soak_job import KINDS, Outcome, SoakCase, soak
 from tests.integration.exactness.training import Oracle
 

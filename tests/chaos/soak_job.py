@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from headway.daemon.chaos.campaign import ETCD_REST_S, Campaign, Watcher, failures
-from headway.daemon.chaos.fault_schedule import CUTTING, Blow, FaultKind, Strike, fault_schedule
-from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.outages import NUM_CONNECTIONS, LocalTargets, can_destroy
+from headway.daemon.base.errors import StoreError
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.errors import StoreError
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
+from headway.daemon.local.campaign import ETCD_REST_S, Campaign, Watcher, failures
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.local.fault_schedule import CUTTING, Blow, FaultKind, Strike, fault_schedule
+from headway.daemon.local.injector import Injector
+from headway.daemon.local.outages import NUM_CONNECTIONS, LocalTargets, can_destroy
 from tests.chaos.checker import Bounds, FaultSeen, Sample, check
 from tests.chaos.read_history import read_history
 from tests.chaos.residue import Residue, sample_for_ever

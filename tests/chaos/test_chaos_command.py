@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.chaos.outages import can_destroy
 from headway.daemon.cli.program import run
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
+from headway.daemon.local.outages import can_destroy
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
 
 

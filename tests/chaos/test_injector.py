@@ -14,9 +14,17 @@ from typing import cast
 
 import pytest
 
-from headway.daemon.chaos.fault_schedule import FaultKind, Strike
-from headway.daemon.chaos.injector import Injector
-from headway.daemon.chaos.outages import (
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.rules import check_job
+from headway.daemon.local.fault_schedule import FaultKind, Strike
+from headway.daemon.local.injector import Injector
+from headway.daemon.local.outages import (
     FullDisk,
     Healer,
     IdleConnections,
@@ -28,14 +36,6 @@ from headway.daemon.chaos.outages import (
     destroy_connections,
     poison,
 )
-from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.errors import ConfigError
-from headway.daemon.jobs.rules import check_job
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from tests.chaos.processes import stand_ins
 from tests.integration.exactness.training import small_job
 
@@ -115,7 +115,7 @@ async def test_leaving_lets_everything_go_on(pids: Pids) -> None:
 async def test_what_was_stopped_goes_on_when_the_injector_is_killed(pids: Pids) -> None:
     """A process stops etcd and is killed: etcd goes on."""
     etcd = pids[3]
-    code = "import sys, time\nfrom headway.daemon.chaos.outages import Healer\n"
+    code = "import sys, time\nfrom headway.daemon.local.outages import Healer\n"
     code += "healer = Healer()\nhealer.stop(int(sys.argv[1]))\nprint('stopped', flush=True)\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, str(etcd)], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -188,9 +188,9 @@ for line in sys.stdin:
 _KILLED = """
 import sys, time
 from pathlib import Path
-from headway.daemon.chaos.outages import FullDisk
-from headway.daemon.chaos.outages import Healer
-from headway.daemon.chaos.outages import StorageAway
+from headway.daemon.local.outages import FullDisk
+from headway.daemon.local.outages import Healer
+from headway.daemon.local.outages import StorageAway
 healer = Healer()
 FullDisk(healer).spread([int(sys.argv[1])])
 StorageAway(Path(sys.argv[2]), healer).take()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.chaos.fault_schedule import FaultKind
+from headway.daemon.local.fault_schedule import FaultKind
 from tests.chaos.soak_job import SoakCase, soak
 from tests.integration.exactness.training import Oracle
 

@@ -8,11 +8,11 @@ import json
 import random
 from dataclasses import replace
 
+from headway.daemon.cluster.cluster_records import SharesRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Desired
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records.cluster_records import SharesRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Desired
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 NUM_SCENARIOS = 40

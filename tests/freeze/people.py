@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.cli.program import app
-from headway.daemon.errors import ConfigError
+from headway.daemon.client.preview import PlanPreview
+from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.preview.preview import PlanPreview
-from headway.daemon.records.records import NodeRecord
 from headway.daemon.reports.job_report import JobReport
 from headway.stages.spec import AdapterSpec
 

@@ -11,10 +11,10 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from headway.daemon.cluster.records import Device, NodeRecord, WorkerPart
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.planner import PlanRefused, make_plan
-from headway.daemon.planning.predicted_time import predict
-from headway.daemon.records.records import Device, NodeRecord, WorkerPart
+from headway.daemon.plan.planner import PlanRefused, make_plan
+from headway.daemon.plan.predicted_time import predict
 from headway.stages.spec import ModelSpec, TrainSpec
 
 NUM_QUESTIONS = 500

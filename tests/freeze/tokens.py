@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from headway.daemon.errors import ConfigError
-from headway.daemon.preparing.preparation import Preparation
-from headway.daemon.preparing.prepare import prepare
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.text.preparation import Preparation
+from headway.daemon.text.prepare import prepare
 from tests.rigs.tiny_chats import TEMPLATE, write_chat_tokenizer
 
 TEXTS = ["Grüße,\nWelt\n", "second <|end|> document", "", " a\ttab, a \"quote\" and 'another' " * 40]

@@ -11,9 +11,13 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from headway.daemon.errors import ConfigError
-from headway.daemon.joining.invitation import RefusedError, check_secret, sealed
-from headway.daemon.joining.join_token import (
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.cluster_records import InvitationRecord, IssuedRecord, RevokedRecord
+from headway.daemon.cluster.format import UnreadableRecordError, decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.net.certificates import CertificateAuthority, check_own_certificate, names_in, read_certificate
+from headway.daemon.net.invitation import RefusedError, check_secret, sealed
+from headway.daemon.net.join_token import (
     AskCertificate,
     JoinAnswer,
     JoinToken,
@@ -22,11 +26,7 @@ from headway.daemon.joining.join_token import (
     read_token,
     write_token,
 )
-from headway.daemon.joining.signing_request import new_key, read_signing_request, signing_request
-from headway.daemon.records.cluster_records import InvitationRecord, IssuedRecord, RevokedRecord
-from headway.daemon.records.format import UnreadableRecordError, decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import CertificateAuthority, check_own_certificate, names_in, read_certificate
+from headway.daemon.net.signing_request import new_key, read_signing_request, signing_request
 from headway.stages.sockets.roles import Role, holder
 from headway.stages.sockets.tls_identity import TlsIdentity
 

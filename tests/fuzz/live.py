@@ -20,16 +20,16 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from headway.daemon.base.errors import StoreError
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.errors import StoreError
+from headway.daemon.cluster.cluster_records import SharesRecord, UsageRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.records import TERMINAL_PHASES, SpecRecord
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import PlacementSpec, QueueSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.cluster_records import SharesRecord, UsageRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import TERMINAL_PHASES, SpecRecord
-from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from headway.stages.links.endpoint import METHOD, SERVICE
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting

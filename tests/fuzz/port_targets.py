@@ -9,8 +9,8 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
-from headway.daemon.front.front import MAX_HEAD_BYTES, TAKEN, Front, read_opening
-from headway.daemon.front.outpost import OrderReader, Outpost
+from headway.daemon.net.front import MAX_HEAD_BYTES, TAKEN, Front, read_opening
+from headway.daemon.net.outpost import OrderReader, Outpost
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 OPENINGS = (

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
+from headway.daemon.base.errors import ConfigError, RecoveryError, StoreUnreachableError
+from headway.daemon.blobs.checkpoint import read_manifest
+from headway.daemon.blobs.checkpoint_names import MANIFEST
 from headway.daemon.client.cluster_access import CLUSTER_FILE, find_cluster
-from headway.daemon.errors import ConfigError, RecoveryError, StoreUnreachableError
-from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.node.memory import GENERATIONS_FILE, NodeMemory
-from headway.daemon.preview.nodes_file import parse_nodes
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.client.nodes_file import parse_nodes
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     CheckpointRecord,
     EventRecord,
     NodeRecord,
@@ -32,11 +32,11 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.results.model_folder import read_model
-from headway.daemon.results.model_place import CONFIG_NAME
-from headway.daemon.storage.checkpoint import read_manifest
-from headway.daemon.storage.checkpoint_names import MANIFEST
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.jobs.job_file import parse_job
+from headway.daemon.models.model_folder import read_model
+from headway.daemon.models.model_place import CONFIG_NAME
+from headway.daemon.node.memory import GENERATIONS_FILE, NodeMemory
 from headway.proto.data_pb2 import Hello
 from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.errors import DamagedFileError, DataError, ProtocolError

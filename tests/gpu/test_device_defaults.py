@@ -9,8 +9,8 @@ import torch
 from headway.daemon.jobs.job import JobSpec
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.resolve import resolve_job
+from headway.daemon.local.reference_loop import reference
 from headway.daemon.node.hardware import find_devices
-from headway.daemon.reference.loop import reference
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.data.tokens import TokenShards
 

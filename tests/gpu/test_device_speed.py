@@ -5,7 +5,7 @@ from time import perf_counter
 import pytest
 import torch
 
-from headway.daemon.costs.layer_costs import CUDA_FLOPS
+from headway.daemon.plan.layer_costs import CUDA_FLOPS
 from headway.daemon.worker.device import CUDA_SIZE, _products, measure_speed
 
 pytestmark = [

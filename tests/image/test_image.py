@@ -13,11 +13,11 @@ from typing import Final
 
 import pytest
 
-from headway.daemon.etcd.binary import find_etcd_binary
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.keys import Keys
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.image.build import HIDDEN, PYTHON, SHARED, Image, why_not
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from headway.daemon.etcd.binary import find_etcd_binary
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from headway.daemon.data.data_tokenizer import DataTokenizer, tokenizer_json
-from headway.daemon.results.model_folder import read_model, sample, write_model
+from headway.daemon.models.model_folder import read_model, sample, write_model
+from headway.daemon.text.data_tokenizer import DataTokenizer, tokenizer_json
 from headway.stages.model.decoder import build_layer
 from headway.stages.model.initial_weights import initial_parameters
 from headway.stages.spec import ModelSpec, layer_names

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.daemon.base.errors import StoreError
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-from headway.daemon.errors import StoreError
-from headway.daemon.records.format import to_builtins
+from headway.daemon.cluster.format import to_builtins
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.reports.job_report import link_waits
-from headway.daemon.view.cluster_view import ClusterView
 
 
 def told(view: ClusterView) -> dict[str, Any]:

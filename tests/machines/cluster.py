@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.etcd.binary import find_etcd_binary
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.net.certificates import CertificateAuthority
 from tests.machines.network import Network
 from tests.machines.observer import Observer
 

@@ -15,7 +15,7 @@ import traceback
 
 import headway.daemon.cli
 import headway.daemon.client
-import headway.daemon.reference.loop  # and with it torch
+import headway.daemon.local.reference_loop  # and with it torch
 from headway.daemon.cli.program import run
 
 LIMIT_S = 240

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.etcd.binary import find_etcd_binary
+from headway.daemon.cluster.binary import find_etcd_binary
 from tests.machines import page
 from tests.machines.internet import Host, Internet
 from tests.machines.observer import TIMEOUT_S, Observer, blocked, environment

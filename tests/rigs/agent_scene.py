@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.daemon.agent.agent import Agent, Surroundings
-from headway.daemon.errors import ConflictError
-from headway.daemon.etcd.transaction import Compare, Delete, Put
-from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.base.errors import ConflictError
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -21,10 +20,11 @@ from headway.daemon.records.records import (
     StateRecord,
     WorkerPart,
 )
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import (
+from headway.daemon.cluster.transaction import Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.worker.goal import (
     Actual,
     Failure,
     Goal,

@@ -9,9 +9,8 @@ import msgspec
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Register, SetGoal, Step
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     NodeRecord,
     PlanRecord,
     Save,
@@ -23,10 +22,11 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.storage.state_key import StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action, Actual, Goal, JobGeneration, Start, WorkerStatus, next_action
+from headway.daemon.cluster.state_key import StateKey, StoredFile
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.worker.goal import Action, Actual, Goal, JobGeneration, Start, WorkerStatus, next_action
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")

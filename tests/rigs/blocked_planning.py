@@ -1,8 +1,8 @@
 """Parts that tests of blocked planning share."""
 
-from headway.daemon.costs.paths import BlockedWay, BlockedWays
-from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.cluster.measurements import Port
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.plan.paths import BlockedWay, BlockedWays
 from tests.rigs.clusters import node
 
 

@@ -1,10 +1,10 @@
 """Parts that tests of blocked ways share."""
 
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
-from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
 
 REFUSED = "connection refused"
 

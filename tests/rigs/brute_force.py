@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 
-from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.layer_costs import LayerCost, layer_costs, microbatch_seconds, shareable_part, update_seconds
+from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.layer_costs import LayerCost, layer_costs, microbatch_seconds, shareable_part, update_seconds
 from headway.stages.schedule.stage_schedule import schedule_depth
 
 

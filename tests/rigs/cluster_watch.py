@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.records.records import Desired
-from headway.daemon.view.cluster_watch import ClusterWatch
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.records import Desired
+from headway.daemon.decide.cluster_watch import ClusterWatch
 
 DEADLINE_S = 30.0
 

@@ -1,8 +1,8 @@
 """Nodes and jobs for the planner's tests."""
 
+from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused, make_plan
-from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.plan.planner import ClusterPlan, PlanRefused, make_plan
 from headway.stages.spec import ModelSpec, TrainSpec
 
 

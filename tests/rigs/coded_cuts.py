@@ -3,7 +3,7 @@
 import torch
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.stages.links.codec import Codec
 from headway.stages.state.journal import Journal
 from tests.rigs.pipeline import CountingTokens, Pipeline, initial_layers

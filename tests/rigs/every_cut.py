@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway.daemon.costs.devices import DeviceSlot
-from headway.daemon.costs.replica_shares import Floats
-from headway.daemon.costs.stage_costs import StageCosts
-from headway.daemon.planning.predicted_time import Cut, fill_factor
+from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.predicted_time import Cut, fill_factor
+from headway.daemon.plan.replica_shares import Floats
+from headway.daemon.plan.stage_costs import StageCosts
 
 TOLERANCE: Final = 1e-9
 """Relative difference below which two times count as equal."""

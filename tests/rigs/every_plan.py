@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from headway.daemon.costs.connections import Links
-from headway.daemon.costs.devices import DeviceSlot
-from headway.daemon.costs.profiles import Profiles
-from headway.daemon.costs.stage_costs import StageCosts
+from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.predicted_time import PlacedStage, PredictedTime, Worker
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.plan.connections import Links
+from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.predicted_time import PlacedStage, PredictedTime, Worker
+from headway.daemon.plan.profiles import Profiles
+from headway.daemon.plan.stage_costs import StageCosts
 from headway.stages.schedule.stage_schedule import schedule_depth
 from tests.rigs.brute_force import (
     Instance,

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.daemon import fault_points
+from headway.daemon.base import fault_points
+from headway.daemon.base.errors import LeaseLostError
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import cancel, job_of, submit
 from headway.daemon.client.job_watch import wait_for_phase
-from headway.daemon.errors import LeaseLostError
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import TERMINAL_PHASES, Phase
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from tests.chaos.checker import FaultSeen, History, check
 from tests.chaos.read_history import read_history
 from tests.integration.exactness.training import (
@@ -52,7 +52,7 @@ recoveries: dict[str, float] = {}
 """Seconds from the last strike to the first forward of a later generation, by job."""
 
 Fault = dict[str, Any]
-"""As in daemon/fault_points.py, without its id."""
+"""As in daemon/base/fault_points.py, without its id."""
 
 
 def faulty_job(name: str, *, batches: int = 24, num_nodes: int = 3, fault: FaultSpec | None = None) -> JobSpec:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.view.job_view import JobView
+from headway.daemon.decide.job_view import JobView
 
 
 async def headway(folder: Path, arguments: str) -> str:

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.joining.join_client import Joined, join
-from headway.daemon.joining.join_port import JoinLimits, JoinPort
-from headway.daemon.joining.join_token import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer, JoinToken
-from headway.daemon.joining.signer import Signer
-from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.records.cluster_records import InvitationRecord
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import InvitationRecord
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.join_client import Joined, join
+from headway.daemon.net.join_port import JoinLimits, JoinPort
+from headway.daemon.net.join_token import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer, JoinToken
+from headway.daemon.net.signer import Signer
+from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.sockets.shared_port import shared_address
 
 CALL_S = 10.0

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from headway.daemon.coordination.commands import Decision
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.blobs.file_threads import Beat
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.commands import Decision
 from headway.daemon.leader.leadership import Decide, JobTroubles, Leadership
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.storage.file_threads import Beat
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.stages.sockets.tls_identity import TlsIdentity
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.records import NodeRecord, SpecRecord, StateFile, StateRecord
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.records import NodeRecord, SpecRecord, StateFile, StateRecord
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.stages.sockets.tls_identity import TlsIdentity
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state

@@ -1,6 +1,6 @@
 """Parts that tests of nodes that stay out share."""
 
-from headway.daemon.records.records import Phase
+from headway.daemon.cluster.records import Phase
 from tests.rigs.recovery import trained
 from tests.rigs.scenarios import run_until
 from tests.rigs.simulated_cluster import SimulatedCluster

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from headway.daemon.planning.rebalance import MoveCost, Outlook, Promises, judge
+from headway.daemon.plan.rebalance import MoveCost, Outlook, Promises, judge
 from headway.stages.telemetry.layer_times import WINDOW, spread_of
 
 NUM_LAYERS = 24

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headway.daemon.fault_points import ENVIRONMENT, LAYER_PLACE, PACE
+from headway.daemon.base.fault_points import ENVIRONMENT, LAYER_PLACE, PACE
 
 
 def paced_layers(folder: Path, forward_s: float, **more_s: float) -> dict[str, str]:

@@ -3,11 +3,11 @@
 import random
 from typing import Literal
 
-from headway.daemon.costs.connections import LinkAssumptions
-from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.costs.profiles import Profiles
+from headway.daemon.cluster.measurements import LayerTime
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
-from headway.daemon.records.measurements import LayerTime
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.daemon.plan.profiles import Profiles
 from headway.stages.spec import timed_kind
 from tests.rigs.brute_force import Instance
 from tests.rigs.clusters import job, node

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from headway.daemon.planning.plan_question import ask
-from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.situation.plans import PlanRequest, Purpose
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.decide.plans import PlanRequest, Purpose
+from headway.daemon.plan.plan_question import ask
 from tests.rigs.simulated_cluster import small_spec
 
 GIB = 2**30

@@ -3,11 +3,11 @@
 import random
 from typing import Any
 
+from headway.daemon.cluster.cluster_records import SharesRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import CheckpointRecord, Desired, Phase
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records.cluster_records import SharesRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import CheckpointRecord, Desired, Phase
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 
 FINAL = (Phase.FINISHED, Phase.CANCELLED)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headway.daemon.records.records import PlanRecord
+from headway.daemon.cluster.records import PlanRecord
 from tests.rigs.scenarios import cluster_of, plan, running_at_full_speed
 from tests.rigs.simulated_cluster import SimulatedCluster
 from tests.rigs.simulated_node import Worker

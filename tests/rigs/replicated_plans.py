@@ -4,9 +4,9 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from headway.daemon.planning.plan_question import PlanQuestion
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
-from headway.daemon.records.records import WorkerPart
+from headway.daemon.cluster.records import WorkerPart
+from headway.daemon.plan.plan_question import PlanQuestion
+from headway.daemon.plan.planner import ClusterPlan, PlanRefused, answer
 
 
 def answer_with_replicas(question: PlanQuestion) -> ClusterPlan | PlanRefused:

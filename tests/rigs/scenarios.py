@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     EventRecord,
     Phase,
     PlanRecord,

@@ -8,10 +8,11 @@ same planner with free and instant moves at every event, which knows the true sp
 import random
 from dataclasses import dataclass, field
 
-from headway.daemon.costs.layer_costs import LayerCost, layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.cluster.records import Device, NodeRecord, PlanRecord, WorkerPart
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.planner import ClusterPlan, make_plan
-from headway.daemon.planning.rebalance import (
+from headway.daemon.plan.layer_costs import LayerCost, layer_costs, microbatch_seconds, update_seconds
+from headway.daemon.plan.planner import ClusterPlan, make_plan
+from headway.daemon.plan.rebalance import (
     WINDOW_S,
     MoveCost,
     Outlook,
@@ -20,7 +21,6 @@ from headway.daemon.planning.rebalance import (
     moving_bytes,
     probation_s,
 )
-from headway.daemon.records.records import Device, NodeRecord, PlanRecord, WorkerPart
 
 STEP_S = 1.0
 SETTLE_S = 2.0

@@ -4,14 +4,11 @@ import random
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from headway.daemon.costs.link_choice import neighbours
-from headway.daemon.planning.cluster_plan import is_moving, place
-from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lineage import Lineage
+from headway.daemon.cluster.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.cluster.records import (
     PlanRecord,
     Save,
     StateFile,
@@ -24,10 +21,13 @@ from headway.daemon.records.records import (
     data_ailment,
     seen_key,
 )
-from headway.daemon.situation.boundaries import kept, lineage_of, newest_complete
-from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.boundaries import kept, lineage_of, newest_complete
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.plan.cluster_plan import is_moving, place
+from headway.daemon.plan.copy_places import copy_places
+from headway.daemon.plan.link_choice import neighbours
 from tests.rigs.simulated_etcd import Store
 from tests.rigs.simulated_node import HeldKey, Node, Worker
 

@@ -11,24 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from headway.daemon.coordination.commands import (
-    Command,
-    Decision,
-    DeleteCheckpoints,
-    SetAside,
-    Transaction,
-    WriteManifest,
-    parts,
-)
-from headway.daemon.coordination.coordinator import decide
-from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.leader.checkpoint_sweep import BoundaryFolder, stale_checkpoints
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.measurements import MemoryShortage, ProgressRecord
-from headway.daemon.records.records import (
+from headway.daemon.blobs.checkpoint_names import boundary_url, part_name, parts_url
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lineage import Lineage
+from headway.daemon.cluster.measurements import MemoryShortage, ProgressRecord
+from headway.daemon.cluster.records import (
     CheckpointRecord,
     Desired,
     DesiredRecord,
@@ -37,10 +26,21 @@ from headway.daemon.records.records import (
     PhaseRecord,
     SpecRecord,
 )
-from headway.daemon.situation.plans import Plans
-from headway.daemon.storage.checkpoint_names import boundary_url, part_name, parts_url
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.commands import (
+    Command,
+    Decision,
+    DeleteCheckpoints,
+    SetAside,
+    Transaction,
+    WriteManifest,
+    parts,
+)
+from headway.daemon.decide.coordinator import decide
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.plans import Plans
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec
+from headway.daemon.leader.checkpoint_sweep import BoundaryFolder, stale_checkpoints
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.simulated_etcd import Store
 from tests.rigs.simulated_invariants import SimulatedInvariants

@@ -1,14 +1,14 @@
 """The invariants of the simulated cluster after every transaction of a leader."""
 
-from headway.daemon.coordination.commands import Transaction
-from headway.daemon.coordination.coordinator import decide
-from headway.daemon.costs.link_choice import linked_pairs
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Phase, PlanRecord
+from headway.daemon.decide.boundaries import parts_of
+from headway.daemon.decide.commands import Transaction
+from headway.daemon.decide.coordinator import decide
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.planning.cluster_plan import devices
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PlanRecord
-from headway.daemon.situation.boundaries import parts_of
-from headway.daemon.view.job_view import JobView
+from headway.daemon.plan.cluster_plan import devices
+from headway.daemon.plan.link_choice import linked_pairs
 from tests.rigs.simulated_agent import SimulatedAgents
 
 MOVING_PHASES = (Phase.PREPARING, Phase.CHANGING, Phase.STOPPING)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from headway.daemon.records.lineage import Lineage
-from headway.daemon.records.measurements import MemoryShortage
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.cluster.lineage import Lineage
+from headway.daemon.cluster.measurements import MemoryShortage
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
 
 
 def steady_view() -> ClusterView:

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable, Collection
 
-from headway.daemon.coordination.commands import Decision
-from headway.daemon.situation.plans import PlanCache, PlanRequest, Plans, PlansAtOnce
+from headway.daemon.decide.commands import Decision
+from headway.daemon.decide.plans import PlanCache, PlanRequest, Plans, PlansAtOnce
 
 DELAYS = (0, 0, 1, 2, 5)
 """Decisions that a plan takes, each as likely."""

@@ -1,8 +1,8 @@
 """Parts that tests of transaction parts share."""
 
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord, PlanRecord, WorkerPart
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Phase, PhaseRecord, PlanRecord, WorkerPart
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
 from tests.rigs.simulated_etcd import Store
 

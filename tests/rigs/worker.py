@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from headway.daemon.reference.loop import BatchResult, reference
-from headway.daemon.workers.goal import WrittenFile
+from headway.daemon.local.reference_loop import BatchResult, reference
+from headway.daemon.worker.goal import WrittenFile
 from headway.stages.data.tokens import TokenShards
 from headway.stages.state.state_file import content_checksum, read_state
 from tests.integration.worker.conftest import Case, Worker

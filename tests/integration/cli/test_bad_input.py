@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
+from headway.daemon.cluster.format import encode, to_builtins
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.format import encode, to_builtins
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import CheckpointRecord, DesiredRecord, PhaseRecord, SpecRecord
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 

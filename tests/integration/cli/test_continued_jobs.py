@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-from headway.daemon.etcd.transaction import Delete
-from headway.daemon.records.keys import Keys
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.transaction import Delete
 from tests.rigs.file_server import serving
 
 HEAD = """\

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.cluster_records import NodeFailureRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import GoodputRecord
+from headway.daemon.cluster.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
-from headway.daemon.records.cluster_records import NodeFailureRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import GoodputRecord
-from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, SpecRecord
-from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.serving.metrics import MetricSource, serve_metrics
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
+from headway.daemon.node.metrics import MetricSource, serve_metrics
 from tests.integration.cli.conftest import Program
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
 

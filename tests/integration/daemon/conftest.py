@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.records import Desired, DesiredRecord, Phase, SpecRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec, PlacementSpec
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import Desired, DesiredRecord, Phase, SpecRecord
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.sockets.roles import Role

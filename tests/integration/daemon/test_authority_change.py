@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.errors import StoreError
-from headway.daemon.etcd.binary import find_etcd_binary
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
-from headway.daemon.joining.join_token import AskCertificate
-from headway.daemon.joining.renewals import LOOKED_AT_EVERY_S
-from headway.daemon.joining.signer import Signer
-from headway.daemon.joining.signing_request import new_key, signing_request
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import StoreError
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.rpc import certificates
-from headway.daemon.rpc.certificates import CertificateAuthority, issuer_of
-from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.net import certificates
+from headway.daemon.net.certificates import CertificateAuthority, issuer_of
+from headway.daemon.net.invitation import NO_INVITATION, RefusedError
+from headway.daemon.net.join_token import AskCertificate
+from headway.daemon.net.renewals import LOOKED_AT_EVERY_S
+from headway.daemon.net.signer import Signer
+from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd

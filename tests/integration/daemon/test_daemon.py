@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from headway.daemon.errors import RecoveryError
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, Phase, WorkerState
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.storage.state_key import JOURNAL, StateKey
+from headway.daemon.base.errors import RecoveryError
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState
+from headway.daemon.cluster.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2, control_pb2_grpc
 from tests.rigs.paces import paced_layers
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.cleanup.sweeps import DOWNLOAD_KEPT_S, sweep_data
-from headway.daemon.errors import RecoveryError, StorageAwayError
+from headway.daemon.agent.sweeps import DOWNLOAD_KEPT_S, sweep_data
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import RecoveryError, StorageAwayError
+from headway.daemon.blobs import download, verified_shards
+from headway.daemon.blobs.fetch import PartialFile
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.library import DataLibrary, Reading
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving import data_service
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.shards import download, verified_shards
-from headway.daemon.shards.library import DataLibrary, Reading
-from headway.daemon.storage.fetch import PartialFile
-from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.node import data_service
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
 from headway.stages.data.shard_index import INDEX_NAME, read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards

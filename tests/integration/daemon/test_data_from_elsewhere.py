@@ -11,15 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from headway.daemon.base.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
+from headway.daemon.blobs import download
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.submission import _FolderReader, send_missing
-from headway.daemon.errors import ConfigError, NoAccessError, RecoveryError, StorageAwayError
+from headway.daemon.cluster.records import SpecRecord
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.records.records import SpecRecord
-from headway.daemon.serving import data_service
-from headway.daemon.shards import download
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.file_threads import FileThreads
+from headway.daemon.node import data_service
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.joining import join_port
-from headway.daemon.joining.invitation import NO_INVITATION
-from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_port import JoinLimits
-from headway.daemon.joining.join_token import MAX_REQUEST_BYTES, JoinToken
-from headway.daemon.joining.signing_request import new_key, signing_request
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.net import join_port
+from headway.daemon.net.invitation import NO_INVITATION
+from headway.daemon.net.join_client import join
+from headway.daemon.net.join_port import JoinLimits
+from headway.daemon.net.join_token import MAX_REQUEST_BYTES, JoinToken
+from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.shared_port import shared_address
 from tests.integration.conftest import Etcd
@@ -50,7 +50,7 @@ async def test_a_port_lives_by_the_clock_of_the_day(place: JoinPlace) -> None:
 
 async def test_a_port_that_says_a_byte_now_and_then_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What listens at the token's address drips its answer: the machine gives up after the time of one connection."""
-    monkeypatch.setattr("headway.daemon.joining.join_client.CALL_S", 1.0)
+    monkeypatch.setattr("headway.daemon.net.join_client.CALL_S", 1.0)
     gone = asyncio.Event()
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

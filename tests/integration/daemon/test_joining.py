@@ -14,18 +14,18 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.cli import program as cli
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.joining.invitation import NO_INVITATION, RefusedError
-from headway.daemon.joining.join_client import join
-from headway.daemon.joining.join_token import AskCertificate, JoinAnswer, write_token
-from headway.daemon.joining.signer import open_authority
-from headway.daemon.joining.signing_request import new_key, signing_request
-from headway.daemon.records.cluster_records import InvitationRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import CertificateAuthority, names_in
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import InvitationRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.net.certificates import CertificateAuthority, names_in
+from headway.daemon.net.invitation import NO_INVITATION, RefusedError
+from headway.daemon.net.join_client import join
+from headway.daemon.net.join_token import AskCertificate, JoinAnswer, write_token
+from headway.daemon.net.signer import open_authority
+from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.roles import ROLE_URI, Role
 from headway.stages.sockets.tls_identity import TlsIdentity

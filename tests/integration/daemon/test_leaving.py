@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.cluster.records import Desired, Phase
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Desired, Phase
-from headway.daemon.view.cluster_view import ClusterView
 
 STOP_TIMEOUT_S = 10
 BOUND_S = STOP_TIMEOUT_S + 30

@@ -13,19 +13,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.agent.probing import measure
+from headway.daemon.base import places as checkpoint_place
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.blobs.checkpoint import copy_to_checkpoint
 from headway.daemon.client.checkpoint_folder import folder_access
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.doctor.examination import examine_ways, examine_ways_from
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.jobs import places as checkpoint_place
+from headway.daemon.client.doctor import examine_ways, examine_ways_from
+from headway.daemon.cluster.records import CheckpointRecord, WorkerPort
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.reach.reach_dial import dial
-from headway.daemon.reach.reach_target import Target
-from headway.daemon.reach.reaching import dial_ports
-from headway.daemon.records.records import CheckpointRecord, WorkerPort
-from headway.daemon.storage.checkpoint import copy_to_checkpoint
-from headway.daemon.telemetry.probing import measure
+from headway.daemon.net.reach_dial import dial
+from headway.daemon.net.reach_target import Target
+from headway.daemon.net.reaching import dial_ports
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
@@ -95,7 +95,7 @@ async def test_only_a_node_itself_is_let_stand_by(network: Network) -> None:
 
 async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """a and b dial each other; then b's worker has registered a port where nobody listens: the way to it says so."""
-    monkeypatch.setattr("headway.daemon.reach.reach_dial.PAUSE_S", 0.01)
+    monkeypatch.setattr("headway.daemon.net.reach_dial.PAUSE_S", 0.01)
     for name, desk in network.desks.items():
         prove = partial(dial, identity=network.identity, source=name)
         desk.dial_peers = partial(dial_ports, network.view, name, prove=prove)

@@ -14,15 +14,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.records.records import Phase
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.serving.stream_limits import CallLimit, StreamLimits
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.stream_limits import CallLimit, StreamLimits
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.open_files import server_limits

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.cli import program as cli
 from headway.daemon.client import certificate_requests as own_renewal
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.transaction import Put
-from headway.daemon.joining.renewals import Renewals, asked_of_authority
-from headway.daemon.joining.signing_request import new_key
+from headway.daemon.cluster.cluster_records import RevokedRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.transaction import Put
+from headway.daemon.net.certificates import certificate_pem, key_pem, names_in, write_private
+from headway.daemon.net.renewals import Renewals, asked_of_authority
+from headway.daemon.net.signing_request import new_key
 from headway.daemon.node import relay_host
 from headway.daemon.node.identity import open_identity
-from headway.daemon.records.cluster_records import RevokedRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.rpc.certificates import certificate_pem, key_pem, names_in, write_private
-from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import Identity, TlsIdentity

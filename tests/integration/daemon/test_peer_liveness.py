@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
 
 LEASE_TTL_S = 10
 DEADLINE_S = 60.0

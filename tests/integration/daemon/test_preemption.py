@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.records.records import Phase
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports.goodput_report import report_goodput
-from headway.daemon.view.job_view import JobView
 from tests.rigs.metadata_server import Metadata
 
 

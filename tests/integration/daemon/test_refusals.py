@@ -21,18 +21,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.front.outpost import Post
-from headway.daemon.joining.join_token import SIGNER_NAME, SIGNER_ROLE
-from headway.daemon.joining.signing_request import new_key
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.net.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.join_token import SIGNER_NAME, SIGNER_ROLE
+from headway.daemon.net.outpost import Post
+from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
-from headway.daemon.rpc.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.serving.service import NodeDesk, add_node_service, bind_node_service
-from headway.daemon.serving.stream_limits import StreamLimits
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.state_store import StateStore
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
+from headway.daemon.node.stream_limits import StreamLimits
 from headway.proto import control_pb2, control_pb2_grpc
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.ids import Generation

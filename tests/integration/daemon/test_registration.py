@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import ConfigError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.lease import Lease
+from headway.daemon.base.errors import ConfigError, StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.lease import Lease
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.node.peer_liveness import is_refused
 from headway.daemon.node.registration import COPY, Registration
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Device, NodeRecord
-from headway.daemon.view.cluster_watch import ClusterWatch
 
 RECORD = NodeRecord(
     name="a",

@@ -18,12 +18,12 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
+from headway.daemon.cluster.records import NodeRecord, Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import NodeRecord, Phase
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.shared_port import listening_ports
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,

@@ -14,18 +14,18 @@ from cryptography import x509
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Put
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import IssuedRecord, RevokedRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.transaction import Put
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.joining.invitation import RefusedError, sealed
-from headway.daemon.joining.join_token import JoinToken
-from headway.daemon.joining.signer import SEAL_PURPOSE
-from headway.daemon.joining.signing_request import new_key, signing_request
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.cluster_records import IssuedRecord, RevokedRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, names_in
+from headway.daemon.net.certificates import CertificateAuthority, certificate_pem, names_in
+from headway.daemon.net.invitation import RefusedError, sealed
+from headway.daemon.net.join_token import JoinToken
+from headway.daemon.net.signer import SEAL_PURPOSE
+from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.sockets.roles import Role
 from tests.integration.conftest import Etcd
 from tests.integration.exactness.training import Oracle, assert_same_bits, finished, small_job, until_batch

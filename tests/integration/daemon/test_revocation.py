@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.certificate_requests import known_certificates, restore, revoke
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import cancel, submit, submitter
 from headway.daemon.client.node_requests import set_share
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import RevokedRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.records import PhaseRecord, SpecRecord
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
-from headway.daemon.joining.invitation import RefusedError
 from headway.daemon.local.cluster import LocalCluster
+from headway.daemon.net.invitation import RefusedError
 from headway.daemon.node.revocations import Revocations
-from headway.daemon.records.cluster_records import RevokedRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import PhaseRecord, SpecRecord
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.errors import ProtocolError, UnavailableError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity

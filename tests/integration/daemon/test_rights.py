@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import cancel
-from headway.daemon.errors import ConfigError, RecoveryError, StoreError
-from headway.daemon.etcd.binary import find_etcd_binary
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.cluster.binary import find_etcd_binary
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.records import PhaseRecord, SpecRecord
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.records import PhaseRecord, SpecRecord
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.rpc.peer_client import NodeClient
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto import control_pb2
 from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role

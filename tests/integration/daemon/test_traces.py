@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import RecoveryError
-from headway.daemon.records.records import PlanRecord, WorkerPart
-from headway.daemon.serving.service import NodeDesk
-from headway.daemon.serving.trace_source import measure_clock
+from headway.daemon.base.errors import RecoveryError
+from headway.daemon.cluster.records import PlanRecord, WorkerPart
+from headway.daemon.node.service import NodeDesk
+from headway.daemon.node.trace_source import measure_clock
 from headway.proto import control_pb2
 from tests.rigs.node_network import Network
 

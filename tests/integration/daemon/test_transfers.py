@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, RecoveryError
+from headway.daemon.blobs import transfer
+from headway.daemon.blobs.checkpoint import copy_to_checkpoint, fetch_from_checkpoint
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.transfer import fetch_from_nodes, fetch_stored
 from headway.daemon.client import export
-from headway.daemon.errors import ConfigError, RecoveryError
-from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.rpc import transfer
-from headway.daemon.rpc.peer_client import NodeClient
-from headway.daemon.rpc.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.rpc.transfer import fetch_from_nodes, fetch_stored
-from headway.daemon.storage.checkpoint import copy_to_checkpoint, fetch_from_checkpoint
-from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.view.job_view import JobView
+from headway.daemon.cluster.records import CheckpointRecord
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
 from headway.stages.errors import UnavailableError
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.node_network import DATA, FILE, HELD_BY_B, KEY, Network

@@ -16,22 +16,22 @@ from typing import Any, cast
 
 import pytest
 
+from headway.daemon.client import doctor as examination
 from headway.daemon.client.cluster_access import ClusterSession, find_cluster
-from headway.daemon.doctor import examination
-from headway.daemon.doctor.examination import examine_ways, examine_ways_from
-from headway.daemon.doctor.outcome import OF_ETCD, OF_NODES, Finding, Outcome
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.front.front_process import FrontProcess
-from headway.daemon.front.outpost import Post
-from headway.daemon.joining.signing_request import new_key
+from headway.daemon.client.doctor import examine_ways, examine_ways_from
+from headway.daemon.client.doctor_outcome import OF_ETCD, OF_NODES, Finding, Outcome
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.records import WorkerPort
 from headway.daemon.local.processes import EtcdServerConfig
-from headway.daemon.reach import reach_dial
-from headway.daemon.reach.reach_dial import dial
-from headway.daemon.reach.reaching import dial_ports
-from headway.daemon.records.records import WorkerPort
-from headway.daemon.rpc.certificates import CertificateAuthority, certificate_pem, key_pem
-from headway.daemon.serving.service import add_node_service, bind_node_service
-from headway.daemon.serving.stream_limits import StreamLimits
+from headway.daemon.net import reach_dial
+from headway.daemon.net.certificates import CertificateAuthority, certificate_pem, key_pem
+from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.outpost import Post
+from headway.daemon.net.reach_dial import dial
+from headway.daemon.net.reaching import dial_ports
+from headway.daemon.net.signing_request import new_key
+from headway.daemon.node.service import add_node_service, bind_node_service
+from headway.daemon.node.stream_limits import StreamLimits
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd

@@ -4,14 +4,14 @@ import asyncio
 import sys
 from pathlib import Path
 
-from headway.daemon.coordination.commands import Decision
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.blobs.file_threads import Beat
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.commands import Decision
 from headway.daemon.leader.leadership import Leadership
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.storage.file_threads import Beat
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.stages.sockets.tls_identity import TlsIdentity
 
 

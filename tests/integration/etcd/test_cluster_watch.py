@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import CompactedError, StoreUnreachableError
-from headway.daemon.etcd.client import Changes, EtcdClient, Snapshot
-from headway.daemon.etcd.watch import WatchBatch
+from headway.daemon.base.errors import CompactedError, StoreUnreachableError
+from headway.daemon.cluster.client import Changes, EtcdClient, Snapshot
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.measurements import ProbeRecord
+from headway.daemon.cluster.records import Desired, DesiredRecord
+from headway.daemon.cluster.watch import WatchBatch
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.measurements import ProbeRecord
-from headway.daemon.records.records import Desired, DesiredRecord
 from tests.integration.conftest import Etcd
 from tests.rigs.blocked_ways import node
 from tests.rigs.cluster_watch import DEADLINE_S, until_desired, watching

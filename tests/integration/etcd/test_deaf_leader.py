@@ -5,17 +5,17 @@ from collections.abc import Iterable
 
 import pytest
 
-from headway.daemon.coordination.commands import Decision, Transaction
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Change, Compare
+from headway.daemon.blobs.file_threads import Beat
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import DesiredRecord
+from headway.daemon.cluster.transaction import Change, Compare
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.commands import Decision, Transaction
 from headway.daemon.leader.leadership import Leadership
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import DesiredRecord
-from headway.daemon.storage.file_threads import Beat
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 
 DEADLINE_S = 30.0

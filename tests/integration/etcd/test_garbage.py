@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import ConflictError, InvariantLostError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Put, to_text
+from headway.daemon.base.errors import ConflictError, InvariantLostError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.cluster.transaction import Compare, Put, to_text
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.leader.leadership import Leadership
 from headway.daemon.node.registration import Registration
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.integration.conftest import Etcd
 from tests.rigs.cluster_watch import watching
 from tests.rigs.leadership import candidate

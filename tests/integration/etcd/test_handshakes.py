@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.cli import program as cli
 from headway.daemon.client.cluster_access import ClusterSession
-from headway.daemon.errors import ConfigError
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 from tests.integration.conftest import Etcd
 

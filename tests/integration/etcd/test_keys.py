@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from headway.daemon.errors import ConflictError, LeaseLostError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Compare, Delete, Put, Relation, Target
+from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.transaction import Compare, Delete, Put, Relation, Target
 from headway.proto import etcd_pb2
 
 

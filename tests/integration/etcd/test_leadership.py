@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.coordination.commands import Command, Decision, Transaction, WriteManifest
-from headway.daemon.errors import ConflictError, NoAccessError, RecoveryError
-from headway.daemon.etcd.client import EtcdClient, Snapshot
-from headway.daemon.etcd.transaction import Compare, Put
+from headway.daemon.base.errors import ConflictError, NoAccessError, RecoveryError
+from headway.daemon.blobs.file_threads import Beat
+from headway.daemon.cluster.client import EtcdClient, Snapshot
+from headway.daemon.cluster.cluster_records import LeaderRecord, NodeFailureRecord, RevokedRecord
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import ProbeRecord
+from headway.daemon.cluster.records import DesiredRecord, NodeRecord
+from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.commands import Command, Decision, Transaction, WriteManifest
 from headway.daemon.leader import leadership
-from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord, RevokedRecord
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ProbeRecord
-from headway.daemon.records.records import DesiredRecord, NodeRecord
-from headway.daemon.storage.file_threads import Beat
-from headway.daemon.view.cluster_view import ClusterView
 from tests.integration.conftest import Etcd
 from tests.rigs.leadership import DEADLINE_S, Candidate, candidate, no_manifest
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from headway.daemon.errors import StoreError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.base.errors import StoreError, StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from tests.rigs.backup import etcdctl
 from tests.rigs.server import free_port

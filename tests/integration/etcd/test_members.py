@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 import structlog
 
-from headway.daemon.errors import StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
+from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Desired, DesiredRecord
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Desired, DesiredRecord
 from tests.rigs.cluster_watch import until_desired, watching
 from tests.rigs.members import access_to, leader_of, started_members
 

@@ -12,13 +12,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from headway.daemon.errors import StoreUnreachableError
-from headway.daemon.etcd.client import FIRST_PAGE_KEYS, EtcdClient
+from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.cluster.client import FIRST_PAGE_KEYS, EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Desired, DesiredRecord, NodeRecord
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Desired, DesiredRecord, NodeRecord
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import etcd_pb2
 from tests.rigs.backup import empty, restore_backup, save_backup
 from tests.rigs.cluster_watch import until_desired, watching

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.client.job_requests import job_of, remove
-from headway.daemon.errors import ConfigError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.transaction import Put
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.measurements import ProgressRecord
+from headway.daemon.cluster.records import CheckpointRecord, Desired, DesiredRecord, Phase, PhaseRecord, SpecRecord
+from headway.daemon.cluster.transaction import Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import PREFIX, Keys
-from headway.daemon.records.measurements import ProgressRecord
-from headway.daemon.records.records import CheckpointRecord, Desired, DesiredRecord, Phase, PhaseRecord, SpecRecord
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
 from tests.rigs.simulated_cluster import small_spec
 
 

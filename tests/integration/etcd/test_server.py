@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.base.errors import CompactedError, ConfigError, StoreError, StoreUnreachableError
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
-from headway.daemon.errors import CompactedError, ConfigError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.etcd.watch import KeyEvent, WatchBatch
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.cluster.watch import KeyEvent, WatchBatch
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
 from tests.rigs.server import free_port
@@ -304,8 +304,8 @@ async def test_a_watch_notices_a_server_that_stands_still(
     own_server_config: EtcdServerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quiet watch of a living etcd goes on; when etcd is frozen, it ends although the connection still stands."""
-    monkeypatch.setattr("headway.daemon.etcd.watch.QUIET_S", 0.1)
-    monkeypatch.setattr("headway.daemon.etcd.watch.SILENT_S", 0.5)
+    monkeypatch.setattr("headway.daemon.cluster.watch.QUIET_S", 0.1)
+    monkeypatch.setattr("headway.daemon.cluster.watch.SILENT_S", 0.5)
     async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
         revision = await client.put("/w/0", b"")
         changes = client.watch("/w/", from_revision=revision)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headway.daemon.fault_points import ENVIRONMENT
+from headway.daemon.base.fault_points import ENVIRONMENT
 from headway.daemon.local.cluster import LocalCluster
 from tests.integration.exactness.training import MAX_NODES, WITHOUT_SPARES
 from tests.rigs.paces import pace_faults

@@ -17,15 +17,15 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase, WorkerRecord
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.origin_config import model_opener
-from headway.daemon.origin.origin_model import initial_adapters_of, initial_weights_of, with_parts
-from headway.daemon.records.records import Phase, WorkerRecord
-from headway.daemon.reference.loop import reference
-from headway.daemon.results.adapter_folder import AdapterFolderWriter
-from headway.daemon.view.job_view import JobView
+from headway.daemon.local.reference_loop import reference
+from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of, with_parts
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards

@@ -18,14 +18,14 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Device, Phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.origin_config import model_opener
-from headway.daemon.origin.origin_model import with_parts
-from headway.daemon.records.records import Device, Phase
-from headway.daemon.reference.run import run_reference
+from headway.daemon.local.reference_run import run_reference
+from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_model import with_parts
 from tests.integration.exactness.training import WITHOUT_SPARES, Result, finished, until_batch
 from tests.rigs.paces import paced_layers
 

@@ -10,9 +10,9 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.client.node_requests import drain, release
+from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import (
     TIMEOUT_S,
     WITHOUT_SPARES,

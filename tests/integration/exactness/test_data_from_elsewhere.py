@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.submission import send_missing
 from headway.daemon.jobs.job import DataSpec
 from headway.daemon.jobs.resolve import default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.rpc.peer_client import NodeClient
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.training import (

@@ -10,11 +10,11 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
 from headway.daemon.reports.job_report import report_job
-from headway.daemon.view.job_view import JobView
 from headway.stages.data.shard_index import read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.early_stop import EvaluationTally, StopRule

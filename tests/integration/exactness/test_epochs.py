@@ -8,9 +8,9 @@ import pytest
 
 from headway.daemon.client.job_requests import job_of, pause, resume
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Device, Phase
 from headway.daemon.jobs.job import DataSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import default_cache_dir, resolve_job
-from headway.daemon.records.records import Device, Phase
 from headway.daemon.reports.job_report import progress_text, report_job
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from tests.integration.exactness.training import TIMEOUT_S, Oracle, small_job

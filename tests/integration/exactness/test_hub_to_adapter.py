@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import WITHOUT_SPARES, until
 from tests.rigs.paces import paced_layers
 

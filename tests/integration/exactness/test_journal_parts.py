@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.blobs.checkpoint_names import part_name
 from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.lineage import MIN_ROWS
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.lineage import MIN_ROWS
-from headway.daemon.records.records import Phase
-from headway.daemon.storage.checkpoint_names import part_name
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from headway.stages.state.state_file import read_state
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job, until
 

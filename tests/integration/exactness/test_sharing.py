@@ -11,10 +11,10 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import job_of, submit
 from headway.daemon.client.node_requests import report_shares, set_times
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
-from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,

@@ -13,16 +13,16 @@ import pytest_asyncio
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.node_requests import drain, release
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.origin.origin_config import model_opener
-from headway.daemon.origin.origin_model import initial_weights_of, with_parts
-from headway.daemon.reference.loop import Weights, reference
-from headway.daemon.results.adapter_folder import AdapterFolderWriter
-from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.local.reference_loop import Weights, reference
+from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.model_folder import write_model
+from headway.daemon.models.origin_config import model_opener
+from headway.daemon.models.origin_model import initial_weights_of, with_parts
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import AdapterSpec
 from tests.integration.exactness.training import (

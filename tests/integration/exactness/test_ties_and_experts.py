@@ -11,9 +11,9 @@ import pytest
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Phase
 from tests.integration.exactness.training import (
     WITHOUT_SPARES,
     Oracle,

@@ -9,8 +9,8 @@ import pytest
 
 from headway.daemon.client.job_requests import pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import PlacementSpec
-from headway.daemon.records.records import Phase
 from headway.stages.spec import weight_version
 from tests.integration.exactness.training import TIMEOUT_S, finished, small_job
 from tests.rigs.fault_harness import FaultHarness

@@ -8,12 +8,12 @@ import pytest
 
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec, PlacementSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import PlanRecord
-from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import (
     TIMEOUT_S,
     Oracle,

@@ -14,14 +14,14 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.export import export
 from headway.daemon.client.job_requests import submit
 from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
+from headway.daemon.cluster.records import Device, Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec, PlacementSpec, QueueSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.records.records import Device, Phase
-from headway.daemon.reference.loop import BatchResult, reference
-from headway.daemon.results.model_folder import write_model
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.local.reference_loop import BatchResult, reference
+from headway.daemon.models.model_folder import write_model
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.token_mixture import open_tokens

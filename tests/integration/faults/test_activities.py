@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.records.records import NodeRecord
+from headway.daemon.cluster.records import NodeRecord
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 

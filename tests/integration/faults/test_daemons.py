@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.client.node_requests import drain, release
+from headway.daemon.cluster.records import PlanRecord
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.records.records import PlanRecord
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import (
     ROW_S,

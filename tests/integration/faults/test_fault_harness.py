@@ -2,9 +2,9 @@
 
 import pytest
 
-from headway.daemon.planning.cluster_plan import ClusterPlan
-from headway.daemon.planning.planner import make_plan
-from headway.daemon.records.records import Device, NodeRecord
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.plan.cluster_plan import ClusterPlan
+from headway.daemon.plan.planner import make_plan
 from tests.integration.conftest import NUM_NODES
 from tests.rigs.fault_harness import faulty_job
 

@@ -19,9 +19,9 @@ import pytest
 
 from headway.daemon.client.job_requests import job_of, pause, resume, submit
 from headway.daemon.client.job_watch import wait_for_phase
+from headway.daemon.cluster.records import Phase
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.records import Phase
-from headway.daemon.view.job_view import JobView
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import FaultHarness, fault_harness, faulty_job
 from tests.rigs.tcp_proxy import TcpProxy

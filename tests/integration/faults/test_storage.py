@@ -11,7 +11,7 @@ import pytest
 
 from headway.daemon.client.checkpoint_folder import begin_with, read_checkpoint
 from headway.daemon.client.job_requests import submit
-from headway.daemon.records.records import Phase
+from headway.daemon.cluster.records import Phase
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, fault_harness, faulty_job
 

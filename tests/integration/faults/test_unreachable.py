@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.client.job_requests import submit
-from headway.daemon.rpc.peer_client import NodeClient
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import ROW_S, TIMEOUT_S, Fault, FaultHarness, fault_harness, faulty_job
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from headway.daemon.client.job_requests import resume
-from headway.daemon.records.records import Phase
+from headway.daemon.cluster.records import Phase
 from headway.daemon.worker.out_of_memory import CUDA_FAULT
 from tests.integration.exactness.training import Oracle
 from tests.rigs.fault_harness import ROW_S, FaultHarness, at_operation, faulty_job

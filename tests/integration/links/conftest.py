@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.errors import LinkOverflowError
 from headway.stages.ids import Batch, Generation, MicrobatchIndex, StageIndex
 from headway.stages.links.collective.endpoint import CollectiveEndpoint

@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 from cryptography import x509
 
-from headway.daemon.joining.renewals import keep_renewed
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.net.renewals import keep_renewed
 from headway.stages.sockets.tls_identity import RenewableIdentity, TlsIdentity, certificate_of_client, dialling, serving
 
 

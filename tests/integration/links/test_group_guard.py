@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto.data_pb2 import KeysReply, KeysRequest
 from headway.stages.links.collective import group_guard, rendezvous
 from headway.stages.links.collective.group import ACCEPTOR, DIALLER, GroupOfTwo

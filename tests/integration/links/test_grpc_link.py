@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto.data_pb2 import FrameHeader, Hello, HelloReply
 from headway.stages.errors import LinkOverflowError, NotListeningError, PortsTakenError
 from headway.stages.ids import Generation, StageIndex

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import structlog
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame

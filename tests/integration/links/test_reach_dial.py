@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from headway.daemon.reach import reach_dial
-from headway.daemon.reach.reach_dial import dial
-from headway.daemon.reach.reach_target import Target
-from headway.daemon.records.measurements import Port
-from headway.daemon.records.records import PROTOCOL_VERSION
+from headway.daemon.cluster.measurements import Port
+from headway.daemon.cluster.records import PROTOCOL_VERSION
+from headway.daemon.net import reach_dial
+from headway.daemon.net.reach_dial import dial
+from headway.daemon.net.reach_target import Target
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.telemetry.probing import sent_segments
+from headway.daemon.agent.probing import sent_segments
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 TIMEOUT_S = 20.0

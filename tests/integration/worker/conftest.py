@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from headway.daemon.cluster.records import PlanRecord, WorkerPart
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
-from headway.daemon.records.records import PlanRecord, WorkerPart
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.workers.goal import (
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.worker.goal import (
     Actual,
     BatchDone,
     Failure,
@@ -36,8 +36,8 @@ from headway.daemon.workers.goal import (
     WrittenFile,
     Wrote,
 )
-from headway.daemon.workers.process import ERROR_FILE, SPARE_INDEX, WorkerOptions, command
-from headway.daemon.workers.socket import WorkersSocket, WorkerStream
+from headway.daemon.worker.process import ERROR_FILE, SPARE_INDEX, WorkerOptions, command
+from headway.daemon.worker.socket import WorkersSocket, WorkerStream
 from headway.optim.spec import OptimSpec
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.fault_points import ENVIRONMENT
+from headway.daemon.base.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.workers.goal import WrittenFile
+from headway.daemon.worker.goal import WrittenFile
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import CaseMaker, FakeDaemon, Worker
 from tests.rigs.worker import ONE_STAGE, assert_equals_reference

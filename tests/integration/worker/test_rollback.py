@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.fault_points import ENVIRONMENT
+from headway.daemon.base.fault_points import ENVIRONMENT
 from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.workers.goal import Progress, Spacing, Wrote
-from headway.daemon.workers.process import SPARE_INDEX
+from headway.daemon.worker.goal import Progress, Spacing, Wrote
+from headway.daemon.worker.process import SPARE_INDEX
 from headway.stages.state.state_file import content_checksum
 from tests.integration.worker.conftest import Case, CaseMaker, FakeDaemon, Worker
 from tests.rigs.worker import ONE_STAGE, TWO_STAGES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.jobs.job import DataSpec, FaultSpec
-from headway.daemon.reference.loop import BatchResult, reference
+from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.tokens import TokenShards
 from headway.stages.errors import NonFiniteLossError

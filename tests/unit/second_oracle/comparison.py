@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.daemon.jobs.job_file import parse_job
-from headway.daemon.reference.loop import BatchResult, Weights, reference
+from headway.daemon.local.reference_loop import BatchResult, Weights, reference
 from headway.stages.data.token_mixture import open_tokens
 from headway.stages.state.journal import Journal
 from tests.rigs.pipeline import Pipeline, initial_layers

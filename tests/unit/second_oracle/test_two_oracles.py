@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job_file import parse_job
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir
 from tests.unit.second_oracle.comparison import Bits, by_pipeline, by_reference, by_second_oracle, first_difference

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
 from headway.daemon.agent import agent as agents
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.steps import Step, StepFailures
-from headway.daemon.errors import StoreUnreachableError
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord, StateFile, StateRecord, seen_key
+from headway.daemon.cluster.state_key import StateKey
+from headway.daemon.cluster.transaction import Compare, Delete, Put
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, StateFile, StateRecord, seen_key
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import SnapshotMissed, WrittenFile, Wrote
+from headway.daemon.worker.goal import SnapshotMissed, WrittenFile, Wrote
 from tests.rigs.agent_scene import G1, PARTS, PLAN, QuietSupervisor, Scene, make_scene, state_key
 from tests.rigs.agent_views import now
 

@@ -7,11 +7,11 @@ import pytest
 
 from headway.daemon.agent import files
 from headway.daemon.agent.files import CheckpointAccess
-from headway.daemon.errors import RecoveryError
+from headway.daemon.base.errors import RecoveryError
+from headway.daemon.cluster.records import PlanRecord, SpecRecord, WorkerPart
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.records import PlanRecord, SpecRecord, WorkerPart
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 from tests.rigs.moody_file_system import Mood, moody
 
 STAGE = WorkerPart(node="a", node_incarnation="1", device_index=0, layers=("head",), depth=1)

@@ -6,11 +6,9 @@ from pathlib import Path
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import copy_steps, spacing_of
 from headway.daemon.agent.steps import Fetch, Step
-from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.planning.copy_places import possible_holders
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     Phase,
     PhaseRecord,
     PlanRecord,
@@ -19,10 +17,12 @@ from headway.daemon.records.records import (
     StateRecord,
     WorkerPart,
 )
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Goal, JobGeneration, Spacing
+from headway.daemon.cluster.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.plan.copy_places import possible_holders
+from headway.daemon.worker.goal import Goal, JobGeneration, Spacing
 from headway.stages.spec import ModelSpec
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.agent_views import node_record, now, worker

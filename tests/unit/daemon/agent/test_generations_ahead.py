@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.agent.local_state import generations_ahead
-from headway.daemon.records.cluster_records import RetiredRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
-from headway.daemon.situation.situation import JobSituation
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.cluster.cluster_records import RetiredRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord, Phase, PhaseRecord, PlanRecord, SpecRecord, WorkerPart
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.situation import JobSituation
 from tests.rigs.simulated_cluster import small_spec
 
 NODE = NodeRecord(

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from headway.daemon.agent.steps import Delete, Fetch
 from headway.daemon.agent.steps_due import next_steps
+from headway.daemon.cluster.records import WorkerState
+from headway.daemon.cluster.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import OriginPart, OriginSpec
-from headway.daemon.records.records import WorkerState
-from headway.daemon.storage.state_key import CARRIED_PART, ORIGIN_PLACE, StateKey, StoredFile
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action, Failure, JobGeneration, SourceKind
+from headway.daemon.worker.goal import Action, Failure, JobGeneration, SourceKind
 from headway.stages.spec import AdapterSpec
 from tests.rigs.agent_views import (
     LAYERS,

@@ -1,8 +1,8 @@
 """How far a node has read a model's folder, over all parts that are being read."""
 
 from headway.daemon.agent.files import OriginReads, counted
-from headway.daemon.records.measurements import ReadingRecord
-from headway.daemon.storage.state_key import ORIGIN_PLACE, StateKey
+from headway.daemon.cluster.measurements import ReadingRecord
+from headway.daemon.cluster.state_key import ORIGIN_PLACE, StateKey
 
 ONE, OTHER = (StateKey("j", *ORIGIN_PLACE, layer) for layer in ("embed", "head"))
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from headway.daemon.agent.goals import HEARD_AFTER_S
 from headway.daemon.agent.steps import Fetch, GiveUp
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.records.records import Phase, PhaseRecord, Save, StopRecord, WorkerState
-from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action, SourceKind
+from headway.daemon.cluster.records import Phase, PhaseRecord, Save, StopRecord, WorkerState
+from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.worker.goal import Action, SourceKind
 from tests.rigs.agent_views import (
     G2,
     LAYERS,

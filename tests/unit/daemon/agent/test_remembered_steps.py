@@ -9,12 +9,10 @@ import pytest
 from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import _places
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.jobs.job import FaultSpec
-from headway.daemon.planning.copy_places import copy_places
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import Port, ReachFact, ReachRecord
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import Port, ReachFact, ReachRecord
+from headway.daemon.cluster.records import (
     NodeRecord,
     Phase,
     PhaseRecord,
@@ -24,8 +22,10 @@ from headway.daemon.records.records import (
     StateRecord,
     WorkerPart,
 )
-from headway.daemon.storage.state_key import JOURNAL
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.jobs.job import FaultSpec
+from headway.daemon.plan.copy_places import copy_places
 from tests.rigs.agent_views import node_record as registered
 from tests.rigs.simulated_cluster import small_spec
 

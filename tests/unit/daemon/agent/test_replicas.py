@@ -10,9 +10,8 @@ from headway.daemon.agent.local_state import NodeState
 from headway.daemon.agent.state_steps import copy_steps
 from headway.daemon.agent.steps import Fetch, OpenData, ProveLink, Register, SetGoal, Step, Upload
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.records.measurements import LayerTime
-from headway.daemon.records.records import (
+from headway.daemon.cluster.measurements import LayerTime
+from headway.daemon.cluster.records import (
     PlanRecord,
     Save,
     SpecRecord,
@@ -24,13 +23,14 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.situation.boundaries import copier, restorable
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.cluster.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.decide.boundaries import copier, restorable
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
+from headway.daemon.worker.goal import Action, JobGeneration, SourceKind, Start
+from headway.daemon.worker.liveness import launched_s
 from headway.daemon.worker.neighbours import for_part
-from headway.daemon.workers.goal import Action, JobGeneration, SourceKind, Start
-from headway.daemon.workers.liveness import launched_s
 from headway.stages.spec import ModelSpec, TrainSpec
 from tests.rigs.agent_views import due, goal_by, node_record, now, start_by, worker
 

@@ -8,9 +8,8 @@ import pytest
 from headway.daemon.agent.local_state import NodeState, generations_seen
 from headway.daemon.agent.state_steps import KEPT_AFTER_RESTORE_S, is_welcome, state_steps
 from headway.daemon.agent.steps import Delete, Fetch, Register, Step, Upload
-from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import (
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import (
     CheckpointRecord,
     Phase,
     PhaseRecord,
@@ -25,9 +24,10 @@ from headway.daemon.records.records import (
     WorkerState,
     seen_key,
 )
-from headway.daemon.storage.state_key import JOURNAL, StateKey, StoredFile
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
+from headway.daemon.cluster.state_key import JOURNAL, StateKey, StoredFile
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.stages.spec import ModelSpec
 from tests.rigs.agent_views import node_record, told_of_state, worker
 

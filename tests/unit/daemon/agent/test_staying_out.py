@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent.steps_due import has_steps_ahead
+from headway.daemon.base.activities import Activities
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.cluster.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, WorkerPart, seen_key
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.situation import JobSituation
 from headway.daemon.node.membership import Membership
-from headway.daemon.planning.cluster_plan import PlanRefused
-from headway.daemon.planning.plan_question import ask
-from headway.daemon.planning.planner import make_plan
-from headway.daemon.records.records import Device, NodeRecord, Phase, PhaseRecord, PlanRecord, WorkerPart, seen_key
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.situation.situation import JobSituation
-from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Action
+from headway.daemon.plan.cluster_plan import PlanRefused
+from headway.daemon.plan.plan_question import ask
+from headway.daemon.plan.planner import make_plan
+from headway.daemon.worker.goal import Action
 from tests.rigs.agent_views import SPLIT, due, job, node, view_of, worker
 from tests.rigs.simulated_cluster import small_spec
 

@@ -8,10 +8,10 @@ import pytest
 from headway.daemon.agent.local_state import is_over
 from headway.daemon.agent.steps import Delete, Fetch, GiveUp, OpenData, Register, Upload
 from headway.daemon.agent.steps_due import is_awaited, is_named, next_steps
+from headway.daemon.cluster.records import CheckpointRecord, PlanRecord, Save, StopRecord, WorkerState
+from headway.daemon.cluster.state_key import JOURNAL, StateKey
 from headway.daemon.jobs.job import DataSpec, SourceSpec
-from headway.daemon.records.records import CheckpointRecord, PlanRecord, Save, StopRecord, WorkerState
-from headway.daemon.storage.state_key import JOURNAL, StateKey
-from headway.daemon.workers.goal import (
+from headway.daemon.worker.goal import (
     Action,
     Failure,
     Goal,

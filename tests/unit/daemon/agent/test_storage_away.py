@@ -13,13 +13,13 @@ from headway.daemon.agent import agent as agent_module
 from headway.daemon.agent.agent import MAX_ATTEMPTS
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.steps import Fetch
-from headway.daemon.errors import DamagedCopyError, RecoveryError, StorageAwayError
+from headway.daemon.base.activities import Activities
+from headway.daemon.base.errors import DamagedCopyError, RecoveryError, StorageAwayError
+from headway.daemon.blobs.library import Reading
+from headway.daemon.cluster.records import Phase, PhaseRecord
+from headway.daemon.cluster.state_key import StateKey
 from headway.daemon.jobs.job import DataSpec
-from headway.daemon.records.records import Phase, PhaseRecord
-from headway.daemon.runtime.activities import Activities
-from headway.daemon.shards.library import Reading
-from headway.daemon.storage.state_key import StateKey
-from headway.daemon.workers.goal import JobGeneration
+from headway.daemon.worker.goal import JobGeneration
 from headway.stages.state.file_digest import FileDigest
 from tests.rigs.agent_scene import PLAN, QuietSupervisor, make_scene
 

@@ -4,12 +4,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import ProgressRecord
-from headway.daemon.records.records import (
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import ProgressRecord
+from headway.daemon.cluster.records import (
     DesiredRecord,
     Device,
     EventRecord,
@@ -22,7 +21,8 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.jobs.job import JobSection, JobSpec
 
 SPEC = JobSpec(job=JobSection(name="demo"))
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nRuntimeError: it broke\n'

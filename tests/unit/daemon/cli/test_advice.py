@@ -11,17 +11,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from headway.daemon.base.errors import ConfigError, ConflictError, StoreUnreachableError
 from headway.daemon.client import cluster_access, node_requests
 from headway.daemon.client.checkpoint_folder import check_checkpoint_dir
 from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.client.job_requests import submit
-from headway.daemon.errors import ConfigError, ConflictError, StoreUnreachableError
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
-from headway.daemon.front import front_process
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
+from headway.daemon.net import front_process
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines
-from headway.daemon.view.cluster_view import ClusterView
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
 
 Headway = Callable[..., tuple[int, str, str]]

@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from headway.daemon.base.errors import ConfigError, DamagedCopyError
+from headway.daemon.blobs.checkpoint import copy_part, copy_to_checkpoint, set_aside, write_manifest
+from headway.daemon.blobs.checkpoint import read_manifest as read_stored
+from headway.daemon.blobs.checkpoint_names import part_name, parts_url
 from headway.daemon.client.checkpoint_folder import (
     begin_with,
     changes_of,
@@ -23,17 +27,13 @@ from headway.daemon.client.checkpoint_folder import (
     list_checkpoints,
     read_checkpoint,
 )
-from headway.daemon.errors import ConfigError, DamagedCopyError
+from headway.daemon.cluster.format import encode, to_builtins
+from headway.daemon.cluster.lineage import sealed
+from headway.daemon.cluster.records import CheckpointRecord
+from headway.daemon.cluster.state_key import JOURNAL
 from headway.daemon.jobs.changed_keys import Changes, changes
 from headway.daemon.jobs.data_choices import continued_schedule, with_schedule
 from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.records.format import encode, to_builtins
-from headway.daemon.records.lineage import sealed
-from headway.daemon.records.records import CheckpointRecord
-from headway.daemon.storage.checkpoint import copy_part, copy_to_checkpoint, set_aside, write_manifest
-from headway.daemon.storage.checkpoint import read_manifest as read_stored
-from headway.daemon.storage.checkpoint_names import part_name, parts_url
-from headway.daemon.storage.state_key import JOURNAL
 from headway.optim.spec import AfterEnd
 from headway.stages.state.file_digest import FileDigest
 from headway.stages.state.state_file import StateHeader, write_state

@@ -15,13 +15,13 @@ from unittest.mock import AsyncMock
 import pytest
 import typer
 
-from headway.daemon import interrupts as interrupts
+from headway.daemon.base import interrupts
+from headway.daemon.base.errors import ConfigError, ConflictError, JobFailedError, StoreUnreachableError
 from headway.daemon.cli.program import app, run
 from headway.daemon.client.job_requests import resume
-from headway.daemon.errors import ConfigError, ConflictError, JobFailedError, StoreUnreachableError
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PhaseRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Phase, PhaseRecord
 from tests.unit.daemon.cli.fake_cluster import cluster_view
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -12,18 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, ConsoleDimensions
 
+from headway.daemon.agent.goodput import GoodputBook, superseded
+from headway.daemon.base.errors import JobFailedError, StoreUnreachableError
+from headway.daemon.base.terminal import fitted
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_watch import traceback_line
-from headway.daemon.errors import JobFailedError, StoreUnreachableError
-from headway.daemon.jobs.device_defaults import for_devices
-from headway.daemon.jobs.job import JobSection, JobSpec
-from headway.daemon.jobs.job_file import parse_job, read_job_file
-from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
-from headway.daemon.planning.cluster_plan import layer_range
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.measurements import GoodputRecord, Port, ProgressRecord, ReachFact, ReachRecord
-from headway.daemon.records.records import (
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import GoodputRecord, Port, ProgressRecord, ReachFact, ReachRecord
+from headway.daemon.cluster.records import (
     CheckpointRecord,
     Device,
     EventRecord,
@@ -38,6 +35,14 @@ from headway.daemon.records.records import (
     WorkerRecord,
     WorkerState,
 )
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.failures import awaited_pair, standing_pairs
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.jobs.device_defaults import for_devices
+from headway.daemon.jobs.job import JobSection, JobSpec
+from headway.daemon.jobs.job_file import parse_job, read_job_file
+from headway.daemon.local.demo import DEMO_JOB, check_metrics, draw_png
+from headway.daemon.plan.cluster_plan import layer_range
 from headway.daemon.reports.goodput_report import goodput_line, report_goodput
 from headway.daemon.reports.job_report import (
     JobReport,
@@ -60,12 +65,7 @@ from headway.daemon.reports.watch_view import (
     render,
     snapshot,
 )
-from headway.daemon.situation.failures import awaited_pair, standing_pairs
-from headway.daemon.telemetry.goodput import GoodputBook, superseded
-from headway.daemon.terminal import fitted
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Heartbeat, JobGeneration, SnapshotMissed
+from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.spec import TrainSpec
 from tests.rigs.blocked_ways import REFUSED, Scene, fact

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.doctor import examination as doctor
-from headway.daemon.doctor.outcome import Finding
-from headway.daemon.etcd.binary import remark
+from headway.daemon.client import doctor as doctor
+from headway.daemon.client.doctor_outcome import Finding
+from headway.daemon.cluster.binary import remark
 
 Headway = Callable[..., tuple[int, str, str]]
 

@@ -12,24 +12,24 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.base.errors import ConfigError, StoreUnreachableError
+from headway.daemon.cli import install_machine as machine
 from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, job_requests
 from headway.daemon.client.cluster_access import ClusterSession, known, remember
 from headway.daemon.client.job_requests import DaemonStatus
 from headway.daemon.client.job_watch import JournalCopy, wait_for_phase
-from headway.daemon.errors import ConfigError, StoreUnreachableError
-from headway.daemon.install import machine
-from headway.daemon.joining.join_client import Joined
-from headway.daemon.joining.join_token import JoinAnswer, JoinToken, write_token
-from headway.daemon.records.cluster_records import LeaderRecord, NodeFailureRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Desired, DesiredRecord, Phase, PhaseRecord
+from headway.daemon.cluster.cluster_records import LeaderRecord, NodeFailureRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Desired, DesiredRecord, Phase, PhaseRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.net.certificates import CertificateAuthority
+from headway.daemon.net.join_client import Joined
+from headway.daemon.net.join_token import JoinAnswer, JoinToken, write_token
+from headway.daemon.node.service import status_reply
 from headway.daemon.reports.node_list import node_lines, plain_sites
-from headway.daemon.rpc.certificates import CertificateAuthority
-from headway.daemon.serving.service import status_reply
-from headway.daemon.view.cluster_view import ClusterView
 from headway.proto.control_pb2 import JournalEntry
 from headway.stages.errors import UnavailableError
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -304,7 +304,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JoinAnswer:
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "BOOTED", tmp_path)
-    monkeypatch.setattr("headway.daemon.joining.join_client.join", lambda *_: Joined(answer, "10.0.0.9"))
+    monkeypatch.setattr("headway.daemon.net.join_client.join", lambda *_: Joined(answer, "10.0.0.9"))
     return answer
 
 
@@ -339,7 +339,7 @@ def test_a_persons_shell_takes_the_export(
 ) -> None:
     """One assignment each, although the folder has a space in its name."""
     person = Joined(msgspec.structs.replace(answer, role="reader"), "10.0.0.9")
-    monkeypatch.setattr("headway.daemon.joining.join_client.join", lambda *_: person)
+    monkeypatch.setattr("headway.daemon.net.join_client.join", lambda *_: person)
     assert run(["join", LINE, "--dir", "my own"]) == 0
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words == ["export", "HEADWAY_ETCD=10.0.0.5:2379", f"HEADWAY_CERTS={tmp_path}/my own"]

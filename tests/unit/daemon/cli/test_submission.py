@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs import checkpoint, peer_client
 from headway.daemon.cli import options, submission
 from headway.daemon.client import job_requests
 from headway.daemon.client.checkpoint_folder import sorted_out
 from headway.daemon.client.job_requests import submitter
-from headway.daemon.errors import ConfigError
-from headway.daemon.rpc import peer_client
-from headway.daemon.storage import checkpoint
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.proto.control_pb2 import TryFolderReply
 from headway.stages.data.shard_writer import DataForm, writing_shards
 

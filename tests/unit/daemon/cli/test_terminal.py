@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import EventRecord, Phase, PhaseRecord
-from headway.daemon.runtime.logging import configure_logs
-from headway.daemon.terminal import PrintableStream, console, printable, printable_streams
-from headway.daemon.view.cluster_view import ClusterView
+from headway.daemon.base.logging import configure_logs
+from headway.daemon.base.terminal import PrintableStream, console, printable, printable_streams
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import EventRecord, Phase, PhaseRecord
+from headway.daemon.decide.cluster_view import ClusterView
 
 ROOT = Path(__file__).resolve().parents[4]
 Headway = Callable[..., tuple[int, str, str]]
@@ -100,7 +100,7 @@ def test_a_daemons_log_sends_no_escapes_to_the_terminal(monkeypatch: pytest.Monk
 
 
 def test_only_one_place_makes_consoles() -> None:
-    """The consoles of rich and the streams behind ours are taken from daemon/terminal.py."""
+    """The consoles of rich and the streams behind ours are taken from daemon/base/terminal.py."""
     made = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "daemon").rglob("*.py"))

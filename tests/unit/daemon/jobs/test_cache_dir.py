@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.resolve import default_cache_dir
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.data_source import check_tokenizer
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.data_choices import epoch_of, with_flags_of
 from headway.daemon.jobs.job import DataSpec, JobSpec, SourceSpec, shares_text
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.records import Device
-from headway.daemon.shards.data_source import check_tokenizer
 from headway.stages.data.shard_index import Shard, ShardIndex, read_index
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.spec import TrainSpec

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.format import decode, encode
+from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.device_defaults import (
     attention_backend,
     for_devices,
@@ -17,8 +19,6 @@ from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.jobs.job_file import parse_job, read_job_file
 from headway.daemon.jobs.resolve import resolve_job
 from headway.daemon.local.demo import DEMO_JOB
-from headway.daemon.records.format import decode, encode
-from headway.daemon.records.records import Device
 from headway.stages.data.stdlib_corpus import builtin_corpus
 from headway.stages.spec import ModelSpec, TrainSpec
 

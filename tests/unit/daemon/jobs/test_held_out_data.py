@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.records import Device
 from headway.daemon.jobs.job_file import read_job_file
 from headway.daemon.jobs.resolve import resolve_job
-from headway.daemon.records.records import Device
 from headway.stages.data.shard_writer import DataForm, writing_shards
 
 JOB = """

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.daemon.blobs.checkpoint_names import PartFile, boundary_url, part_name, partial_name
+from headway.daemon.cluster.lineage import JournalPart
+from headway.daemon.cluster.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.leader.checkpoint_sweep import (
     NUM_LOOKS,
@@ -14,11 +19,6 @@ from headway.daemon.leader.checkpoint_sweep import (
     stale_checkpoints,
     stale_parts,
 )
-from headway.daemon.records.lineage import JournalPart
-from headway.daemon.records.records import CheckpointRecord, Phase, PhaseRecord, PlanRecord, SpecRecord
-from headway.daemon.storage.checkpoint_names import PartFile, boundary_url, part_name, partial_name
-from headway.daemon.view.cluster_view import ClusterView
-from headway.daemon.view.job_view import JobView
 
 PLAN = PlanRecord(generation=5, timeline=5, ancestry=((1, 20), (3, 60)))
 """Timeline 3 grew out of 1 at boundary 20, timeline 5 out of 3 at 60."""

@@ -6,11 +6,11 @@ import subprocess
 import threading
 import time
 
+from headway.daemon.decide.plans import PlanCache, PlanRequest
 from headway.daemon.leader.plan_runner import AT_ONCE_S, RETRY_S, PlanRunner
-from headway.daemon.planning.plan_question import PlanQuestion
-from headway.daemon.planning.planner import ClusterPlan, PlanRefused, answer
-from headway.daemon.planning.planner_pool import PlannerPool, PlanningFailedError
-from headway.daemon.situation.plans import PlanCache, PlanRequest
+from headway.daemon.plan.plan_question import PlanQuestion
+from headway.daemon.plan.planner import ClusterPlan, PlanRefused, answer
+from headway.daemon.plan.planner_pool import PlannerPool, PlanningFailedError
 from tests.rigs.plan_runner import request
 
 DEADLINE_S = 60.0

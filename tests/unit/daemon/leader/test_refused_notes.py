@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from headway.daemon.coordination.commands import Decision, Transaction
-from headway.daemon.errors import ConflictError, LeaseLostError, StoreError, StoreUnreachableError
-from headway.daemon.etcd.transaction import Compare, Delete, Put
+from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreError, StoreUnreachableError
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.transaction import Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.commands import Decision, Transaction
 from headway.daemon.leader.leadership import JobTroubles, Leadership
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.keys import Keys
-from headway.daemon.view.cluster_view import ClusterView
 
 KEY, NOTE = Keys.of("j", "desired"), Keys.failure("a", 0)
 REFUSALS = (

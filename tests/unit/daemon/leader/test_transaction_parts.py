@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.coordination.commands import Transaction, parts
-from headway.daemon.records.format import decode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import Phase, PlanRecord
+from headway.daemon.cluster.format import decode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Phase, PlanRecord
+from headway.daemon.decide.commands import Transaction, parts
 from tests.rigs.mortal_etcd import MortalStore, WriterDiedError
 from tests.rigs.simulated_cluster import SimulatedCluster
 from tests.rigs.transaction_parts import running_on

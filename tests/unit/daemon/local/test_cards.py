@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.local import cards as module
 from headway.daemon.local import processes as node_process
 from headway.daemon.local.cards import machine_cards, share_cards, sharing

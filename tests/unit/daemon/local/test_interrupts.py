@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from headway.daemon import interrupts as early_interrupt
-from headway.daemon.interrupts import run_interruptible
+from headway.daemon.base import interrupts as early_interrupt
+from headway.daemon.base.interrupts import run_interruptible
 
 
 @pytest.mark.parametrize(("num_signals", "is_saved", "code"), [(1, True, 0), (1, False, 130), (2, True, 130)])

@@ -9,21 +9,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headway.daemon.errors import RecoveryError
-from headway.daemon.etcd.client import KeyValue, Snapshot
+from headway.daemon.agent.goodput import GoodputReports
+from headway.daemon.base.errors import RecoveryError
+from headway.daemon.blobs import library
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.library import DataLibrary
+from headway.daemon.cluster.client import KeyValue, Snapshot
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord, PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.decide.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView
+from headway.daemon.decide.cluster_watch import ClusterWatch
+from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, FaultSpec, JobSection, JobSpec
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord, PlanRecord, SpecRecord, WorkerPart, WorkerRecord, WorkerState
-from headway.daemon.shards import library
-from headway.daemon.shards.library import DataLibrary
-from headway.daemon.storage.file_threads import FileThreads
-from headway.daemon.telemetry.goodput import GoodputReports
-from headway.daemon.view.cluster_view import ABSENT_FOR_S, MAX_ABSENT, ClusterView
-from headway.daemon.view.cluster_watch import ClusterWatch
-from headway.daemon.view.job_view import JobView
-from headway.daemon.workers.goal import Heartbeat
+from headway.daemon.worker.goal import Heartbeat
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headway.daemon.doctor import examination as doctor
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.client import doctor as doctor
 from headway.daemon.node.hardware import class_of, find_devices
 from headway.stages.no_card import why_no_card
 

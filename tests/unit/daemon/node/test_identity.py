@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.node import relay_host
 from headway.daemon.node.config import read_node_config
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
-from headway.daemon.rpc.certificates import CertificateAuthority
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import NEWEST
 

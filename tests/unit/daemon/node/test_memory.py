@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError, InvariantLostError
+from headway.daemon.base.errors import ConfigError, InvariantLostError
+from headway.daemon.cluster.records import seen_key
 from headway.daemon.node.memory import NUM_JOBS_REMEMBERED, NUM_SUBMISSIONS_REMEMBERED, NodeMemory
-from headway.daemon.records.records import seen_key
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.addresses import join_address, read_ports, split_address
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.addresses import join_address, read_ports, split_address
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.node.config import advertised_host, check_worker_ports, listen_address, read_node_config
 from headway.daemon.node.settings import FIELD_NAMES, NodeConfig
-from headway.daemon.storage.state_store import StateStore
 
 
 def write(path: Path, text: str) -> Path:

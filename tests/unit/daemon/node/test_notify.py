@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.node.notify import Notifier
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
 from headway.daemon.node.own_host import check_advertised_host
 from headway.daemon.node.settings import NodeConfig
 from headway.stages.errors import UnavailableError

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from headway.daemon.etcd.client import KeyValue
+from headway.daemon.cluster.client import KeyValue
+from headway.daemon.cluster.cluster_records import LeaderRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import NodeRecord
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.node.peer_liveness import PeerLiveness, is_refused
 from headway.daemon.node.registration import leases_of
-from headway.daemon.records.cluster_records import LeaderRecord
-from headway.daemon.records.format import encode
-from headway.daemon.records.keys import Keys
-from headway.daemon.records.records import NodeRecord
-from headway.daemon.view.cluster_view import ClusterView
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
 

@@ -4,15 +4,15 @@ import socket
 
 import pytest
 
-from headway.daemon.errors import ConfigError
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.records import NodeRecord, WorkerPort
+from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.node.relays import (
     address_behind,
     candidates,
     measured,
     read_relays,
 )
-from headway.daemon.records.records import NodeRecord, WorkerPort
-from headway.daemon.view.cluster_view import ClusterView
 
 
 def node(name: str, address: str, worker: str = "") -> NodeRecord:

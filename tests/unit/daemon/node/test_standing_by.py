@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.addresses import NodeEndpoint
-from headway.daemon.etcd.client import EtcdClient
-from headway.daemon.etcd.connection import EtcdAccess
+from headway.daemon.base.addresses import NodeEndpoint
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.connection import EtcdAccess
+from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.node import relays as standing_by
 from headway.daemon.node.relays import StandingBy
-from headway.daemon.view.cluster_watch import ClusterWatch
 from headway.proto import control_pb2
 from headway.stages.errors import UnavailableError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.errors import EXIT_CONFIG
+from headway.daemon.base.errors import EXIT_CONFIG
 
 FOLDER = Path(__file__).parents[4] / "systemd"
 UNIT = FOLDER / "headway.service"

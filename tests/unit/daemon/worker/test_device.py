@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from headway.daemon.cluster.measurements import DeviceSpeed
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.measurements import DeviceSpeed
 from headway.daemon.worker import device as module
 from headway.daemon.worker.device import WorkerDevice, warm_up_layers
 from headway.optim.step_count import STEPS

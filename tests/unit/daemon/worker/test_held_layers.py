@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from headway.daemon.worker.goal import FromWorker, SnapshotMissed, Source, SourceKind, Spacing, Start, Wrote
 from headway.daemon.worker.held_layers import Held, SnapshotReports, load_stage
 from headway.daemon.worker.stage_records import StageRecords
-from headway.daemon.workers.goal import FromWorker, SnapshotMissed, Source, SourceKind, Spacing, Start, Wrote
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import DamagedFileError
 from headway.stages.ids import Boundary, Generation, LayerName, Timeline

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headway.daemon.fault_points import InjectedFaultError
-from headway.daemon.records.measurements import MemoryShortage
+from headway.daemon.base.fault_points import InjectedFaultError
+from headway.daemon.cluster.measurements import MemoryShortage
 from headway.daemon.worker.out_of_memory import fault_line, refusals_of_libraries, shortage_of
 
 GIB = 1 << 30

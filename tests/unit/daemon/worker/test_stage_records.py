@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.daemon.fault_points import PACE, FaultPoints
+from headway.daemon.base.fault_points import PACE, FaultPoints
 from headway.daemon.worker import stage_records
 from headway.daemon.worker.stage_records import PacedGraph, RunObserver
 from headway.stages.device.cpu import CpuDevice

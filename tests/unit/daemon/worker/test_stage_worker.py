@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 
+from headway.daemon.cluster.measurements import MemoryShortage
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.records.measurements import MemoryShortage
 from headway.daemon.worker import neighbours
+from headway.daemon.worker.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
 from headway.daemon.worker.held_layers import Held, RefusedError
 from headway.daemon.worker.neighbours import Neighbours, WorkerInbox
 from headway.daemon.worker.stage_records import StageRecords
 from headway.daemon.worker.stage_worker import StageWorker
-from headway.daemon.workers.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
 from headway.stages.device.cpu import CpuDevice
 from headway.stages.errors import AbortedError
 from headway.stages.model import quantized

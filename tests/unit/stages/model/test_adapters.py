@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headway.daemon.results.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.adapter_folder import AdapterFolderWriter
 from headway.optim.layer_optimizer import optimizer_factory
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary, LayerName

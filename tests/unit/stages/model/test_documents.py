@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.daemon.costs.layer_costs import document_bytes
+from headway.daemon.plan.layer_costs import document_bytes
 from headway.stages.attention_kernels import why_not
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import build_layer

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from headway.daemon.costs.block_widths import block_widths
-from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.rules import num_parameters
+from headway.daemon.plan.block_widths import block_widths
+from headway.daemon.plan.layer_costs import layer_costs
 from headway.stages.attention_kernels import why_not
 from headway.stages.ids import LayerName
 from headway.stages.model.decoder import parameter_shapes

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.daemon.costs.block_widths import block_widths
-from headway.daemon.costs.layer_costs import layer_costs
+from headway.daemon.plan.block_widths import block_widths
+from headway.daemon.plan.layer_costs import layer_costs
 from headway.optim.routing import Group, kind_of_rest, route
 from headway.stages.model.decoder import build_layer, parameter_shapes
 from headway.stages.model.initial_weights import initial_parameters

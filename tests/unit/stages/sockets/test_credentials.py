@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headway.daemon.rpc.certificates import CertificateAuthority
+from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.sockets.tls_identity import TlsIdentity, serving
 
 

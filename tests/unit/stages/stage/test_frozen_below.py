@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.daemon.costs.layer_costs import layer_costs
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
+from headway.daemon.plan.layer_costs import layer_costs
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.links.codec import Codec

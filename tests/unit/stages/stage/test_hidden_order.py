@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import build_layer, token_loss

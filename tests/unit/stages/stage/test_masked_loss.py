@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.stages.links.codec import Codec
 from headway.stages.spec import TrainSpec
 from headway.stages.state.journal import Journal

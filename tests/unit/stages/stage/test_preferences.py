@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.daemon.reference.loop import reference
+from headway.daemon.local.reference_loop import reference
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.model.adapters import without_adapters
 from headway.stages.model.decoder import build_layer

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.daemon.costs.layer_costs import layer_costs
 from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.layer_costs import layer_costs
 from headway.stages.data.microbatch import Microbatch
 from headway.stages.ids import LayerName
 from headway.stages.spec import ModelSpec, TrainSpec

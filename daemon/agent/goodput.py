@@ -1,0 +1,259 @@
+"""Gathers how this node's workers spend their seconds, from heartbeats, and writes it to etcd every few seconds."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from headway.daemon.agent.node_reports import interval_s
+from headway.daemon.base.errors import ConflictError, StoreError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import GoodputRecord
+from headway.daemon.cluster.records import PlanRecord
+from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 5.0
+"""Least interval of one worker's records. Seconds alone are written less often in a large cluster (report_pace.py)."""
+LOOK_EVERY_S: Final = 1.0
+"""Interval at which a worker's standstill or broken link is checked; its neighbour is then dialled."""
+STANDS_AFTER_S: Final = 5.0
+"""Seconds without an operation after which a worker that waits for a neighbour stands still."""
+RECENT_S: Final = 60.0
+"""Seconds that `recent` covers, once a plan has run that long."""
+
+EVENTFUL: Final = ("incarnation", "num_replayed", "num_resumed", "trouble", "waits_for", "awaited_worker")
+"""Fields of a record whose change the coordinator and people need to see soon."""
+
+Neighbour = tuple[JobGeneration, int]
+"""A worker in a plan, by its position."""
+
+
+@dataclass(slots=True)
+class DeviceBook:
+    """The heartbeats of one device's worker under one plan."""
+
+    job: str
+    generation: int
+    newest: Heartbeat
+    trouble: str = ""
+    moved_at: float = 0.0
+    """Time at which an operation was last seen to be done."""
+    samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+    """(time, seconds by class), oldest first; `recent` counts from the first."""
+
+    def add(self, beat: Heartbeat, now: float) -> None:
+        """Add a heartbeat; forget those that are too old to count from."""
+        if not self.samples or beat.operations != self.newest.operations:
+            self.moved_at = now
+        self.newest = beat
+        self.samples.append((now, dict(beat.seconds)))
+        while len(self.samples) > 1 and self.samples[1][0] <= now - RECENT_S:
+            self.samples.popleft()
+
+    @property
+    def stands_still(self) -> bool:
+        """Return whether the worker has long waited for a neighbour since its last operation."""
+        now = self.samples[-1][0] if self.samples else 0.0
+        return bool(self.newest.waiting_for) and now - self.moved_at >= STANDS_AFTER_S
+
+    @property
+    def waits_for(self) -> str:
+        """Return the neighbour for which the worker stands still; empty: the worker is working."""
+        return self.newest.waiting_for if self.stands_still else ""
+
+    @property
+    def awaited_worker(self) -> int:
+        """Return that neighbour's position in the plan; -1: the worker is working, or waits for another reason."""
+        return self.newest.awaited_worker if self.stands_still else -1
+
+    @property
+    def recent(self) -> dict[str, float]:
+        """Return the seconds by class of the last minute."""
+        before = self.samples[0][1]
+        return {
+            kind: spent for kind, total in self.newest.seconds.items() if (spent := total - before.get(kind, 0)) > 0
+        }
+
+
+class GoodputBook:
+    """The newest heartbeats of every device. No IO; `now` is any clock that does not jump."""
+
+    def __init__(self) -> None:
+        self._books: dict[int, DeviceBook] = {}
+        self._told: dict[Neighbour, float] = {}
+        """Silent neighbours, each with the time of its last report."""
+        self.lacking: dict[str, str] = {}
+        """Job to the reason why this node cannot use its checkpoint folder."""
+
+    @property
+    def devices(self) -> Mapping[int, DeviceBook]:
+        """Return the records by device index."""
+        return self._books
+
+    def add(self, device_index: int, beat: Heartbeat, *, now: float) -> None:
+        """Add a heartbeat. One without a job, or without seconds, adds nothing."""
+        if not beat.job or not beat.seconds:
+            return
+        book = self._books.get(device_index)
+        is_same = book is not None and (book.job, book.generation) == (beat.job, beat.generation)
+        if book is None or not is_same or sum(beat.seconds.values()) < sum(book.newest.seconds.values()):
+            book = self._books[device_index] = DeviceBook(beat.job, beat.generation, beat)
+        book.add(beat, now)
+
+    def silent_neighbours(self, *, now: float) -> list[Neighbour]:
+        """Return the neighbours of standstills and broken links: each when that begins, then every `PERIOD_S`."""
+        silent = {
+            (JobGeneration(book.job, book.generation), position)
+            for book in self._books.values()
+            for position in (book.awaited_worker, *book.newest.broken_links)
+            if position >= 0
+        }
+        self._told = {neighbour: at for neighbour, at in self._told.items() if neighbour in silent}
+        due = [each for each in silent if each not in self._told or now >= self._told[each] + PERIOD_S]
+        self._told |= dict.fromkeys(due, now)
+        return due
+
+    def missed_snapshot(self, missed: SnapshotMissed) -> None:
+        """Note a periodic snapshot that was not written, or so late that the next ones are further apart."""
+        apart = f"; every {missed.factor}. is written now" if missed.factor > 1 else ""
+        for book in self._books.values():
+            if (book.job, book.generation) == (missed.job, missed.generation):
+                book.trouble = f"snapshot at boundary {missed.boundary}: {missed.reason}{apart}"
+
+    def _access_of(self, job: str) -> str:
+        reason = self.lacking.get(job)
+        return f"{reason}; other nodes read and write checkpoints instead" if reason else ""
+
+    def forget(self, job: str) -> None:
+        """Drop the knowledge of a job that is gone."""
+        self._books = {index: book for index, book in self._books.items() if book.job != job}
+
+    def changes(self, job: JobView, node: str) -> dict[str, GoodputRecord]:
+        """Return key to record for every worker of the job's plan that is on this node."""
+        found = {}
+        for index, book in self._books.items():
+            if job.plan is None or (book.job, book.generation) != (job.name, job.plan.generation):
+                continue
+            position = _position_of(job.plan, node, index)
+            worker = job.workers.get((job.plan.generation, position)) if position is not None else None
+            if position is None or worker is None:
+                continue
+            found[Keys.goodput(job.name, book.generation, position)] = GoodputRecord(
+                node=node,
+                incarnation=worker.incarnation,
+                seconds=_rounded(book.newest.seconds),
+                recent=_rounded(book.recent),
+                typical_s=book.newest.typical_s,
+                num_replayed=book.newest.num_replayed,
+                num_resumed=book.newest.num_resumed,
+                trouble=book.trouble or self._access_of(job.name),
+                waits_for=book.waits_for,
+                awaited_worker=book.awaited_worker,
+            )
+        return found
+
+
+def is_news(before: GoodputRecord | None, after: GoodputRecord) -> bool:
+    """Return whether a record says more than that seconds have passed."""
+    return before is None or any(getattr(before, name) != getattr(after, name) for name in EVENTFUL)
+
+
+def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
+    """Return the keys of older plans' records of these worker processes: the new records contain their seconds."""
+    living = {record.incarnation for record in records.values()}
+    older = {Keys.goodput(job.name, *place) for place, record in job.goodput.items() if record.incarnation in living}
+    return older - set(records)
+
+
+class GoodputReports:
+    """`run` writes the workers' heartbeats, once for every worker that has news."""
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
+        self.book = GoodputBook()
+        self.on_silence: Callable[[JobGeneration, int], None] = lambda *_: None
+        """Called with the plan and the position of a neighbour from which a worker of ours hears nothing."""
+        self._view = view
+        self._etcd = etcd
+        self._node = node
+        self._lease_id = lease_id
+        self._written: dict[str, GoodputRecord] = {}
+        self._written_under = 0
+        """The lease of those."""
+        self._due_at: dict[str, float] = {}
+        """Key to the time from which its seconds alone are a reason to write it."""
+
+    async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
+        """Write until cancelled. heartbeats: the newest of each worker, by device index.
+
+        A record that etcd does not take now is part of the next one, because seconds only add up.
+        """
+        written_at = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            for index, beat in heartbeats().items():
+                self.book.add(index, beat, now=now)
+            silent = self.book.silent_neighbours(now=now)
+            for neighbour in silent:
+                self.on_silence(*neighbour)
+            if silent or now >= written_at + PERIOD_S:
+                written_at = now
+                await self._write_all()
+
+    async def _write_all(self) -> None:
+        present: set[str] = set()
+        for name in {book.job for book in self.book.devices.values()}:
+            job = self._view.jobs.get(name)
+            if job is None or job.submission is None:
+                self.book.forget(name)
+            else:
+                present.update(await self._write(job))
+        self._written = {key: record for key, record in self._written.items() if key in present}
+        self._due_at = {key: at for key, at in self._due_at.items() if key in present}
+
+    async def _write(self, job: JobView) -> Set[str]:
+        """Write the records; return the keys of the job's records of this node, written or not."""
+        records, now = self.book.changes(job, self._node), time.monotonic()
+        lease_id = self._lease_id()
+        if lease_id and lease_id != self._written_under:  # what was written is gone with its lease
+            self._written, self._written_under = {}, lease_id
+        new = {
+            key: record
+            for key, record in records.items()
+            if is_news(self._written.get(key), record)
+            or (now >= self._due_at.get(key, 0.0) and self._written.get(key) != record)
+        }
+        if not new:
+            return records.keys()
+        plan_key = Keys.of(job.name, "plan")
+        changes: list[Change] = [Put(key, encode(record), self._lease_id()) for key, record in new.items()]
+        changes += [Delete(key) for key in superseded(job, records)]
+        try:
+            await self._etcd.transaction([Compare.unchanged(plan_key, self._view.revision_of(plan_key))], changes)
+            self._written |= new
+            self._due_at |= dict.fromkeys(new, now + interval_s(PERIOD_S, len(self._view.nodes)) - LOOK_EVERY_S / 2)
+        except ConflictError:
+            log.debug("goodput_overtaken", job=job.name)
+        except StoreError as error:
+            log.warning("goodput_not_written", job=job.name, error=str(error))
+        return records.keys()
+
+
+def _position_of(plan: PlanRecord, node: str, device_index: int) -> int | None:
+    here = (node, device_index)
+    return next((at for at, stage in enumerate(plan.workers) if (stage.node, stage.device_index) == here), None)
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {kind: round(value, 2) for kind, value in seconds.items()}

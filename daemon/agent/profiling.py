@@ -1,0 +1,238 @@
+"""Writes what workers measure to etcd: the times of their layers, and the speeds of idle devices.
+
+Speeds are measured once and remembered in the state folder, one for each dtype of jobs. They are rounded to a tenth, so
+that a benchmark's noise makes no difference between two machines. A file that has float32 alone is of an earlier
+version: the devices count by it until they are measured again.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreError
+from headway.daemon.cluster.client import EtcdClient
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.measurements import DeviceSpeed, LayerTime, ProfileRecord, is_speed
+from headway.daemon.cluster.records import Device, NodeRecord
+from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.outlook import LEAST_SAMPLES
+from headway.daemon.plan.devices import faded, measured_demand
+from headway.daemon.worker.goal import Heartbeat
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 1.0
+PAUSE_S: Final = 5.0
+"""Interval of records of one device."""
+MOVED: Final = 0.05
+"""A value that differs by more, relatively, has changed."""
+NEGLIGIBLE: Final = 0.01
+"""A smaller change, as a share of one layer of each kind together, changes no plan."""
+
+
+def profile_of(beat: Heartbeat) -> ProfileRecord:
+    """Return a heartbeat's measurements, to three digits."""
+    return ProfileRecord(
+        generation=beat.generation,
+        layers={
+            kind: LayerTime(
+                forward_s=_rounded(times.forward_s),
+                backward_s=_rounded(times.backward_s),
+                update_s=_rounded(times.update_s),
+                spread=_rounded(times.spread),
+            )
+            for kind, times in sorted(beat.layers.items())
+        },
+        peak_bytes=beat.peak_bytes,
+        num_samples=beat.num_samples,
+        replan_s=_rounded(beat.replan_s),
+    )
+
+
+def has_moved(before: ProfileRecord | None, after: ProfileRecord) -> bool:
+    """Return whether a profile has news. Plans ask under which plan it was measured."""
+    if before is None or before.layers.keys() != after.layers.keys() or before.replan_s != after.replan_s:
+        return True
+    if before.generation != after.generation or before.num_samples < LEAST_SAMPLES <= after.num_samples:
+        return True
+    whole_s = sum(times.forward_s + times.backward_s for times in after.layers.values())
+    for kind, times in after.layers.items():
+        old = before.layers[kind]
+        pairs = (
+            (old.forward_s, times.forward_s),
+            (old.backward_s, times.backward_s),
+            (old.update_s, times.update_s),
+        )
+        if any(_differs(one, other) and abs(one - other) > NEGLIGIBLE * whole_s for one, other in pairs):
+            return True
+    return _differs(before.peak_bytes, after.peak_bytes) or _differs(before.demand, after.demand)
+
+
+def with_demand(record: ProfileRecord, job: JobView, node: NodeRecord | None, index: int) -> ProfileRecord:
+    """Return a profile with the plan's estimate of its peak, and the factor for plans to come on this device.
+
+    What an earlier plan has shown stays for a while, because the next plan may have its cut again.
+    """
+    if node is None or index >= len(node.devices):
+        return record
+    device, before = node.devices[index], job.profiles.get((node.name, index))
+    plan = job.plan if job.plan is not None and job.plan.generation == record.generation else None
+    mine = [each for each in (plan.workers if plan else ()) if (each.node, each.device_index) == (node.name, index)]
+    predicted = mine[0].device_bytes if mine else 0
+    demand = measured_demand(record.peak_bytes, predicted, usable_bytes=device.usable_bytes)
+    record = replace(record, predicted_bytes=predicted, device_kind=device.kind, device_model=device.model)
+    return replace(record, demand=max(demand, _still_remembered(before, record)))
+
+
+def _still_remembered(before: ProfileRecord | None, record: ProfileRecord) -> float:
+    """Return what is left of the earlier factor. Each plan whose peak was measured halves its excess once: a single
+    odd peak would otherwise count for the job's whole life.
+    """
+    if before is None:
+        return 1.0
+    was_counted = before.generation == record.generation and before.num_samples >= LEAST_SAMPLES
+    is_measured = record.peak_bytes > 0 and record.predicted_bytes > 0 and record.num_samples >= LEAST_SAMPLES
+    return faded(before.demand) if is_measured and not was_counted else before.demand
+
+
+class ProfileReports:
+    """`run` writes changes: each device's record once in `PAUSE_S` at most."""
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
+        self._view = view
+        self._etcd = etcd
+        self._node = node
+        self._lease_id = lease_id
+        self._rests_until: dict[str, float] = {}
+
+    async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
+        """Write until cancelled. heartbeats: the newest of each worker, by device index."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            now = time.monotonic()
+            self._rests_until = {key: at for key, at in self._rests_until.items() if at > now}
+            for index, beat in heartbeats().items():
+                job = self._view.jobs.get(beat.job)
+                if job is not None and job.submission is not None and beat.layers:
+                    record = with_demand(profile_of(beat), job, self._view.nodes.get(self._node), index)
+                    await self._write(job, index, record, now)
+
+    async def _write(self, job: JobView, index: int, record: ProfileRecord, now: float) -> None:
+        """Write the profiles; a record that etcd does not take now is retried after the pause."""
+        key = Keys.profile(job.name, self._node, index)
+        if key in self._rests_until or not has_moved(job.profiles.get((self._node, index)), record):
+            return
+        self._rests_until[key] = now + PAUSE_S
+        spec = Keys.of(job.name, "spec")
+        condition = Compare.unchanged(spec, self._view.revision_of(spec))
+        try:
+            await self._etcd.transaction([condition], [Put(key, encode(record), self._lease_id())])
+        except (ConflictError, LeaseLostError):
+            return
+        except StoreError as error:
+            log.warning("profile_not_written", job=job.name, error=str(error))
+
+
+def _differs(one: float, other: float) -> bool:
+    return abs(one - other) > MOVED * max(abs(one), abs(other))
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.3g}")
+
+
+FILE: Final = "device-speeds.json"
+BFLOAT16: Final = "bfloat16 "
+"""Prefix of the file's keys for bfloat16; without it they are for float32."""
+STEP: Final = 1.1
+LEAST_STEP: Final = 0.001
+SPEEDS_PERIOD_S: Final = 2.0
+
+
+def stepped(speed: float) -> float:
+    """Round to the nearest step; never to 0, which means not measured."""
+    return max(round(STEP ** round(math.log(speed) / math.log(STEP)), 3), LEAST_STEP)
+
+
+class DeviceSpeeds:
+    """The measured speeds, by device model and arithmetic class; a damaged file, or an impossible speed in it, leads to
+    another measurement."""
+
+    def __init__(self, directory: Path, *, arithmetic_class: str) -> None:
+        """arithmetic_class: of devices that do not say theirs. It contains the torch version, whose kernels determine
+        the speed.
+        """
+        self._path = directory / FILE
+        self._class = arithmetic_class
+        self._known: dict[str, float] = {}
+        self._heard: set[str] = set()
+        """Keys that a worker of this daemon's life has measured."""
+        try:
+            told = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
+            self._known = {key: speed for key, speed in told.items() if is_speed(speed)}
+        except (OSError, ValueError, RecursionError):
+            log.info("device_speeds_unknown", path=str(self._path))
+
+    def of(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Return the devices with their known speeds."""
+        return tuple(map(self._told, devices))
+
+    def knows(self, device: Device) -> bool:
+        """Return whether nothing is left to measure."""
+        return {self._key(device), BFLOAT16 + self._key(device)} <= self._known.keys()
+
+    def learn(self, device: Device, speed: DeviceSpeed) -> bool:
+        """Remember a measurement; return whether it is news. If the folder cannot be written, the next start measures
+        again.
+        """
+        key = self._key(device)
+        measured = {key: speed.float32, BFLOAT16 + key: speed.bfloat16}
+        news = {name: stepped(value) for name, value in measured.items() if is_speed(value) and name not in self._heard}
+        if not news:
+            return False
+        self._heard |= news.keys()
+        self._known |= news
+        told = self._told(device)
+        log.info("device_measured", device=device.model, speed=told.speed, bfloat16_speed=told.bfloat16_speed)
+        try:
+            self._path.write_text(json.dumps(self._known, indent=2, sort_keys=True) + "\n")
+        except OSError as error:
+            log.warning("device_speed_not_kept", path=str(self._path), reason=error.strerror)
+        return True
+
+    async def follow(
+        self,
+        devices: Sequence[Device],
+        heartbeats: Callable[[], Mapping[int, Heartbeat]],
+        tell: Callable[[tuple[Device, ...]], None],
+    ) -> None:
+        """Learn the workers' measurements and report the devices' speeds, until all are known."""
+        while not all(map(self.knows, devices)):
+            await asyncio.sleep(SPEEDS_PERIOD_S)
+            for index, beat in heartbeats().items():
+                speed = DeviceSpeed(float32=beat.device_speed, bfloat16=beat.device_bfloat16_speed)
+                if not self.knows(devices[index]) and self.learn(devices[index], speed):
+                    tell(self.of(devices))
+
+    def _told(self, device: Device) -> Device:
+        """Return the device with its known speeds."""
+        key = self._key(device)
+        return replace(
+            device,
+            speed=self._known.get(key, device.speed),
+            bfloat16_speed=self._known.get(BFLOAT16 + key, device.bfloat16_speed),
+        )
+
+    def _key(self, device: Device) -> str:
+        return f"{device.kind} {device.model} {device.arithmetic_class or self._class}"

@@ -1,0 +1,164 @@
+"""The daemon's log: structlog to stderr, JSON unless a person reads it. Under systemd also the journal's fields."""
+
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import structlog
+from structlog.typing import EventDict
+
+from headway.daemon.base.history_writer import HistoryWriter
+from headway.daemon.base.terminal import behind, printable
+
+SOCKET: Final = "/run/systemd/journal/socket"
+FIELDS: Final = ("node", "job", "event", "generation", "stage", "worker", "peer")
+"""Keys of a line that become fields; each has few values, by which one searches."""
+PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+IDENTIFIER: Final = "headway"
+
+
+def is_journal(stream: IO[str], environment: Mapping[str, str]) -> bool:
+    """Whether a stream leads to the journal: systemd names it in JOURNAL_STREAM, and a child's pipe is another one."""
+    try:
+        told = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{told.st_dev}:{told.st_ino}"
+
+
+def fields_of(event: EventDict) -> dict[str, str]:
+    """Return the fields of a line, without its message."""
+    fields = {f"HEADWAY_{key.upper()}": str(event[key]) for key in FIELDS if event.get(key) not in (None, "")}
+    priority = PRIORITIES.get(str(event.get("level")), PRIORITIES["info"])
+    return {"PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
+
+
+def datagram(fields: Mapping[str, str]) -> bytes:
+    """Return one entry. A value's line breaks and = begin no other field."""
+    entry = bytearray()
+    for name, value in fields.items():
+        content = value.encode(errors="replace")
+        if b"\n" in content:
+            entry += name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"
+        else:
+            entry += name.encode() + b"=" + content + b"\n"
+    return bytes(entry)
+
+
+class JournalSocket:
+    """Sends entries and never waits. It says which it could not send, so that the caller writes them elsewhere."""
+
+    def __init__(self, path: str = SOCKET) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+
+    def send(self, fields: Mapping[str, str]) -> bool:
+        """Send an entry. False: the journal is full or away, or the entry is too large for a datagram."""
+        try:
+            self._socket.sendto(datagram(fields), self._path)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Free the socket; later entries are not sent."""
+        self._socket.close()
+
+
+class LossyLogger:
+    """Writes lines to a stream. A line that the stream does not take (a full disk) is late or lost, and counted.
+
+    An error of the log must never end the daemon's work.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._num_lost = 0
+
+    def msg(self, message: str) -> None:
+        """Write a line, after the number of lines that were lost before it."""
+        try:
+            if self._num_lost:
+                self._stream.write(f"{self._num_lost} log lines were late or lost\n")
+            self._stream.write(message + "\n")
+            self._stream.flush()
+            self._num_lost = 0
+        except (OSError, ValueError):
+            self._num_lost += 1
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+class JournalLogger(LossyLogger):
+    """Sends lines to the journal with their fields. What the journal does not take goes to the stream."""
+
+    def __init__(self, stream: IO[str], journal: JournalSocket) -> None:
+        super().__init__(stream)
+        self._journal = journal
+
+    def msg(self, message: str, fields: Mapping[str, str] | None = None) -> None:
+        """Send a line; without the journal, write it without its fields."""
+        if fields is None or not self._journal.send({"MESSAGE": message, **fields}):
+            super().msg(message)
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+class JournalRenderer:
+    """Renders a line as JSON, and adds its fields."""
+
+    def __init__(self) -> None:
+        self._json = structlog.processors.JSONRenderer()
+
+    def __call__(self, logger: object, method: str, event: EventDict) -> tuple[tuple[str], dict[str, object]]:
+        """Return the arguments of JournalLogger.msg."""
+        fields = fields_of(event)
+        return (str(self._json(logger, method, event)),), {"fields": fields}
+
+
+def _printable_values(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape control characters before colours are added; JSON escapes them by itself."""
+    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def configure_logs(
+    level: str, log_format: Literal["auto", "json", "console"], *, node: str, history: Path | None = None
+) -> None:
+    """Set up logging for the whole process and bind the node's name to every line.
+
+    history: the folder into which the lines of the run's history are copied. Raises OSError when it cannot be used.
+    """
+    is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    journal = JournalSocket() if log_format == "auto" and is_journal(sys.stderr, os.environ) else None
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if is_console
+        else structlog.processors.JSONRenderer()
+        if journal is None
+        else JournalRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            *([] if history is None else [HistoryWriter(history, node=node)]),
+            *([_printable_values] if is_console else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=lambda *_: (
+            LossyLogger(behind(sys.stderr)) if journal is None else JournalLogger(behind(sys.stderr), journal)
+        ),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(node=node)

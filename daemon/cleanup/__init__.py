@@ -1,1 +1,0 @@
-"""Deletes unused files of a node once a day."""

@@ -1,0 +1,1 @@
+"""What etcd holds and how it is reached: records, keys, the client, transactions, watches."""

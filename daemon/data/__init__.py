@@ -1,1 +1,0 @@
-"""Turns text into tokens: its sources, its tokenizers, its chats."""

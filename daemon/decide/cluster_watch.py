@@ -1,0 +1,482 @@
+"""Keeps a ClusterView current: lists etcd's content, then follows every change, through outages and compactions.
+
+Some changes wait a moment, so that one look, or one reply of etcd, is about many of them: while hundreds of daemons
+join or are lost, each is told of every other, and a reply costs the same however many changes it tells.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from headway.daemon.base.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
+from headway.daemon.cluster.client import Changes, EtcdClient, KeyValue, Snapshot
+from headway.daemon.cluster.format import to_builtins
+from headway.daemon.cluster.keys import PREFIX, Keys
+from headway.daemon.cluster.records import Phase, PlanRecord
+from headway.daemon.cluster.watch import KeyEvent, WatchBatch
+from headway.daemon.decide.cluster_view import ClusterView
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMark:
+    """The progress of an etcd history."""
+
+    revision: int = 0
+    """Last revision; 0: nothing was seen yet."""
+    cluster_id: int = 0
+    raft_term: int = 0
+
+
+def went_back(
+    seen: HistoryMark, found: HistoryMark, *, known: Mapping[str, int], listed: Mapping[str, int]
+) -> str | None:
+    """Return why `found` cannot follow `seen`, or None if it can.
+
+    seen: the mark before the listing was requested; found: the listing's own mark. known: for each key, the revision of
+    its last known change or deletion. listed: for each key, its revision in the listing.
+    """
+    if seen.revision == 0:
+        return None
+    if found.cluster_id != seen.cluster_id:
+        return f"cluster {found.cluster_id:x} answers in place of {seen.cluster_id:x}"
+    if found.revision < seen.revision:
+        return f"revision {found.revision} after {seen.revision}"
+    if found.raft_term < seen.raft_term:
+        return f"raft term {found.raft_term} after {seen.raft_term}"
+    for key, revision in listed.items():
+        if revision < known.get(key, 0) <= found.revision:
+            return f"{key} is of revision {revision} after {known[key]}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How far a view is known to be right."""
+
+    revision: int = 0
+    """The view has every change up to this revision; 0: nothing is verified."""
+    asked_at: int = 0
+    """Revision of etcd at the last comparison. By the next one the watch must have shown all changes up to it."""
+
+
+def due(verified: Verified, seen: HistoryMark) -> int:
+    """Return the revision at which etcd and the view must be alike. seen: the view's progress."""
+    return max(seen.revision, verified.asked_at)
+
+
+def why_wrong(seen: HistoryMark, found: Changes, *, held: Mapping[str, int]) -> str:
+    """Return why the view must be listed again; empty: it has every change that its watch had to show.
+
+    seen: the view's progress. found: the changes since it was last verified, as of the revision that is due. held: the
+    keys of the view, with the revision of each.
+    """
+    if found.cluster_id != seen.cluster_id or found.revision < seen.revision or found.raft_term < seen.raft_term:
+        return "its history is another one"
+    wrong = sorted(key for key, revision in found.revisions.items() if held.get(key) != revision)
+    if wrong:
+        return f"the watch has missed {len(wrong)} changes, such as that of {wrong[0]}"
+    if found.num_keys != len(held):
+        return f"it has {found.num_keys} keys, and the view {len(held)}"
+    return ""
+
+
+BURST: Final = 30.0
+"""Replies that a daemon hears one by one, before it lets changes gather."""
+PER_S: Final = 1.0
+"""Replies per second that it hears one by one in the long run."""
+GATHER_PER_NODE_S: Final = 2e-3
+"""Seconds per node of the cluster for which changes gather."""
+LEAST_S: Final = 0.5
+"""Least time for which they gather: a rest takes three messages itself."""
+MOST_S: Final = 2.0
+FEW_NODES: Final = 50
+"""In a cluster of so many nodes changes never gather."""
+
+
+class WatchPace:
+    """Counts the replies to one watch. `now` is seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._counted_at = 0.0
+
+    def heard(self, *, now: float) -> None:
+        """Count a reply."""
+        self._left = max(min(self._left + PER_S * (now - self._counted_at), BURST) - 1.0, 0.0)
+        self._counted_at = now
+
+    def rest_s(self, num_nodes: int) -> float:
+        """Return for how many seconds changes had better gather from now on; 0: not at all."""
+        if num_nodes <= FEW_NODES or self._left >= 1.0:
+            return 0.0
+        return min(max(GATHER_PER_NODE_S * num_nodes, LEAST_S), MOST_S)
+
+
+PER_NODE_S: Final = 1e-3
+"""Seconds per node of the cluster for which such a change may wait: 10 ms for 10 nodes, 1 s for 1,000."""
+_MEASURED: Final = (Keys.PROBES, Keys.REACH)
+_OF_NODES: Final = (Keys.NODES, *_MEASURED)
+_PATIENT: Final = frozenset({"goodput", "progress", "profile", "events"})
+"""Records of a job that no step of a plan waits for."""
+
+
+def is_for_leader(key: str) -> bool:
+    """Return whether only a leader acts on a record: a measured way, unless it is blocked; a job's rate and seconds."""
+    _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
+    return key.startswith(_MEASURED) or (key.startswith(Keys.JOBS) and leaf.startswith(("progress", "goodput/")))
+
+
+def may_wait(key: str, *, is_deleted: bool, leads: bool) -> bool:
+    """Return whether a change may wait: of what a node or a worker has measured or says of itself, but not its end.
+
+    leads: whether the daemon that asks is the leader's. The others learn from plans what a node's end means for them.
+    """
+    if is_deleted:
+        return key.startswith(_MEASURED if leads else _OF_NODES)
+    if key.startswith(Keys.JOBS):
+        _, _, leaf = key.removeprefix(Keys.JOBS).partition("/")
+        return leaf.partition("/")[0] in _PATIENT
+    return key.startswith(_OF_NODES)
+
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+RETRY_PAUSE_S = 0.5
+AUDIT_PERIOD_S = 60.0
+"""Least interval of comparisons of the view with etcd."""
+AUDIT_PER_NODE_S = 0.3
+"""The interval grows with the cluster, because etcd looks at every key for each comparison of each daemon."""
+REFUSED_FOR_S = 60.0
+"""Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
+
+
+class ClusterWatch:
+    """The one owner of a view: `run` applies changes, everybody else reads `view` and waits on `changed`."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        *,
+        view: ClusterView | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        audit_period_s: float = AUDIT_PERIOD_S,
+        refused_for_s: float = REFUSED_FOR_S,
+        chooses_relays: bool = False,
+    ) -> None:
+        """chooses_relays: the view has what is measured of ways, whoever leads."""
+        self.view = view if view is not None else ClusterView()
+        self.revision = 0
+        """The view holds every change up to this revision; 0: nothing was listed yet. It falls when `view.epoch` rises.
+        """
+        self.version = 0
+        """Number that rises whenever the view or `is_reachable` changes; for `changed`."""
+        self.is_reachable = False
+        self.reachable_since = clock()
+        """Time at which `is_reachable` took its present value."""
+        self.unreachable_reason = "not asked yet"
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether whoever waits on `changed` decides for the cluster. If so, it has to know of lost nodes at once, and
+        of the records for the leader alone (Keys.FOR_LEADER), which are most of what nodes write. A daemon that begins
+        to lead waits for `probes_seen`.
+        """
+        self.may_rest: Callable[[], bool] = lambda: False
+        """Whether changes may gather for a moment (watch_pace.py), because nobody waits for this daemon."""
+        self._client = client
+        self._clock = clock
+        self._pace = WatchPace()
+        self._audit_period_s = audit_period_s
+        self._refused_for_s = refused_for_s
+        self._chooses_relays = chooses_relays
+        self._refused_since: float | None = None
+        self._mark = HistoryMark()
+        self._verified = Verified()
+        self._signal = asyncio.Event()
+        self._applied = asyncio.Event()
+        """Set, and replaced, when the view has got a change, also one that wakes nobody yet."""
+        self._waking: asyncio.TimerHandle | None = None
+        self._has_probes = False
+        self._watching: asyncio.Timeout | None = None
+        """Ends the present watch."""
+        self._is_called = False
+        """True if that is for the records for the leader."""
+
+    async def run(self) -> None:
+        """Follow etcd until cancelled, waiting while it is away.
+
+        Raises InvariantLostError when etcd has refused this client for REFUSED_FOR_S.
+        """
+        while True:
+            try:
+                await self._follow()
+            except StoreError as error:
+                self._refused(error)
+                await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _follow(self) -> None:
+        """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
+        is_audit, is_right, pause = False, False, FIRST_PAUSE_S
+        while True:
+            # A daemon that led goes on hearing of ways: dropped and listed again, they would be an older history.
+            needs_probes = self._has_probes or self._chooses_relays or self.leads()
+            if is_right and needs_probes and not self._has_probes:
+                is_right = await self._took_probes()
+            if not is_right:
+                seen = self._mark
+                listed = await self._list(below=_below(needs_probes))
+                is_audit = is_audit and needs_probes is self._has_probes
+                self._has_probes = needs_probes
+                self._take_listing(listed, seen, is_audit=is_audit)
+            is_audit, is_right, started_at = False, False, self._clock()
+            try:
+                await self._watch()
+            except TimeoutError:
+                is_audit, is_right = True, self._is_called or await self._is_right()
+                continue
+            except CompactedError as error:
+                _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
+            except StoreUnreachableError as error:
+                self._reached(False, f"{error.target} {error.reason}")
+            pause = FIRST_PAUSE_S if self._clock() - started_at > LONGEST_PAUSE_S else min(pause * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    async def _watch(self) -> None:
+        """Take changes. Raises TimeoutError when the view is to be compared with etcd, or lacks the records for the
+        leader that it needs (`_is_called`), and what the watch raises.
+        """
+        below, start, self._is_called = _below(self._has_probes), self.revision + 1, False
+        try:
+            # etcd's watches have lost events in some releases: compare now and then
+            async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)) as self._watching:
+                async for batch in self._client.watch(PREFIX, below=below, from_revision=start, rest_s=self._rest_s):
+                    self._take_batch(batch)
+        finally:
+            self._watching = None
+
+    def _refused(self, error: StoreError) -> None:
+        now = self._clock()
+        self._reached(False, f"{error.target} {error.reason}")
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now >= self._refused_since + self._refused_for_s:
+            raise InvariantLostError(f"etcd refuses this daemon for good: {error.reason}", error.target) from error
+
+    async def changed(self, seen: int) -> int:
+        """Return the version when it differs from `seen`. One return may stand for many changes; none is missed.
+
+        Some changes wait for others (urgency.py): the view has them before the version rises.
+        """
+        while self.version == seen:
+            await self._signal.wait()
+        return self.version
+
+    async def caught_up(self, revision: int, *, timeout_s: float) -> bool:
+        """Return True when the view holds every change up to a revision, False when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.revision < revision:
+                    await self._applied.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def probes_seen(self, *, timeout_s: float) -> bool:
+        """Return True when the view has also the records for the leader alone, False when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (self._has_probes and self.revision):
+                    if self._watching is not None and not self._watching.expired():
+                        self._is_called = True
+                        self._watching.reschedule(asyncio.get_running_loop().time())
+                    await self._applied.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _rest_s(self) -> float:
+        rest_s = self._pace.rest_s(len(self.view.nodes))
+        return rest_s if rest_s and self.may_rest() else 0.0
+
+    def _audit_in_s(self) -> float:
+        return max(self._audit_period_s, AUDIT_PER_NODE_S * len(self.view.nodes))
+
+    async def _is_right(self) -> bool:
+        """Return whether the view has every change that the watch had to show. Raises StoreError."""
+        seen = self._mark
+        try:
+            at, below = due(self._verified, seen), _below(self._has_probes)
+            found = await self._client.changes_since(PREFIX, self._verified.revision, at=at, below=below)
+        except (StoreUnreachableError, CompactedError):
+            return False  # the listing waits until etcd answers, and finds out whether its history went back
+        if reason := why_wrong(seen, found, held=self.view.revisions):
+            _log.warning("view_listed_again", etcd=self._client.target, reason=reason)
+            return False
+        self._verified = Verified(seen.revision, found.revision)
+        self._forget(below=seen.revision)
+        # Nothing has changed up to there, although etcd has: what it compacts is not asked for again.
+        self._came_to(at)
+        return True
+
+    async def _took_probes(self) -> bool:
+        """Apply the records for the leader; return whether etcd lists them. Raises StoreError.
+
+        The next watch tells all their changes since the view's revision again. If etcd is away, everything is listed
+        once it is back, because its history may be another one.
+        """
+        try:
+            listed = await self._client.get_prefix(Keys.FOR_LEADER)
+        except (StoreUnreachableError, CompactedError):
+            return False
+        self._apply(listed.entries)
+        self._has_probes = True
+        self._bump()
+        return True
+
+    def _forget(self, *, below: int) -> None:
+        """Drop what the view remembers of keys and nodes that are gone. No change before a revision can arrive now."""
+        self.view.forget_deleted(below=below)
+        self.view.forget_absent(now=self._clock())
+
+    async def _list(self, *, below: str) -> Snapshot:
+        while True:
+            try:
+                return await self._client.get_prefix(PREFIX, below=below)
+            except StoreUnreachableError as error:
+                self._reached(False, error.reason)
+            except CompactedError as error:
+                _log.info("listing_compacted", reason=error.reason)
+            await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+
+    def _take_listing(self, listed: Snapshot, seen: HistoryMark, *, is_audit: bool) -> None:
+        """Apply a listing. seen: etcd's progress before the listing was requested; the view has every change
+        up to it.
+        """
+        now, view = self._clock(), self.view
+        revisions = {entry.key: entry.mod_revision for entry in listed.entries}
+        found = HistoryMark(listed.revision, listed.cluster_id, listed.raft_term)
+        known = {key: view.last_revision_of(key) for key in revisions}
+        reason = went_back(seen, found, known=known, listed=revisions)
+        if reason is not None:
+            view.set_in_sight(False, now=now)
+            view.start_anew(now=now)
+            _log.error("etcd_history_went_back", etcd=self._client.target, reason=reason, epoch=view.epoch)
+        elif is_audit:
+            missed = [key for key, revision in revisions.items() if known[key] < revision <= seen.revision]
+            if missed:
+                _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen.revision)
+        self._apply(listed.entries)
+        for key in [key for key in view.revisions if key not in revisions]:
+            view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
+        self._forget(below=listed.revision)
+        self._mark = found
+        self._verified = Verified(listed.revision, listed.revision)
+        self.revision = listed.revision
+        self._reached(True, "")
+        self._bump()
+
+    def _apply(self, changed: Iterable[KeyValue | KeyEvent]) -> None:
+        now = self._clock()
+        for each in changed:
+            self.view.apply(
+                each.key, each.value, mod_revision=each.mod_revision, create_revision=each.create_revision, now=now
+            )
+
+    def _came_to(self, revision: int) -> None:
+        """Note that the view has every change up to a revision, and wake all who wait for it."""
+        self._mark = replace(self._mark, revision=revision)
+        self.revision = revision
+        applied, self._applied = self._applied, asyncio.Event()
+        applied.set()
+
+    def _take_batch(self, batch: WatchBatch) -> None:
+        leads, blocked = self.leads(), self.view.blocked
+        self._pace.heard(now=self._clock())
+        self._apply(batch.events)
+        self._came_to(batch.revision)
+        is_measured = all(is_for_leader(event.key) for event in batch.events)
+        if is_measured and not leads and self.view.blocked is blocked:
+            return
+        if not all(may_wait(event.key, is_deleted=event.value is None, leads=leads) for event in batch.events):
+            self._bump()
+        elif self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(PER_NODE_S * len(self.view.nodes), self._bump)
+
+    def _reached(self, is_reachable: bool, reason: str) -> None:
+        self.unreachable_reason = reason
+        self.view.set_in_sight(is_reachable, now=self._clock())
+        if is_reachable is self.is_reachable:
+            return
+        if is_reachable:
+            self._refused_since = None
+        self.is_reachable = is_reachable
+        self.reachable_since = self._clock()
+        if is_reachable:
+            _log.info("etcd_reached", etcd=self._client.target)
+        else:
+            _log.warning("etcd_lost", etcd=self._client.target, reason=reason)
+        self._bump()
+
+    def _bump(self) -> None:
+        """Wake all who wait for a change."""
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
+        self.version += 1
+        signal, self._signal = self._signal, asyncio.Event()
+        applied, self._applied = self._applied, asyncio.Event()
+        signal.set()
+        applied.set()
+
+
+def _below(with_probes: bool) -> str:
+    """Return the key before which all keys lie that a view has."""
+    return "" if with_probes else Keys.FOR_LEADER
+
+
+class PlanLog:
+    """Reports each plan and each phase once, when a view first shows it."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, PlanRecord] = {}
+        self._phases: dict[str, tuple[Phase, int]] = {}
+
+    def note(self, view: ClusterView) -> None:
+        """Look at a view after every change of it."""
+        for job in view.jobs.values():
+            if job.plan is not None and self._plans.get(job.name) != job.plan:
+                self._plans[job.name] = job.plan
+                _log.info(
+                    "plan_seen",
+                    job=job.name,
+                    generation=job.plan.generation,
+                    timeline=job.plan.timeline,
+                    plan=to_builtins(job.plan),
+                )
+            phase = (job.phase.phase, job.phase.generation)
+            if self._phases.get(job.name) != phase:
+                self._phases[job.name] = phase
+                _log.info(
+                    "phase_seen",
+                    job=job.name,
+                    generation=job.phase.generation,
+                    phase=job.phase.phase.value,
+                    reason=job.phase.reason,
+                    boundary=job.checkpoint.boundary if job.checkpoint is not None else None,
+                )
+        for name in self._phases.keys() - view.jobs.keys():
+            del self._phases[name]
+            self._plans.pop(name, None)
+
+
+async def log_plans(cluster: ClusterWatch) -> None:
+    """Look at the cluster after every change of it, until cancelled."""
+    plan_log, seen = PlanLog(), -1
+    while True:
+        seen = await cluster.changed(seen)
+        plan_log.note(cluster.view)

@@ -1,0 +1,319 @@
+"""Writes the sentences about the coordinator's decisions: reasons, events, errors. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from headway.daemon.cluster.measurements import MemoryShortage
+from headway.daemon.cluster.records import Desired, Phase, PlanRecord, WorkerPart, WorkerRecord, WorkerState
+from headway.daemon.decide.claims import left_alone_s
+from headway.daemon.decide.failures import STARTED, LostWorker, repetition
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.decide.quarantine import listed
+from headway.daemon.decide.situation import JobSituation, PlanHealth, blocked_links, unproven
+from headway.daemon.jobs.job import preparation_s
+from headway.daemon.plan.cluster_plan import ClusterPlan, replica_note, shape, size, stage_name, worker_name
+from headway.daemon.plan.plan_question import no_worker
+from headway.daemon.plan.planner import PlanRefused
+from headway.daemon.plan.rebalance import is_depth_alone
+
+MAX_ERROR: Final = 300
+"""Maximum number of characters quoted from a worker's error."""
+
+
+def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
+    """Return the reason of a planned change."""
+    added = {stage.node for stage in after.workers} - {stage.node for stage in before.workers}
+    newcomers = situation.view.newcomers(situation.job, added)
+    causes = []
+    if draining := situation.current.draining:
+        causes.append(_leaving(draining))
+    if joined := sorted(added & newcomers):
+        causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
+    if idle := sorted(added - newcomers):
+        causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
+    if situation.standing.gives_way_to:
+        causes.append(f"Gives devices to {_jobs(situation, situation.standing.gives_way_to)}")
+    cause = " and ".join(causes) or _better(situation, before, after)
+    form, former = shape(after.workers), shape(before.workers)
+    if form != former:
+        form += f" instead of {former.removesuffix(' stages').removesuffix(' stage')}"
+    factor = before.predicted_batch_seconds / max(after.predicted_batch_seconds, 1e-12)
+    outlook, verdict = situation.plans.outlook, situation.plans.verdict
+    if outlook is not None:
+        factor = outlook.factor
+    speed = f"{factor:.2g}× faster" if factor > 1.005 else f"{1 / max(factor, 1e-12):.2g}× the time of a batch"
+    saved = f", {verdict.reason}" if not draining and verdict is not None and verdict.is_worth_it else ""
+    return f"{cause}: {form}, predicted {speed}{saved}"
+
+
+def _better(situation: JobSituation, before: PlanRecord, after: ClusterPlan) -> str:
+    """Return why the plan changes although no node comes or goes."""
+    if is_depth_alone(before.workers, after.workers):
+        deeper = sum(stage.depth for stage in after.workers) > sum(stage.depth for stage in before.workers)
+        return f"Measured links need {'more' if deeper else 'fewer'} microbatches in flight"
+    return "Rebalancing by measured layer times" if situation.plans.profiles.layers else "Rebalancing"
+
+
+def why_dropped(situation: JobSituation) -> str:
+    """Return why a plan does not come into force."""
+    job = situation.job
+    if job.desired.state is not Desired.RUNNING:
+        return f"The new plan is dropped: a user wants the job {job.desired.state}"
+    if failed := situation.next.failed_worker:
+        return f"The new plan is dropped: its worker of {worker_name(situation.next.stages, failed[0])} failed"
+    if stage := situation.next.unusable:
+        return f"The new plan is dropped: {trouble(situation, stage.node, stage.node_incarnation)}"
+    if ways := blocked_links(situation.next):
+        return f"The new plan is dropped: {ways}"
+    if stage := situation.next.without_worker:
+        return f"The new plan is dropped: {no_worker(situation.view.nodes[stage.node], (stage.device_index,))}"
+    if situation.current.stopped_at(situation.end):
+        return "The new plan is dropped: training has reached its end"
+    if situation.known_generation > job.phase.generation:
+        return "The new plan is dropped: nodes know a later plan"
+    if not situation.next.can_load(heard_at=situation.deadlines.heard):
+        return "The new plan is dropped: the nodes that held its state are gone"
+    if away := next((loss for loss in situation.lost.found if loss.storage_trouble), None):
+        return f"The new plan is dropped: {_what_was_lost(situation, away)}"
+    if late := situation.next.unready(WorkerState.READY):
+        return f"The new plan is dropped: {listed(late)} {_not_ready(situation)}"
+    return f"The new plan is dropped: {who_is_not_reached(situation.next)} in time"
+
+
+def why_stopped(situation: JobSituation, boundary: int | None) -> str:
+    """Return why the job stops for a checkpoint."""
+    job = situation.job
+    if boundary == situation.end:
+        told = f"{early}: the" if (early := early_end_text(situation)) else "All batches are done: the last"
+        return f"{told} checkpoint is being written"
+    if job.desired.state is Desired.PAUSED:
+        return "Pause requested: stops at a boundary and writes a checkpoint"
+    if (stage := situation.next.unusable) is not None:
+        text = trouble(situation, stage.node, stage.node_incarnation)
+        return f"{text[:1].upper()}{text[1:]}: stops and writes a checkpoint"
+    if (failed := situation.next.failed_worker) is not None:
+        return f"The worker of {worker_name(situation.next.stages, failed[0])} failed: stops and writes a checkpoint"
+    if ways := blocked_links(situation.next):
+        return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
+    draining = situation.current.draining
+    if not draining and situation.standing.gives_way_to:
+        rivals = _jobs(situation, situation.standing.gives_way_to)
+        return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
+    return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
+
+
+def early_end_text(situation: JobSituation) -> str:
+    """Return why the job ends before its last batch; empty: it does not."""
+    if situation.early_end is None:
+        return ""
+    boundary, best_batch = situation.early_end
+    return f"Stopped early at batch {boundary}: the held-out loss has not fallen since batch {best_batch}"
+
+
+def why_recovering(situation: JobSituation) -> str:
+    """Return what was lost, as one sentence without its full stop."""
+    job = situation.job
+    if situation.lost.found:
+        return listed(list(dict.fromkeys(_what_was_lost(situation, loss) for loss in situation.lost.causes)))
+    if situation.known_generation > job.phase.generation:
+        return f"nodes know plan {situation.known_generation}, which etcd has forgotten"
+    health = situation.next if job.phase.phase is Phase.RECOVERING else situation.current
+    if not health.can_load(heard_at=situation.deadlines.heard):
+        return f"the nodes that held boundary {health.plan.boundary if health.plan is not None else 0} are gone"
+    if draining := situation.next.draining:
+        return _leaving(draining)
+    if ways := blocked_links(situation.next) or blocked_links(situation.current):
+        return str(ways)
+    if (out := situation.next.staying_out) is not None:
+        return trouble(situation, out.node, out.node_incarnation)
+    if (stage := situation.next.without_worker) is not None:
+        return no_worker(situation.view.nodes[stage.node], (stage.device_index,))
+    return "a plan is possible again"
+
+
+def who_is_not_reached(health: PlanHealth) -> str:
+    """Return `stage 0 on a has not reached stage 1 on b`, for the first worker that still dials its neighbours."""
+    pairs = unproven(health)
+    if not pairs:
+        return "its workers were not ready"
+    position, other = pairs[0]
+    return f"{worker_name(health.stages, position)} has not reached {worker_name(health.stages, other)}"
+
+
+def where_it_goes(situation: JobSituation, plan: ClusterPlan) -> str:
+    """Return `goes back to boundary 40 (2 batches again), 3 stages on a, b and c`."""
+    origin = situation.origin
+    again = max(situation.furthest - origin.boundary, 0)
+    what = "the beginning" if origin.source == "initial" else f"boundary {origin.boundary}"
+    of = " of its checkpoint" if origin.source == "checkpoint" else ""
+    return f"goes back to {what}{of} ({again} batch{'es' * (again != 1)} again), {shape_and_nodes(plan.workers)}"
+
+
+def why_failed(situation: JobSituation) -> tuple[str, str]:
+    """Return the reason of the failure, and the worker's error if there is one."""
+    job, phase = situation.job, situation.job.phase.phase
+    if job.refusal:
+        return f"the submitted job breaks a rule: {job.refusal}", ""
+    if phase is Phase.QUEUED and isinstance(situation.plans.best, PlanRefused):
+        return situation.plans.best.reason, ""
+    error = situation.lost.first_error
+    plan, stop = job.plan, job.stop
+    if situation.lost.found:
+        rule = f"; {situation.lost.broken_rule}" if situation.lost.broken_rule else ""
+        return f"{why_recovering(situation)}{rule}", error
+    if phase is Phase.STOPPING and plan is not None and stop is not None:
+        troubles = sorted(
+            {record.trouble for record in job.state.get((plan.timeline, stop.boundary or 0), {}).values()} - {""}
+        )
+        why = f": {'; '.join(troubles)}" if troubles else ""
+        return f"the checkpoint before batch {stop.boundary} could not be written in time{why}", ""
+    return f"its records in etcd are incomplete while it is {phase}", ""
+
+
+def trouble(situation: JobSituation, name: str, incarnation: str) -> str:
+    """Return what is wrong with a node that a plan names."""
+    node = situation.view.nodes.get(name)
+    if node is None:
+        why = "its certificate is revoked" if situation.view.is_revoked(name) else "its lease expired"
+        return f"node {name} was lost ({why})"
+    if node.incarnation != incarnation:
+        return f"node {name} was lost (its daemon restarted)"
+    if node.is_draining:
+        return f"node {name} is draining"
+    return f"node {name} stays out of new plans: {node.stays_out}"
+
+
+def shape_and_nodes(workers: Sequence[WorkerPart]) -> str:
+    """Return `3 stages on a, b and c`; each node is named once."""
+    return f"{shape(workers)} on {listed(list(dict.fromkeys(worker.node for worker in workers)))}"
+
+
+def _jobs(situation: JobSituation, names: Sequence[str]) -> str:
+    """Return `job b of bob (priority 5) and job c of carol`."""
+    told = []
+    for name in names:
+        job = situation.view.jobs[name]
+        of = f" of {job.user}" if job.user else ""
+        told.append(
+            f"job {name}{of}" + (f" (priority {job.priority})" if job.priority != situation.job.priority else "")
+        )
+    return listed(told)
+
+
+def _leaving(draining: tuple[str, ...]) -> str:
+    return f"Node {draining[0]} leaves" if len(draining) == 1 else f"Nodes {listed(draining)} leave"
+
+
+def _what_was_lost(situation: JobSituation, loss: LostWorker) -> str:
+    workers, position = loss.plan.workers, loss.position
+    who = f"the worker of {stage_name(workers, position)} on node {loss.stage.node}{replica_note(workers, position)}"
+    if loss.worker is not None and 0 <= loss.worker.lost_peer < len(workers):
+        return f"{who} {_which_link(loss.worker, worker_name(workers, loss.worker.lost_peer))}"
+    if loss.worker is not None:
+        if loss.is_out_of_memory and loss.worker.shortage is not None:
+            return f"{who} ran out of memory{_of_what(loss.worker.shortage)}"
+        return f"{who} {_how_it_failed(loss.worker.fault, loss.worker.error)}"
+    if loss.storage_trouble:
+        return f"node {loss.stage.node} cannot read the job's starting state or data: {loss.storage_trouble}"
+    if not loss.is_late:
+        return trouble(situation, loss.stage.node, loss.stage.node_incarnation)
+    job = situation.job
+    boundary = job.stop.boundary if job.stop is not None else None
+    match job.phase.phase:
+        case Phase.PREPARING | Phase.RECOVERING:
+            return f"{who} was {_not_ready(situation)}"
+        case Phase.STOPPING if boundary is None:
+            return f"{who} did not choose a stop boundary in time"
+        case Phase.STOPPING if situation.current.unready(WorkerState.STOPPED):
+            return f"{who} did not stop at boundary {boundary} in time"
+        case Phase.STOPPING:
+            return f"{who} did not write boundary {boundary} in time"
+    is_due = job.plan is not None and situation.now >= situation.deadlines.start
+    if is_due and position in situation.current.unready_workers(*STARTED):
+        return f"{who} did not start in time"
+    return f"{who} did not reach the end in time"
+
+
+def _which_link(worker: WorkerRecord, peer: str) -> str:
+    """Return `did not reach stage 1 on b (… the connection was refused)`."""
+    what = "did not reach" if worker.was_unreached else "lost its link to"
+    return f"{what} {peer} ({worker.error.split(chr(10), 1)[0]})"
+
+
+def _of_what(shortage: MemoryShortage) -> str:
+    """Return ` (it wanted 2 GiB beside 70 GiB, of 79 GiB)`, as far as it is known."""
+    parts = [f"it wanted {size(shortage.wanted_bytes)}"] if shortage.wanted_bytes else []
+    parts += [f"beside {size(shortage.allocated_bytes)}"] if parts and shortage.allocated_bytes else []
+    told = " ".join(parts) + (f", of {size(shortage.allowed_bytes)}" if parts and shortage.allowed_bytes else "")
+    return f" ({told})" if told else ""
+
+
+def _not_ready(situation: JobSituation) -> str:
+    train = situation.spec.train
+    compiled = ", with its layers compiled" if train.compile else ""
+    return f"not ready within {preparation_s(train):g} s{compiled}"
+
+
+def _how_it_failed(fault: str, error: str) -> str:
+    """Return `was killed by SIGKILL`, `failed (ValueError: no such thing)`, `failed (worker cpu:0: …)` or `failed`."""
+    head = "\n".join(error.split("\n", 2)[:2])
+    if fault:
+        return f"failed ({fault})"
+    for line in head.split("\n"):
+        if "ended by signal " in line:
+            return f"was killed by {line.rpartition('ended by signal ')[2][:MAX_ERROR]}"
+        if line.endswith("; it was killed"):
+            return f"was killed ({line.removesuffix('; it was killed').partition(': ')[2] or line})"
+    first = head.partition("\n")[0]
+    return f"failed ({first[:MAX_ERROR]})" if first else "failed"
+
+
+def waits_for(situation: JobSituation) -> str:
+    """Return the wait reason for the phase record. It contains no passing seconds, so it changes only when its cause
+    does.
+    """
+    is_recovering = situation.job.plan is not None
+    best = situation.plans.recovery if is_recovering else situation.plans.best
+    if isinstance(best, ClusterPlan):
+        if is_recovering:
+            again = repetition(situation.job.phase.failures)
+            return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}{again}"
+        return "waits for the nodes to settle"
+    if situation.standing.after and not is_recovering:
+        return f"waits for its turn after job {situation.standing.after}"
+    if isinstance(situation.plans.on_everything, ClusterPlan):
+        owners = sorted(set(situation.standing.in_the_way) or _owners(situation))
+        return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(situation, owners)}"
+    return "; ".join(filter(None, [best.reason, situation.plans.why_quarantined]))
+
+
+def _owners(situation: JobSituation) -> set[str]:
+    """Return the owners of all devices in use."""
+    return {other.name for other in situation.view.jobs.values() if other is not situation.job and other.devices}
+
+
+def _what_has_to_happen(situation: JobSituation, owners: list[str]) -> str:
+    """Return one clause for each cause; empty if jobs are simply served one after the other."""
+    causes: dict[str, list[str]] = {}
+    for name in owners:
+        if cause := _cause(situation, situation.view.jobs[name]):
+            causes.setdefault(cause, []).append(name)
+    of_all = len(causes) == 1 and len(next(iter(causes.values()))) == len(owners)
+    clauses = [cause if of_all else f"{' and '.join(names)} {cause}" for cause, names in causes.items()]
+    return f": {'; '.join(clauses)}" if clauses else ""
+
+
+def _cause(situation: JobSituation, owner: JobView) -> str:
+    if owner.phase.phase in (Phase.CHANGING, Phase.STOPPING):
+        return "gives way"
+    if owner.priority > situation.job.priority:
+        return f"has priority {owner.priority}"
+    if owner.priority == situation.job.priority and owner.user == situation.job.user:
+        return ""
+    kept_s = left_alone_s(owner, situation.view)
+    if situation.now < owner.started_at + kept_s:
+        return f"keeps its devices until it has run for {kept_s:g} s"
+    if owner.priority < situation.job.priority:
+        return "gives way"
+    user = situation.job.user or "this user"
+    return f"gives way when {owner.user or 'its user'} has used more of the cluster than {user}"

@@ -1,1 +1,0 @@
-"""The client of the store of all decisions: transactions, leases, watches that resume."""

@@ -1,1 +1,0 @@
-"""The history of a run: its events and their writer."""

@@ -1,0 +1,215 @@
+"""`headway reference`: the plain loop, from the job file to the files that a run leaves."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+import torch
+from torch import Tensor
+
+from headway.daemon.base.errors import ConfigError, JobFailedError
+from headway.daemon.base.machine_share import memory_bytes
+from headway.daemon.base.places import is_url
+from headway.daemon.blobs.data_source import check_tokenizer, tokenizer_at
+from headway.daemon.blobs.download import Download, UrlGiver
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.verified_shards import VerifiedShards
+from headway.daemon.client.submission import read_draft
+from headway.daemon.jobs.job import DataSpec, JobSpec
+from headway.daemon.jobs.resolve import data_folder, default_cache_dir
+from headway.daemon.local.reference_loop import BatchResult, Weights, reference
+from headway.daemon.models.adapter_folder import AdapterFolderWriter
+from headway.daemon.models.model_folder import write_model
+from headway.daemon.models.model_place import make_out
+from headway.daemon.models.origin_config import as_config_error
+from headway.daemon.models.origin_model import initial_adapters_of, initial_weights_of
+from headway.daemon.models.origin_parts import carried_of
+from headway.daemon.node.hardware import find_devices
+from headway.daemon.plan.cluster_plan import size
+from headway.daemon.plan.devices import cuda_reserve
+from headway.daemon.plan.layer_costs import layer_costs
+from headway.daemon.reports.metrics_file import MetricsFile
+from headway.stages.data.token_mixture import open_tokens
+from headway.stages.data.tokens import TokenShards
+from headway.stages.errors import NonFiniteLossError
+from headway.stages.links.codec import is_rounding
+
+Initial = Callable[[str], dict[str, Tensor]] | None
+"""Returns what a layer begins with; None: the seed says it."""
+
+
+def folder_here(data: DataSpec, cache_dir: Path, *, progress: IO[str] | None = None) -> Path:
+    """Return a folder with a job's data on this machine: what lies at a URL is brought into the cache, verified.
+
+    progress: stream for a line that overwrites itself. Raises ConfigError, DataError.
+    """
+    if not is_url(data.source):
+        return data_folder(data.source, cache_dir)
+
+    def tell(num_bytes: int, total_bytes: int) -> None:
+        if progress is not None:
+            progress.write(f"\r{data.source}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB ")
+            progress.flush()
+
+    async def bring() -> None:
+        giver = UrlGiver(data.source, FileThreads("data at URLs"))
+        await Download(
+            cache_dir / data.sha256,
+            data.sha256,
+            givers=lambda: [giver],
+            verified=VerifiedShards(),
+            threads=FileThreads("downloads of data"),
+            tell=tell,
+        ).run()
+
+    with as_config_error():
+        asyncio.run(bring())
+    if progress is not None:
+        progress.write("\n")
+    return cache_dir / data.sha256
+
+
+def run_reference(
+    job_file: Path,
+    out: Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    coded_cuts: Sequence[str] = (),
+    progress: IO[str] | None = None,
+) -> str:
+    """Write DIR/metrics.jsonl and DIR/model/; return whether evaluations ended it, and which runs have these bits.
+
+    coded_cuts: as for `reference`. progress: stream for a line that overwrites itself.
+
+    Raises ConfigError, DataError and JobFailedError.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("this machine has no CUDA device that torch can use", "--device cuda")
+    chosen: Literal["cpu", "cuda"] = "cuda" if device != "cpu" and has_cuda else "cpu"
+    cache_dir = default_cache_dir()
+    devices = find_devices(chosen, 0)
+    spec = read_draft(job_file).resolved(devices)
+    check_tokenizer(spec, job_file)
+    _check_cuts(spec, coded_cuts)
+    _check_memory(spec, str(job_file), chosen)
+    folders = [folder_here(part, cache_dir, progress=progress) for part in spec.data.parts]
+    tokens = open_tokens(folders, [part.sha256 for part in spec.data.parts], spec.data.weights)
+    make_out(out, out / "model")
+    initial, adapters, carried = initial_weights_of(spec), initial_adapters_of(spec), carried_of(spec)
+    with MetricsFile(out / "metrics.jsonl") as metrics:
+        weights, num_done = _trained(
+            spec, tokens, metrics, coded_cuts, chosen, initial, adapters, job_file=job_file, progress=progress
+        )
+    tokenizer = tokenizer_at(spec.data.parts[0].source, cache_dir)
+    if spec.model.has_adapter:
+        with AdapterFolderWriter(
+            out / "model", spec.model, base=spec.origin.url, tokenizer=tokenizer, carried=carried
+        ) as writer:
+            for layer, parameters in weights.items():
+                writer.add(layer, parameters)
+    else:
+        length = spec.train.sequence_length
+        write_model(
+            out / "model", spec.model, weights=weights, sequence_length=length, tokenizer=tokenizer, carried=carried
+        )
+    early = f"evaluations ended the job after {num_done} of {spec.train.batches} batches; "
+    return (early if num_done < spec.train.batches else "") + _comparable(spec, coded_cuts)
+
+
+def _trained(
+    spec: JobSpec,
+    tokens: TokenShards,
+    metrics: MetricsFile,
+    coded_cuts: Sequence[str],
+    device: str,
+    initial: Initial,
+    adapters: Initial,
+    *,
+    job_file: Path,
+    progress: IO[str] | None,
+) -> tuple[Weights, int]:
+    """Return the weights, and after how many batches they are these. Raises ConfigError, JobFailedError."""
+    num_done = 0
+
+    def on_batch(result: BatchResult) -> None:
+        nonlocal num_done
+        num_done = result.batch + 1
+        metrics.append(
+            batch=result.batch,
+            loss=result.loss,
+            tokens=result.tokens,
+            seconds=result.seconds,
+            generation=0,
+            eval_loss=result.eval_loss,
+        )
+        if progress is not None:
+            progress.write(f"\rbatch {num_done}/{spec.train.batches}  loss {result.loss:.4f} ")
+            progress.flush()
+
+    try:
+        weights = reference(
+            spec,
+            tokens,
+            on_batch=on_batch,
+            coded_cuts=coded_cuts,
+            device=device,
+            initial=initial,
+            adapters=adapters,
+        )
+    except NonFiniteLossError as error:
+        raise JobFailedError(job=spec.job.name, phase="failed", reason=str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise ConfigError("does not fit the memory that is free here; make it smaller", f"{job_file}") from error
+    if progress is not None:
+        progress.write("\n")
+    return weights, num_done
+
+
+def _check_memory(spec: JobSpec, source: str, device: str) -> None:
+    """Raise ConfigError for a model that this process cannot hold: the plain loop has all of it in memory."""
+    groups = spec.train.reduction_groups
+    costs = layer_costs(spec)
+    needed = sum(cost.resident_bytes + groups * cost.group_bytes + cost.activation_bytes for cost in costs)
+    needed += max(cost.passing_bytes for cost in costs)
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory
+        memory -= cuda_reserve(memory)
+    else:
+        memory = memory_bytes()
+    if needed > memory:
+        what = f"weights, optimizers and one microbatch take {size(needed)}, and this machine has {size(memory)}"
+        raise ConfigError(f"{what}; the reference needs them all at once, so make the job smaller", f"{source}:model")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out: torch has its own class for CUDA alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+
+
+def _check_cuts(spec: JobSpec, cuts: Sequence[str]) -> None:
+    """Raise ConfigError for cuts that no coded link of this job can have."""
+    if cuts and not is_rounding(spec.train):
+        raise ConfigError("this job's links round nothing, so cuts change no bit: leave the option out", "--coded-cuts")
+    for cut in cuts:
+        if cut not in spec.layers[1:]:
+            raise ConfigError(
+                f"no stage after the first can begin with {cut!r}; name layers from {spec.layers[1]} to "
+                f"{spec.layers[-1]}",
+                "--coded-cuts",
+            )
+
+
+def _comparable(spec: JobSpec, cuts: Sequence[str]) -> str:
+    train = spec.train
+    if not is_rounding(train):
+        return "every run of this job on one arithmetic class has these bits"
+    if cuts:
+        return f"runs under one plan whose coded links end at {', '.join(cuts)} have these bits, others do not"
+    return (
+        f'wire = "{train.wire}" rounds frames on coded links: only runs without such links have these bits; '
+        "--coded-cuts names the layers where they end (`headway status --json`: coded_cuts)"
+    )

@@ -1,0 +1,182 @@
+"""Finds the newest written journal of a job: in this node's store, on another node or in the checkpoint.
+
+Its old rows may lie in the checkpoint's journal parts: they are read only for who asks for them.
+"""
+
+import asyncio
+import tempfile
+from bisect import bisect_left
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+import structlog
+
+from headway.daemon.base.errors import DamagedCopyError, RecoveryError
+from headway.daemon.blobs.checkpoint import fetch_from_checkpoint, fetch_part, resolve_checkpoint_dir
+from headway.daemon.blobs.checkpoint_names import parts_url
+from headway.daemon.blobs.fetch import PartialFile, fetch
+from headway.daemon.blobs.file_threads import FileThreads
+from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.blobs.state_store import StateStore
+from headway.daemon.blobs.transfer import holder
+from headway.daemon.cluster.journal_entry import journal_entry
+from headway.daemon.cluster.lineage import JournalPart, own_parts
+from headway.daemon.cluster.records import CheckpointRecord
+from headway.daemon.cluster.state_key import JOURNAL, StateKey
+from headway.daemon.decide.boundaries import lineage_of, restorable
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.job_view import JobView, Place
+from headway.proto import control_pb2
+from headway.stages.errors import DamagedFileError, PeerError
+from headway.stages.ids import Boundary, Timeline
+from headway.stages.state.layer_file import read_journal
+
+log = structlog.get_logger()
+
+
+class JournalSource:
+    """Finds, fetches and reads journals. A journal ends at a boundary, so its content is final on its timeline."""
+
+    def __init__(
+        self, *, node: str, view: ClusterView, store: StateStore, client: NodeClient, checkpoint_root: Path | None
+    ) -> None:
+        self._node = node
+        self._view = view
+        self._store = store
+        self._client = client
+        self._checkpoint_root = checkpoint_root
+        self._reads = FileThreads("journals")
+
+    async def newest(self, job_name: str, *, from_batch: int = 0) -> list[control_pb2.JournalEntry]:
+        """Return the batches of the newest available journal, from one on; none when no journal was written yet.
+
+        Rows of lost parts are left out, with a warning.
+
+        Raises RecoveryError when there is no such job, or no journal of it is available.
+        """
+        job = self._view.jobs.get(job_name)
+        if job is None:
+            raise RecoveryError(job_name, "there is no such job")
+        keys = self._known(job)
+        reasons = []
+        for key in sorted(keys, key=lambda key: (key.boundary, key.timeline), reverse=True):
+            try:
+                return await self._whole(job, await self._read(job, key), from_batch)
+            except (RecoveryError, PeerError, DamagedFileError, OSError) as error:
+                log.warning("journal_not_read", key=str(key), error=str(error))
+                reasons.append(str(error))
+        if reasons:
+            raise RecoveryError(f"journal of {job_name}", "; ".join(reasons))
+        return []
+
+    def _known(self, job: JobView) -> set[StateKey]:
+        """Return the journals of this submission's own past.
+
+        Journals on nodes count when their boundary is restorable, or when the job has no past on nodes any more:
+        batches that a failure could still undo are not reported as final.
+        """
+        own = lineage_of(job)
+        places = set(restorable(job, self._view.nodes)) if own is not None else self._last(job)
+        if job.checkpoint is not None and JOURNAL in job.checkpoint.files:
+            places.add((job.checkpoint.timeline, job.checkpoint.boundary))
+        return {StateKey(job.name, *place, JOURNAL) for place in places}
+
+    def _last(self, job: JobView) -> set[Place]:
+        uid = job.submission.uid if job.submission is not None else ""
+        held = {
+            (key.timeline, key.boundary)
+            for key, file in self._store.contents.items()
+            if key.job == job.name and key.layer == JOURNAL and file.uid == uid
+        }
+        return held | {place for place in job.state if job.holders(*place, JOURNAL)}
+
+    async def _whole(
+        self, job: JobView, newest: list[control_pb2.JournalEntry], from_batch: int
+    ) -> list[control_pb2.JournalEntry]:
+        """Return the entries from a batch on: those of the checkpoint's parts, then those of the newest file."""
+        checkpoint = job.checkpoint
+        first = newest[0].batch if newest else 0
+        entries: list[control_pb2.JournalEntry] = []
+        if checkpoint is not None and from_batch < first:
+            for part in own_parts(checkpoint.journal_parts, lineage_of(job)):
+                if from_batch < part.boundary:
+                    entries = _joined(entries, await self._read_part(checkpoint, part))
+        return _without(_joined(entries, newest), below=from_batch)
+
+    async def _read_part(self, checkpoint: CheckpointRecord, part: JournalPart) -> list[control_pb2.JournalEntry]:
+        """Return a part's entries; none, and a warning, when the part is gone or damaged."""
+        url = parts_url(resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root))
+        with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
+            path = Path(folder) / f"{JOURNAL}.safetensors"
+            try:
+                if await self._reads.run(url, lambda beat: fetch_part(url, part, path, beat=beat)):
+                    return await asyncio.to_thread(_entries_of_part, path, part)
+                reason = "it does not exist"
+            except (DamagedCopyError, DamagedFileError) as error:
+                reason = error.reason
+        log.warning("journal_part_lost", url=url, boundary=part.boundary, reason=reason)
+        return []
+
+    async def _read(self, job: JobView, key: StateKey) -> list[control_pb2.JournalEntry]:
+        if (file := self._store.get(key)) is not None:
+            path, written = file.path, _as_written(job, key)
+            return await self._store.in_thread(lambda _: _entries(path, written))
+        with tempfile.TemporaryDirectory(prefix="headway-journal-") as folder:
+            path = Path(folder) / f"{JOURNAL}.safetensors"
+            failure = RecoveryError(str(key), "the nodes that held it are gone")
+            for name, held in sorted(job.holders(key.timeline, key.boundary, JOURNAL).items()):
+                if name not in self._view.nodes or name == self._node:
+                    continue
+                arriving = PartialFile(path, held.digest, what=str(key))
+                sources = [holder(self._client, self._view.nodes[name].endpoint, key, held.digest)]
+                try:
+                    await fetch(arriving, sources.copy, in_thread=partial(self._reads.run, folder))
+                except RecoveryError as error:
+                    failure = error
+                    continue
+                return await asyncio.to_thread(_entries, path, key)
+            checkpoint = job.checkpoint
+            if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+                raise failure
+            url = resolve_checkpoint_dir(checkpoint.url, self._checkpoint_root)
+            expected = checkpoint.files[JOURNAL]
+            await self._reads.run(url, lambda beat: fetch_from_checkpoint(url, JOURNAL, expected, path, beat=beat))
+            return await asyncio.to_thread(_entries, path, _as_written(job, key))
+
+
+def _as_written(job: JobView, key: StateKey) -> StateKey:
+    """Return the key under which a file was written: the parent's, in a checkpoint from which a job started."""
+    checkpoint = job.checkpoint
+    if checkpoint is None or (checkpoint.timeline, checkpoint.boundary) != (key.timeline, key.boundary):
+        return key
+    return replace(key, job=checkpoint.origin_job or key.job)
+
+
+def _entries(path: Path, key: StateKey) -> list[control_pb2.JournalEntry]:
+    journal = read_journal(path, job=key.job, boundary=Boundary(key.boundary))
+    return [journal_entry(row) for row in journal.rows]
+
+
+def _entries_of_part(path: Path, part: JournalPart) -> list[control_pb2.JournalEntry]:
+    journal = read_journal(path, boundary=Boundary(part.boundary), timeline=Timeline(part.timeline))
+    return [journal_entry(row) for row in journal.rows]
+
+
+def _joined(
+    older: list[control_pb2.JournalEntry], newer: list[control_pb2.JournalEntry]
+) -> list[control_pb2.JournalEntry]:
+    """Return the older rows with the newer ones behind them. Of a batch in both, the newer run counts.
+
+    The older list grows in place: a long job has hundreds of parts, and each join costs its own rows alone.
+    """
+    if newer:
+        del older[bisect_left(older, newer[0].batch, key=attrgetter("batch")) :]
+        older += newer
+    return older
+
+
+def _without(entries: list[control_pb2.JournalEntry], *, below: int) -> list[control_pb2.JournalEntry]:
+    """Return the entries from a batch on."""
+    return entries[bisect_left(entries, below, key=attrgetter("batch")) :]

@@ -1,0 +1,1 @@
+"""Plans which device holds which layers: what computing and sending cost, the search, and when a move pays."""

@@ -1,0 +1,508 @@
+"""Estimates a layer's floating-point operations, and its bytes on the device, from the job alone. Pure.
+
+Matrix products are counted exactly (2 operations per multiply-add, backward twice forward). Memory-bound work is
+counted in bytes moved. Until times are measured, a device's rates turn both into seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from headway.daemon.cluster.records import Device
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.block_widths import block_widths
+from headway.daemon.plan.update_memory import DTYPE_BYTES, FP32_BYTES, update_bytes
+from headway.optim.spec import OPTIMIZERS, GroupSpec
+from headway.stages.spec import NF4_BLOCK, RULE_CHUNK, ModelSpec, Recompute, TrainSpec, adapted_names, matrix_names
+
+CPU_FLOPS_PER_THREAD: Final = {"float32": 60e9, "bfloat16": 120e9}
+"""Operations a second of small matrix products on one thread: half of the rate of 1024³ products."""
+CUDA_FLOPS: Final = {"float32": 30e12, "bfloat16": 300e12}
+CPU_BYTES_PER_S: Final = 8e9
+CUDA_BYTES_PER_S: Final = 2e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """The cost of one layer. Operations and activation bytes are per microbatch, the update's per batch."""
+
+    name: str
+    num_parameters: int
+    forward_flops: float
+    backward_flops: float
+    update_flops: float
+    """Operations of Newton–Schulz."""
+    update_dtype: str
+    """Their dtype: its rate counts for them, whatever the job's dtype."""
+    largest_update_flops: float
+    """Operations of Newton–Schulz on the matrix that takes the most."""
+    shared_bytes: int
+    """Bytes of Newton–Schulz's results, which replicas send each other where they share an update."""
+    update_bytes: float
+    """Bytes that the elementwise part of the update moves."""
+    state_bytes: int
+    """Bytes of the layer's file at a boundary: live versions and optimizer state."""
+    master_bytes: int
+    """Bytes of fp32 masters on the device; 0: the versions are fp32 themselves."""
+    version_bytes: int
+    """Bytes of the weights as the forward sees them, in two versions."""
+    optimizer_bytes: int
+    """Bytes of momentum, second moments and Error Feedback."""
+    gradient_bytes: int
+    """Bytes of gradient sets, except those of the groups."""
+    group_bytes: int
+    """Bytes on the device for each reduction group whose gradient is summed there."""
+    activation_bytes: int
+    """Bytes on the device for each microbatch in flight."""
+    loss_bytes: int = 0
+    """Part of `activation_bytes` that the loss keeps for its backward."""
+    backward_bytes: int = 0
+    """Part of `gradient_bytes` that one backward returns."""
+    moment_bytes: int = 0
+    """Bytes that one update takes beside state and gradient. They count for one layer at a time, while no backward has
+    its gradients.
+    """
+    frozen_bytes: int = 0
+    """Bytes of the weights beside an adapter: one version, in no file of a boundary."""
+    passing_bytes: int = 0
+    """Additional bytes for a moment of the backward: a recomputed graph, or the loss's gradients. They count for one
+    microbatch, in one layer at a time.
+    """
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the bytes on the device before any microbatch, except the groups' gradient sets."""
+        live = self.master_bytes + self.version_bytes + self.frozen_bytes
+        return live + self.optimizer_bytes + self.gradient_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Return the bytes that a worker loads which does not have the layer yet."""
+        return self.state_bytes + self.frozen_bytes
+
+
+@lru_cache(maxsize=256)
+def layer_costs(spec: JobSpec, recompute: Recompute | None = None) -> tuple[LayerCost, ...]:
+    """Return the cost of every layer, in the model's order.
+
+    recompute: what a block's backward computes again; None: the job's own choice, or the fastest one that it allows.
+    """
+    model, again = spec.model, recompute or spec.train.recomputes[0]
+    block = [_block_cost(spec, f"block.{index}", again) for index in range(model.num_hidden_layers)]
+    costs = (_embed_cost(spec), *block, _head_cost(spec))
+    return tuple(_beside_frozen(cost, spec, again) for cost in costs) if spec.train.learns_preferences else costs
+
+
+def _beside_frozen(cost: LayerCost, spec: JobSpec, recompute: Recompute) -> LayerCost:
+    """Return the cost of a layer that is computed a second time without adapters, forward alone, on rows of its own."""
+    if cost.name == "embed":
+        return cost
+    is_twice = recompute == "block" and cost.name != "head"
+    return replace(
+        cost,
+        forward_flops=2 * cost.forward_flops,
+        backward_flops=cost.backward_flops + is_twice * cost.forward_flops,
+        activation_bytes=cost.activation_bytes + hidden_bytes(spec) // 2,  # the lower half of its output
+        passing_bytes=cost.passing_bytes
+        + (2 + is_twice) * hidden_bytes(spec),  # both halves beside the whole, forward and backward
+    )
+
+
+def kind_of_layer(name: str) -> str:
+    """Return `embed`, `block` or `head`."""
+    return name.partition(".")[0]
+
+
+def microbatch_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the seconds of forward and backward of one microbatch of one layer on a device."""
+    return (cost.forward_flops + cost.backward_flops) / _flops(device, train.dtype, train.threads)
+
+
+def update_seconds(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the seconds of one update of one layer on a device."""
+    bandwidth = CUDA_BYTES_PER_S if device.kind == "cuda" else CPU_BYTES_PER_S
+    products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
+    return products + cost.update_bytes / bandwidth / device.speed
+
+
+def shareable_part(cost: LayerCost, device: Device, train: TrainSpec) -> float:
+    """Return the part of an update's seconds that Newton–Schulz takes, and that replicas can share. In [0, 1]."""
+    seconds = update_seconds(cost, device, train)
+    products = cost.update_flops / _flops(device, cost.update_dtype, train.threads)
+    return products / seconds if seconds else 0.0
+
+
+def num_hidden(spec: JobSpec) -> int:
+    """Return the number of values that a link carries each way per microbatch: the hidden states, or their gradient."""
+    return spec.train.hidden_rows * spec.train.sequence_length * spec.model.hidden_size
+
+
+def hidden_bytes(spec: JobSpec) -> int:
+    """Return the bytes of hidden states on their device, and on links without a codec."""
+    return num_hidden(spec) * element_bytes(spec.train)
+
+
+def tied_bytes(spec: JobSpec) -> int:
+    """Return the bytes of one reduction group's sum of the tied matrix, which each end sends per batch; 0: no ties."""
+    model = spec.model
+    return FP32_BYTES * model.vocab_size * model.hidden_size if model.trains_tie else 0
+
+
+def document_bytes(spec: JobSpec) -> int:
+    """Return the bytes that a stage with blocks keeps of a microbatch's documents: masks, cosines and sines."""
+    model, train = spec.model, spec.train
+    if not train.separates_documents:
+        return 0
+    num_masks = 2 if 0 < model.sliding_window < train.sequence_length else 1
+    width = int((model.global_head_dim or model.head_width) * model.partial_rotary_factor)
+    turning = width + (model.rotary_width if model.turns_by_type else 0)
+    values = num_masks * train.sequence_length + 2 * turning
+    positions = position_bytes(train) if model.has_linear_attention else 0
+    return element_bytes(train) * _tokens(train) * values + positions
+
+
+def position_bytes(train: TrainSpec) -> int:
+    """Return the bytes of a microbatch's positions, which go down with its hidden states."""
+    return 4 * _tokens(train) if train.separates_documents else 0
+
+
+def evaluation_bytes(spec: JobSpec) -> float:
+    """Return the bytes of held-out microbatches that a link carries down per microbatch, the mean over all batches.
+
+    They are never coded. No gradient of theirs comes up.
+    """
+    return spec.train.evaluated_share * (hidden_bytes(spec) + position_bytes(spec.train))
+
+
+def element_bytes(train: TrainSpec) -> int:
+    """Return the bytes of one weight or activation as the forward sees it."""
+    return DTYPE_BYTES[train.dtype]
+
+
+def _flops(device: Device, dtype: str, threads: int) -> float:
+    """Return the operations a second of matrix products of a dtype on a device."""
+    reference = CUDA_FLOPS[dtype] if device.kind == "cuda" else CPU_FLOPS_PER_THREAD[dtype] * threads
+    return reference * device.speed_of(dtype)
+
+
+def _tokens(train: TrainSpec) -> int:
+    """Return the tokens of one microbatch."""
+    return train.microbatch_size * train.sequence_length
+
+
+def _mixing_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the matrices of a block's attention, full or linear: (rows, columns)."""
+    hidden, query = model.hidden_size, model.num_attention_heads * model.head_width_of(block)
+    key_value = model.key_value_heads_of(block) * model.head_width_of(block)
+    inputs: tuple[int, ...] = (query * (1 + model.attn_output_gate), key_value, key_value)
+    if model.has_values_of_keys(block):
+        inputs = inputs[:2]
+    if model.fused_projections:
+        inputs = (query + 2 * key_value,)
+    elif model.type_of(block) == "linear_attention":
+        query, heads = model.linear_value_width, model.linear_num_value_heads
+        inputs = (2 * model.linear_key_width + query, query, heads, heads)
+    return (*((rows, hidden) for rows in inputs), (hidden, query))
+
+
+def _mlp_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the MLP's matrices, or of all experts': (rows, columns)."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    if model.has_experts:
+        widths = [model.moe_intermediate_size] * model.num_experts
+        if model.num_shared_experts:
+            widths.append(model.num_shared_experts * model.moe_intermediate_size)
+        return tuple(shape for width in widths for shape in ((width, hidden), (width, hidden), (hidden, width)))
+    inputs = (2 * wide,) if model.fuses_gate_up else (wide, wide)
+    return (*((rows, hidden) for rows in inputs), (hidden, wide))
+
+
+def _adapter_shapes(model: ModelSpec, block: int) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of a block's adapters: (rows, columns) of A and B beside each matrix that has them."""
+    names, of_mixing, of_mlp = matrix_names(model, block), _mixing_shapes(model, block), _mlp_shapes(model)
+    if model.has_experts:  # the three matrices of one expert after those of another
+        names = (*names[: len(of_mixing)], *names[len(of_mixing) :] * (len(of_mlp) // 3))
+    rank, adapted = model.adapter.rank, adapted_names(model, block)
+    chosen = [shape for name, shape in zip(names, (*of_mixing, *of_mlp), strict=True) if name in adapted]
+    return tuple(shape for rows, columns in chosen for shape in ((rank, columns), (rows, rank)))
+
+
+def _frozen_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]], num_others: int) -> int:
+    """Return the bytes of a block's weights beside its adapters: quantized matrices are codes and float32 scales."""
+    size, num_elements = element_bytes(spec.train), sum(rows * columns for rows, columns in matrices)
+    if spec.model.adapter.quantize == "nf4":
+        of_matrices = sum(-(-n // 2) - FP32_BYTES * (-n // NF4_BLOCK) for n in (r * c for r, c in matrices))
+    elif spec.model.adapter.quantize == "int8":
+        of_matrices = num_elements + FP32_BYTES * sum(rows for rows, _ in matrices)
+    else:
+        of_matrices = size * num_elements
+    return of_matrices + size * num_others
+
+
+def _dequantized_bytes(spec: JobSpec, matrices: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes of a quantized matrix while it is used. int8 passes through float32."""
+    if spec.model.adapter.quantize == "none":
+        return 0
+    size = element_bytes(spec.train)
+    if spec.model.adapter.quantize == "int8" and spec.train.dtype != "float32":
+        size += FP32_BYTES
+    return size * max(rows * columns for rows, columns in matrices)
+
+
+def _vector_sizes(model: ModelSpec, block: int) -> list[int]:
+    """Return the sizes of a block's parameters that are no matrices for Muon: norms, biases, a router's, a
+    convolution's.
+    """
+    sizes = [model.hidden_size] * (4 if model.norm_placement == "both" else 2)
+    if model.type_of(block) == "linear_attention":
+        channels = 2 * model.linear_key_width + model.linear_value_width
+        sizes += [channels * model.linear_conv_kernel_dim, model.linear_value_head_dim]
+        sizes += [model.linear_num_value_heads] * 2
+    elif model.qk_norm:
+        of_heads = model.num_attention_heads, model.key_value_heads_of(block)
+        sizes += [model.head_width_of(block) * (number if model.qk_norm_over == "heads" else 1) for number in of_heads]
+    if model.layer_scalar:
+        sizes.append(1)
+    if model.has_experts:
+        sizes.append(model.num_experts * model.hidden_size)
+    if model.router_bias:
+        sizes.append(model.num_experts)
+    if model.expert_bias:
+        sizes += [model.num_experts, *(rows for rows, _ in _mlp_shapes(model))]
+    if model.attention_sinks and model.type_of(block) != "linear_attention":
+        sizes.append(model.num_attention_heads)
+    if model.shared_expert_gate:
+        sizes.append(model.hidden_size)
+    if model.qkv_bias:
+        sizes += [rows for rows, _ in _mixing_shapes(model, block)[:-1]]
+    if model.output_bias:
+        sizes.append(model.hidden_size)
+    if model.mlp_bias:
+        sizes += [rows for rows, _ in _mlp_shapes(model)]
+    return sizes
+
+
+def _num_idle(model: ModelSpec) -> int:
+    """Return the elements of matrices that a token does not meet: those of the experts to which it does not go."""
+    idle = model.num_experts - model.num_experts_per_tok
+    return 3 * idle * model.hidden_size * model.moe_intermediate_size
+
+
+def _newton_schulz_flops(rows: int, columns: int, steps: int) -> float:
+    """Return the operations of all steps: A = X Xᵀ, A², and B X, on the shorter side r, take 4 r² c + 2 r³ each."""
+    short, long = min(rows, columns), max(rows, columns)
+    return steps * (4.0 * short * short * long + 2.0 * short**3)
+
+
+def _block_cost(spec: JobSpec, name: str, recompute: Recompute) -> LayerCost:
+    model, train, group = spec.model, spec.train, spec.optim.matrices
+    index = int(name.partition(".")[2])
+    of_attention = _mixing_shapes(model, index)
+    shapes = (*of_attention, *_mlp_shapes(model))
+    num_matrix, vectors = sum(rows * columns for rows, columns in shapes), _vector_sizes(model, index)
+    num_used = num_matrix - _num_idle(model)
+    tokens, size = _tokens(train), element_bytes(train)
+    widths = block_widths(model, train, block=index)
+    again = 0.0
+    if model.type_of(index) == "linear_attention":
+        attention, kept, passing = _rule_flops(model), 0, _rule_bytes(model, train)
+        again = tokens * attention  # the rule is always computed again
+    else:
+        attention = 4.0 * train.sequence_length * model.num_attention_heads * model.head_width_of(index)
+        # gradients of the scores after and before the softmax
+        kept, passing = _attention_bytes(model, train, index), 2 * _score_bytes(model, train)
+    whole = kept = tokens * size * widths.kept + kept
+    above, of_mlp = tokens * size * widths.kept_above, tokens * size * widths.passing
+    if recompute == "attention" or model.type_of(index) == "linear_attention":
+        # Before they are computed again, the backward of the block's other half has freed what that kept.
+        passing -= above
+    if recompute == "block":
+        kept, again = tokens * size * model.hidden_size, again + tokens * (2.0 * num_used + attention)
+        of_mlp += whole - kept
+    elif recompute == "attention":
+        # The block's input stays, and all from attention's output on.
+        kept = tokens * size * model.hidden_size + above
+        num_attention = sum(rows * columns for rows, columns in of_attention)
+        again += tokens * (2.0 * num_attention + attention)
+    trained, others, num_adapter = shapes, vectors, 0
+    if model.has_adapter:
+        trained, others = _adapter_shapes(model, index), []
+        num_adapter = sum(rows * columns for rows, columns in trained)
+    orthogonalized = trained if group.name == "muon" else ()
+    return _cost(
+        spec,
+        name,
+        parts=((num_adapter or num_matrix, group), (sum(others), spec.optim.rest)),
+        frozen_bytes=_frozen_bytes(spec, shapes, sum(vectors)) if model.has_adapter else 0,
+        frozen_flops=2.0 * tokens * num_used if model.has_adapter else 0.0,
+        moment_bytes=update_bytes(spec, trained, others),
+        forward_flops=tokens * (2.0 * (num_used + num_adapter) + attention),
+        orthogonalized=orthogonalized,
+        recomputed_flops=again,
+        activation_bytes=kept,
+        passing_bytes=max(passing + whole - kept, of_mlp, 0) + _dequantized_bytes(spec, shapes),
+    )
+
+
+def _embed_cost(spec: JobSpec) -> LayerCost:
+    """Return the cost of a look-up without product. Its activations are the hidden states and the tokens."""
+    model, train = spec.model, spec.train
+    num_matrix = model.vocab_size * model.hidden_size
+    return _cost(
+        spec,
+        "embed",
+        parts=() if model.has_adapter else ((num_matrix, spec.optim.rest),),
+        frozen_bytes=element_bytes(spec.train) * num_matrix if model.has_adapter else 0,
+        moment_bytes=update_bytes(spec, (), [] if model.has_adapter else [num_matrix]),
+        forward_flops=2.0 * _tokens(train) * model.hidden_size,
+        activation_bytes=hidden_bytes(spec) + 16 * _tokens(train),
+    )
+
+
+def _head_cost(spec: JobSpec) -> LayerCost:
+    """Return the cost of norm, product with the vocabulary, and the loss.
+
+    The loss keeps its fp32 log-softmax. In its backward the fp32 gradients of that and of the logits come to it: 12
+    bytes a logit in all, in either dtype, before the gradient of the head's weights is there. Its forward needs less.
+    In chunks it keeps none: each chunk is computed a second time, beside the fp32 sum of its weight's gradients and the
+    chunk's own. The gradient that the backward returns comes after that.
+    """
+    model, train = spec.model, spec.train
+    num_matrix = model.vocab_size * model.hidden_size
+    logits = _tokens(train) * model.vocab_size
+    is_frozen = model.has_adapter
+    own_gradient = 0 if is_frozen else element_bytes(train) * (num_matrix + model.hidden_size)
+    of_tanh = element_bytes(train) if model.final_logit_softcapping else 0
+    kept, passing = (FP32_BYTES + of_tanh) * logits, max(2 * FP32_BYTES * logits - own_gradient, 0)
+    if train.loss_chunk:
+        rows = min(train.loss_chunk, _tokens(train))
+        of_weight = 0 if is_frozen else (FP32_BYTES + element_bytes(train)) * num_matrix
+        kept, passing = 0, (3 * FP32_BYTES + of_tanh) * rows * model.vocab_size + of_weight - own_gradient
+    return _cost(
+        spec,
+        "head",
+        parts=() if is_frozen else ((num_matrix + model.hidden_size, spec.optim.rest),),
+        frozen_bytes=element_bytes(train) * (num_matrix + model.hidden_size) if is_frozen else 0,
+        frozen_flops=_tokens(train) * 2.0 * num_matrix if is_frozen else 0.0,
+        moment_bytes=update_bytes(spec, (), [] if is_frozen else [num_matrix, model.hidden_size]),
+        forward_flops=_tokens(train) * 2.0 * num_matrix + 10.0 * logits,
+        recomputed_flops=(_tokens(train) * 2.0 * num_matrix + 10.0 * logits) if train.loss_chunk else 0.0,
+        activation_bytes=2 * _tokens(train) * element_bytes(train) * model.hidden_size + kept,
+        loss_bytes=kept,
+        passing_bytes=passing,
+    )
+
+
+def _rule_flops(model: ModelSpec) -> float:
+    """Return the operations of the gated delta rule a token: pairs inside a chunk, and reads and writes of the
+    state.
+    """
+    keys, values = model.linear_key_head_dim, model.linear_value_head_dim
+    return 2.0 * model.linear_num_value_heads * (RULE_CHUNK * (3 * keys + 2 * values) + 3 * keys * values)
+
+
+def _rule_bytes(model: ModelSpec, train: TrainSpec) -> int:
+    """Return the bytes of what the gated delta rule computes again for its backward, and of gradients inside it, all in
+    float32. Their coefficients are a fit to measured peaks.
+    """
+    channels = 2 * model.linear_key_width + model.linear_value_width
+    keys = model.linear_num_value_heads * model.linear_key_head_dim
+    values, pairs = model.linear_value_width, model.linear_num_value_heads * RULE_CHUNK
+    # Inputs of a convolution that is trained, tap by tap; matrices of pairs; a state for each chunk.
+    num_copies = 0 if model.has_adapter else model.linear_conv_kernel_dim - 1
+    width = (2 + num_copies) * channels + 7 * keys + 9 * values + 15 * pairs // 2
+    states = -(-train.sequence_length // RULE_CHUNK) * train.microbatch_size * keys * model.linear_value_head_dim
+    return FP32_BYTES * (_tokens(train) * width + states)
+
+
+def _attention_bytes(model: ModelSpec, train: TrainSpec, block: int) -> int:
+    """Return what the kernel of attention keeps of a microbatch, beside its inputs and its output.
+
+    A fused kernel keeps one fp32 log-sum-exp a token and head, `math` all scores after the softmax, in fp32. `auto` is
+    resolved when a job is submitted; before that it counts as fused.
+    """
+    tokens = _tokens(train)
+    has_copies = train.attention_backend == "math" or (train.attention_backend, train.dtype) == ("efficient", "float32")
+    copied = 2 * (model.num_attention_heads - model.key_value_heads_of(block)) * model.head_width_of(block)
+    num_copied = copied if has_copies or model.attn_logit_softcapping else 0
+    if model.attn_logit_softcapping:
+        # The tanh and the shares, which in bfloat16 are there twice.
+        return element_bytes(train) * tokens * num_copied + 2 * _score_bytes(model, train)
+    if train.attention_backend == "math" and model.attention_sinks:
+        # The shares, which in bfloat16 are there twice.
+        times = 3 if train.dtype == "bfloat16" else 2
+        return element_bytes(train) * tokens * num_copied + times * _score_bytes(model, train) // 2
+    if train.attention_backend == "math":
+        return FP32_BYTES * tokens * num_copied + _score_bytes(model, train)
+    return FP32_BYTES * tokens * (num_copied + model.num_attention_heads)
+
+
+def _score_bytes(model: ModelSpec, train: TrainSpec) -> int:
+    """Return the bytes of a microbatch's fp32 scores in one block; 0: the kernel keeps none."""
+    if train.attention_backend != "math" and not model.attn_logit_softcapping:
+        return 0
+    return FP32_BYTES * model.num_attention_heads * _tokens(train) * train.sequence_length
+
+
+def _slot_bytes(num_parameters: int, group: GroupSpec) -> int:
+    """Return the bytes of an optimizer's state for some parameters, without Error Feedback's."""
+    return num_parameters * (FP32_BYTES * (len(OPTIMIZERS[group.name].slots) - 1) + DTYPE_BYTES[group.momentum_dtype])
+
+
+def _cost(
+    spec: JobSpec,
+    name: str,
+    *,
+    parts: tuple[tuple[int, GroupSpec], ...],
+    forward_flops: float,
+    activation_bytes: int,
+    moment_bytes: int,
+    orthogonalized: Sequence[tuple[int, int]] = (),
+    loss_bytes: int = 0,
+    passing_bytes: int = 0,
+    recomputed_flops: float = 0.0,
+    frozen_bytes: int = 0,
+    frozen_flops: float = 0.0,
+) -> LayerCost:
+    """orthogonalized: shapes of the matrices under Newton–Schulz.
+
+    recomputed_flops: the part of the forward that the backward computes again.
+
+    frozen_flops: the part of the forward whose weights get no gradient.
+    """
+    train, group = spec.train, spec.optim.matrices
+    num_parameters = sum(number for number, _ in parts)
+    of_matrices = [_newton_schulz_flops(*shape, group.newton_schulz_steps) for shape in orthogonalized]
+    backward_flops = 2.0 * forward_flops + recomputed_flops - frozen_flops
+    slot_bytes = sum(_slot_bytes(number, group) for number, group in parts)
+    if spec.optim.error_feedback * train.delay > 0:
+        slot_bytes += num_parameters * DTYPE_BYTES[spec.optim.error_feedback_dtype]
+    master_bytes = FP32_BYTES * num_parameters if train.dtype == "bfloat16" else 0
+    set_bytes = element_bytes(train) * num_parameters
+    live_bytes = master_bytes + (train.delay if master_bytes else 1 + train.delay) * set_bytes
+    return LayerCost(
+        name=name,
+        num_parameters=num_parameters,
+        forward_flops=forward_flops,
+        backward_flops=backward_flops,
+        update_flops=sum(of_matrices),
+        update_dtype=group.newton_schulz_dtype,
+        largest_update_flops=max(of_matrices, default=0.0),
+        shared_bytes=sum(rows * columns for rows, columns in orthogonalized) * DTYPE_BYTES[group.newton_schulz_dtype],
+        # Read the weights, the gradient and every slot, write the weights and every slot; twice for temporaries.
+        update_bytes=2.0 * (3 * FP32_BYTES * num_parameters + 2 * slot_bytes),
+        state_bytes=live_bytes + slot_bytes,
+        master_bytes=master_bytes,
+        version_bytes=2 * set_bytes,
+        optimizer_bytes=slot_bytes,
+        # The set that waits for its update under delay 1, and what one backward returns, in the job's dtype.
+        gradient_bytes=FP32_BYTES * train.delay * num_parameters + set_bytes,
+        backward_bytes=set_bytes,
+        moment_bytes=moment_bytes,
+        group_bytes=FP32_BYTES * num_parameters,
+        activation_bytes=activation_bytes,
+        loss_bytes=loss_bytes,
+        frozen_bytes=frozen_bytes,
+        passing_bytes=passing_bytes,
+    )

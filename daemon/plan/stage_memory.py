@@ -1,0 +1,277 @@
+"""What a slice of layers takes in a device's memory, and on its host. Pure.
+
+Layers of one kind cost the same, so a slice is known by its number of layers of each kind. One table of all different
+slices serves every place in the pipeline.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from headway.daemon.jobs.job import JobSpec
+from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.layer_costs import (
+    LayerCost,
+    document_bytes,
+    kind_of_layer,
+    layer_costs,
+    num_hidden,
+    tied_bytes,
+)
+from headway.daemon.plan.replica_shares import Counts, Floats, group_ends
+from headway.stages.links.codec import codec_between, feedback_bytes
+from headway.stages.schedule.stage_schedule import replica_depth, schedule_depth
+from headway.stages.spec import timed_kind
+
+
+class LayerSlices:
+    """Slices are (first layer, end); tables over them are [num slices].
+
+    A table has all slices once for each choice of recomputation, one choice after another.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.recomputes = spec.train.recomputes
+        """What a stage may compute again, the fastest first."""
+        self._layers_by_choice = [layer_costs(spec, recompute) for recompute in self.recomputes]
+        self.layers = self._layers_by_choice[0]
+        self.names = tuple(cost.name for cost in self.layers)
+        self.num_layers = len(self.layers)
+        self.by_kind = {
+            timed_kind(spec.model.kind_of(cost.name), recompute): cost
+            for recompute, layers in zip(self.recomputes, self._layers_by_choice, strict=True)
+            for cost in layers
+        }
+        """Costs of a layer of each kind, as in `timed_kind`."""
+        kinds_of_layers = [spec.model.kind_of(name) for name in self.names]
+        plain = list(dict.fromkeys(kinds_of_layers))
+        kinds = np.array([plain.index(kind) for kind in kinds_of_layers])
+        size = self.num_layers + 1
+        before = np.zeros((size, len(plain)), dtype=np.int64)
+        before[1:] = np.cumsum(kinds[:, np.newaxis] == np.arange(len(plain)), axis=0)
+        firsts, ends = np.triu_indices(size, k=1)
+        numbers, slices = np.unique(before[ends] - before[firsts], axis=0, return_inverse=True)
+        self.num_slices = len(numbers)
+        """Of one choice of recomputation."""
+        counts = np.zeros((len(self.recomputes), self.num_slices, len(self.by_kind)))
+        for choice, recompute in enumerate(self.recomputes):
+            columns = [list(self.by_kind).index(timed_kind(kind, recompute)) for kind in plain]
+            counts[choice][:, columns] = numbers
+        self.counts: Floats = counts.reshape(-1, len(self.by_kind))
+        """Layers of each kind. [num slices, num kinds]"""
+        self.slice_of: Counts = np.full((size, size), self.num_slices, dtype=np.int64)
+        """Slice of each [first, end] under the first choice of recomputation; num_slices where there is none."""
+        self.slice_of[firsts, ends] = slices.reshape(-1)
+
+    def total(self, of_layer: Callable[[LayerCost], float]) -> Floats:
+        """Return the sum over a slice's layers. [num slices]"""
+        sums: Floats = self.counts @ self._each(of_layer)
+        return sums
+
+    def most(self, of_layer: Callable[[LayerCost], float]) -> Floats:
+        """Return the most that one of a slice's layers has. [num slices]"""
+        most: Floats = np.max(np.where(self.counts > 0, self._each(of_layer), 0.0), axis=1)
+        return most
+
+    def _each(self, of_layer: Callable[[LayerCost], float]) -> Floats:
+        return np.array([of_layer(cost) for cost in self.by_kind.values()], dtype=np.float64)
+
+    def slice_number(self, span: tuple[int, int], recompute: str) -> int:
+        """Return the slice of (first layer, end) under a choice of recomputation."""
+        return self._choice(recompute) * self.num_slices + int(self.slice_of[span])
+
+    def layers_of(self, layers: Collection[str], recompute: str) -> tuple[LayerCost, ...]:
+        """Return the costs of some layers under a choice of recomputation."""
+        return tuple(cost for cost in self._layers_by_choice[self._choice(recompute)] if cost.name in layers)
+
+    def _choice(self, recompute: str) -> int:
+        return self.recomputes.index(recompute) if recompute in self.recomputes else 0
+
+
+HOST_STATES: Final = 2
+"""Number of boundary states for which a node's memory must have room: one being written, one being sent."""
+HOST_STATES_WITH_SNAPSHOTS: Final = 6
+OPEN_SUMS_IN_TURN: Final = 2
+"""Gradient sums of a stage where the job wants no replicas: the total, and that of the group that is under way."""
+
+
+class StageMemory:
+    """The bytes of each slice of a job's layers. Tables are [num slices], as in LayerSlices."""
+
+    def __init__(self, spec: JobSpec, slots: Sequence[DeviceSlot], slices: LayerSlices) -> None:
+        self._train = spec.train
+        self._slices = slices
+        self._num_groups = spec.train.reduction_groups
+        self._is_without_replicas = set(spec.placement.replicas) == {1}
+        """Whether the job wants no replicas: then one group's microbatches come after another's."""
+        self.ends = group_ends(spec.train.microbatches, spec.train.reduction_groups)
+        self._tied_bytes = tied_bytes(spec)
+        has_sites = len({slot.site for slot in slots}) > 1
+        is_coded = any(codec_between(spec.train, is_between_sites=is_far) for is_far in (False, has_sites))
+        self.feedback_bytes = feedback_bytes(spec.train, num_hidden(spec)) if is_coded else 0
+        """Bytes per reduction group if the links upstream are coded. They count on every worker of such a job."""
+        self.is_limited = any(slot.limit_bytes for slot in slots)
+        """True if memory on a device counts, which depends on how many stages come after a stage."""
+        self._resident_bytes = slices.total(lambda cost: cost.resident_bytes)
+        self._group_bytes = slices.total(lambda cost: cost.group_bytes)
+        self._activation_bytes = slices.total(lambda cost: cost.activation_bytes)
+        has_blocks = slices.most(lambda cost: kind_of_layer(cost.name) == "block")
+        self._activation_bytes += document_bytes(spec) * has_blocks
+        self._passing_bytes = slices.most(lambda cost: cost.passing_bytes)
+        # An update has the memory of a backward's gradients, and of what passes in a backward, to itself.
+        self._backward_bytes = slices.total(lambda cost: cost.backward_bytes)
+        self.relief_bytes = self._relief()
+        """Bytes that no moment of a backward needs: gradients of layers above come where those kept their activations.
+        [num slices]
+        """
+        freed = self._backward_bytes + self._passing_bytes - self.relief_bytes
+        self.update_bytes: Floats = np.maximum(slices.most(lambda cost: cost.moment_bytes) - freed, 0.0)
+        """Bytes that an update takes above the most that a backward does."""
+        state_bytes = slices.total(lambda cost: cost.state_bytes)
+        has_snapshots = spec.fault.snapshot_every > 0
+        self._host_bytes = (HOST_STATES_WITH_SNAPSHOTS if has_snapshots else HOST_STATES) * state_bytes
+        self._host_bytes_of_card = self._host_bytes + state_bytes * has_snapshots
+        self._num_ends = slices.total(lambda cost: kind_of_layer(cost.name) in ("embed", "head"))
+        self.shared_bytes = slices.total(lambda cost: cost.shared_bytes)
+        """Bytes of Newton–Schulz's results of a batch, which replicas that share its update hold. [num slices]
+
+        Results of the next batch come only after its sums are reduced, and fit where those were.
+        """
+        self._most_groups: dict[tuple[int, int, str, int, int, bool], Counts] = {}
+
+    def _relief(self) -> Floats:
+        """Return by how much a backward's fullest moment is below the sum of all activations and gradients of one
+        microbatch, and of what passes. [num slices]
+
+        A backward goes from the last layer to the first. When it is in a layer, that one has its activations and its
+        gradients, those below have their activations alone, and those above their gradients alone. Of layers of one
+        kind, either the last or the first has the most.
+        """
+        counts, costs = self._slices.counts, list(self._slices.by_kind.values())
+        kept = counts * np.array([cost.activation_bytes for cost in costs], dtype=np.float64)
+        returned = counts * np.array([cost.backward_bytes for cost in costs], dtype=np.float64)
+        order, most = np.array([self._slices.names.index(cost.name) for cost in costs]), np.zeros(len(counts))
+        for column, cost in enumerate(costs):
+            others = kept[:, order < order[column]].sum(axis=1) + returned[:, order > order[column]].sum(axis=1)
+            of_last = kept[:, column] + cost.backward_bytes
+            of_first = cost.activation_bytes + returned[:, column]
+            moment = others + np.maximum(of_last, of_first) + cost.passing_bytes
+            most = np.where(counts[:, column] > 0, np.maximum(most, moment), most)
+        found: Floats = kept.sum(axis=1) + returned.sum(axis=1) + self._passing_bytes - most
+        return found
+
+    def least_depth(self, num_stages: int) -> int:
+        """Return the microbatches in flight that the schedule needs, without latency or slack, on the first of these
+        stages.
+        """
+        train = self._train
+        return schedule_depth(train.schedule, train.microbatches, num_stages, 0)
+
+    def num_held(self, groups: Iterable[int]) -> int:
+        """Return the number of a batch's microbatches in some reduction groups."""
+        return sum(int(self.ends[group + 1] - self.ends[group]) for group in groups)
+
+    def depth_of(self, depth: int, num_held: int) -> int:
+        """Return the depth of a worker that computes some microbatches of a stage of this depth."""
+        return replica_depth(depth, num_held=num_held, num_microbatches=self._train.microbatches)
+
+    def device_bytes(
+        self, index: int, depth: int, groups: Sequence[int], num_replicas: int = 1, *, is_shared: bool = False
+    ) -> int:
+        """Return the bytes on a worker's device: a slice's tensors, sums, and activations at the depth of its stage."""
+        held = self.depth_of(depth, self.num_held(groups))
+        found = self._device_bytes(len(groups), num_replicas, held, is_shared=is_shared)[index]
+        return int(found) + self.feedback_bytes * len(groups)
+
+    def host_bytes(self, slot: DeviceSlot) -> Floats:
+        """Return the bytes that a slice takes on the host: boundary states and, beside a card, the pinned copy from
+        which a snapshot is written. [num slices]
+        """
+        return self._host_bytes_of_card if slot.device.kind == "cuda" else self._host_bytes
+
+    def _device_bytes(
+        self, num_groups: int | Counts, num_replicas: int, held: int | Counts, *, is_shared: bool
+    ) -> Floats:
+        """Return the bytes for a number of groups and of microbatches in flight. [num slices]"""
+        needed: Floats = self._resident_bytes + self._passing_bytes - self.relief_bytes + self.update_bytes
+        if is_shared:
+            needed = needed + self.shared_bytes
+        sets = self.gradient_sets(num_groups, num_replicas)
+        needed = needed + self._group_bytes * sets + self._activation_bytes * held
+        needed = needed + self.tie_bytes(num_groups, num_replicas)
+        return needed + self.reduction_excess(num_groups, num_replicas, held)
+
+    def tie_bytes(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+        """Return what a tied embedding takes beside the gradient sets that are counted anyway. [num slices]
+
+        The sums of all groups stay until the other end's are here. With delay the next batch's are made meanwhile. If
+        both ends are in one stage, both copies' sums and their sum are there for a moment.
+        """
+        own = np.asarray(num_groups, dtype=np.float64)
+        is_in_turn = num_replicas == 1 and self._is_without_replicas
+        kept = own - np.minimum(own, OPEN_SUMS_IN_TURN) if is_in_turn else np.zeros_like(own)
+        at_one_end = kept + (1 + self._train.delay) * own + 1
+        in_one_stage = 2 * kept + 2
+        sets = np.where(self._num_ends == 1, at_one_end, np.where(self._num_ends == 2, in_one_stage, 0.0))
+        found: Floats = self._tied_bytes * sets
+        return found
+
+    def reduction_excess(self, num_groups: int | Counts, num_replicas: int, held: int | Counts) -> Floats:
+        """Return the bytes by which a replica needs more when a batch ends than in a backward. [num slices]
+
+        Its sums are cut up then: they are there twice, beside the row for their mean. No backward has its gradients and
+        what passes in it; without delay nothing is in flight.
+        """
+        if num_replicas == 1:
+            return np.zeros(len(self._slices.counts))
+        own, delay = np.asarray(num_groups, dtype=np.float64), self._train.delay
+        sets = 2 * own + 1 + (1 + delay) * (self._num_groups - own) / num_replicas
+        more = self._group_bytes * (sets - self.gradient_sets(num_groups, num_replicas))
+        fewer = self._backward_bytes + self._passing_bytes - self.relief_bytes + self.update_bytes
+        in_flight = np.asarray(held) * (1 - delay) + delay
+        excess: Floats = np.maximum(more - fewer - self._activation_bytes * in_flight, 0.0)
+        return excess
+
+    def gradient_sets(self, num_groups: int | Counts, num_replicas: int) -> Floats:
+        """Return a slice's gradient sets: the sums of the worker's own groups, and buffers to reduce them with others.
+
+        A worker alone counts all its groups, unless the job wants no replicas.
+
+        These are the sets of a backward. Without delay only sums of replicas that are ahead come to the worker's own
+        sums. With delay the worker sums the next batch, and of the last one it has one of three: its own sums cut up,
+        and of two batches what others sent, while one of them is late; what others sent of the next batch, beside its
+        own parts on their way; or what they sent of two batches to come.
+        """
+        own = np.asarray(num_groups, dtype=np.float64)
+        if num_replicas == 1:
+            return np.minimum(own, OPEN_SUMS_IN_TURN) if self._is_without_replicas else own
+        received = (self._num_groups - own) / num_replicas
+        if not self._train.delay:
+            return np.asarray(own + received)
+        while_one_is_late = own + 2 * received * (num_replicas - 2) / (num_replicas - 1)
+        on_the_way = (own * (num_replicas - 1) + 1) / num_replicas + received
+        return np.asarray(own + np.maximum(np.maximum(while_one_is_late, on_the_way), 2 * received))
+
+    def most_groups(self, slot: DeviceSlot, depth: int, num_replicas: int, *, is_shared: bool = False) -> Counts:
+        """Return how many groups a worker's memory has room for; 0: not even one. [num slices]"""
+        limit = slot.room_bytes
+        key = (limit, slot.host_memory_bytes, slot.device.kind, depth, num_replicas, is_shared)
+        if key in self._most_groups:
+            return self._most_groups[key]
+        most = np.full(len(self._slices.counts), self._num_groups, dtype=np.int64)
+        if limit:
+            below, above = np.zeros_like(most), most
+            # The first groups have the most microbatches.
+            depths = np.array([self.depth_of(depth, int(end)) for end in self.ends], dtype=np.int64)
+            while np.any(below < above):
+                middle = (below + above + 1) // 2
+                needed = self._device_bytes(middle, num_replicas, depths[middle], is_shared=is_shared)
+                needed = needed + self.feedback_bytes * middle
+                fits = np.floor(needed) <= limit
+                below, above = np.where(fits, middle, below), np.where(fits, above, middle - 1)
+            most = below
+        if slot.host_memory_bytes:
+            most = np.where(self.host_bytes(slot) <= slot.host_memory_bytes, most, 0)
+        self._most_groups[key] = most
+        return most

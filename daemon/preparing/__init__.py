@@ -1,1 +1,0 @@
-"""`headway data prepare`: documents in, a folder of token shards out."""

@@ -1,1 +1,0 @@
-"""`headway plan`: plans for nodes of a file or a cluster, simulated before anything runs."""

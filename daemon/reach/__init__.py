@@ -1,1 +1,0 @@
-"""Finds out which ports of other nodes this node can reach."""

@@ -1,1 +1,0 @@
-"""The records in etcd, the names of their keys, and their bytes."""

@@ -1,1 +1,0 @@
-"""The oracle: the recurrence of the pipeline in one plain loop."""

@@ -1,1 +1,0 @@
-"""The results of a run: the model folder, the metrics, a sample."""

@@ -1,1 +1,0 @@
-"""Calls between daemons: certificates, clients, byte streams, file transfers, a rate limit."""

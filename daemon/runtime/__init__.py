@@ -1,1 +1,0 @@
-"""Runs a daemon's activities, restarts them after errors, and writes their log."""

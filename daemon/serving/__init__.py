@@ -1,1 +1,0 @@
-"""Answers RPCs of other daemons and of the command line, and Prometheus."""

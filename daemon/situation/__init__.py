@@ -1,1 +1,0 @@
-"""The coordinator's knowledge about one job: boundaries, losses, deadlines, possible plans."""

@@ -1,1 +1,0 @@
-"""Layer files: in the node's store and in checkpoints."""

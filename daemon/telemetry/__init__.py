@@ -1,1 +1,0 @@
-"""Measures and reports for a node: goodput, layer times, progress, the ways to other nodes."""

@@ -1,0 +1,1 @@
+"""Documents become token shards: sources, tokenizers, chats, `headway data prepare`."""

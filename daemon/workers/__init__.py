@@ -1,1 +1,0 @@
-"""The daemon's side of its worker processes: their socket, goals and status."""

@@ -1,0 +1,195 @@
+"""A nodes file: what it says becomes nodes and links, what it gets wrong becomes one line that says where."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.client.nodes_file import GB, DeviceEntry, LinkEntry, NodeEntry, NodesFile, parse_nodes
+from headway.daemon.plan.connections import LinkAssumptions
+from headway.daemon.plan.devices import DeviceSlot
+from headway.daemon.plan.layer_costs import CPU_FLOPS_PER_THREAD, CUDA_FLOPS
+from headway.stages.spec import TrainSpec
+
+EXAMPLE = Path(__file__).resolve().parents[4] / "docs" / "examples" / "nodes.toml"
+TRAIN = TrainSpec(dtype="bfloat16", threads=2)
+NODE = '[[nodes]]\nname = "a"\n'
+TWO_SITES = '[[nodes]]\nname = "a"\nsite = "north"\n[[nodes]]\nname = "b"\nsite = "south"\n'
+
+
+def read(text: str) -> NodesFile:
+    return parse_nodes(text, "n.toml")
+
+
+def test_the_example_is_what_it_says() -> None:
+    """Four machines of three sites; the equal ones have numbers, devices their index, memory its bytes."""
+    found = parse_nodes(EXAMPLE.read_text(), str(EXAMPLE))
+    nodes = {node.name: node for node in found.records(TRAIN)}
+    assert list(nodes) == ["berlin-1", "berlin-2", "paris", "attic"]
+    assert [device.index for device in nodes["paris"].devices] == [0, 1]
+    assert nodes["paris"].devices[0].bfloat16_speed == pytest.approx(400e12 / CUDA_FLOPS["bfloat16"])
+    assert nodes["paris"].devices[0].speed == pytest.approx(45e12 / CUDA_FLOPS["float32"])
+    assert (nodes["berlin-2"].devices[0].memory_bytes, nodes["berlin-2"].memory_bytes) == (48 * GB, 128 * GB)
+    assert (nodes["attic"].devices[0].kind, nodes["attic"].memory_bytes) == ("cpu", 0)
+    assert nodes["berlin-1"].arithmetic_class == nodes["berlin-2"].arithmetic_class != nodes["paris"].arithmetic_class
+
+
+def test_the_example_has_every_key() -> None:
+    """Somebody who copies it has seen all there is."""
+    raw = tomllib.loads(EXAMPLE.read_text())
+    devices = [device for node in raw["nodes"] for device in node.get("devices", [])]
+    for entries, kind in ((raw["nodes"], NodeEntry), (devices, DeviceEntry), (raw["links"], LinkEntry)):
+        assert {key for entry in entries for key in entry} == {item.name for item in dataclasses.fields(kind)}
+
+
+def test_a_cpu_has_its_threads() -> None:
+    """`tflops` of a CPU are of all threads that the job gives a worker."""
+    found = read(NODE + '[[nodes.devices]]\nkind = "cpu"\ntflops = 1.2\n')
+    assert found.records(TRAIN)[0].devices[0].speed == pytest.approx(1.2e12 / (2 * CPU_FLOPS_PER_THREAD["bfloat16"]))
+
+
+def test_a_rate_of_one_dtype_alone_counts_for_the_other_relatively() -> None:
+    """Nobody says how fast the other is: it is as much faster than the device of the estimates."""
+    for key in ("tflops", "bfloat16_tflops"):
+        device = read(NODE + f'[[nodes.devices]]\nkind = "cuda"\n{key} = 600.0\n').records(TRAIN)[0].devices[0]
+        assert (device.speed, device.bfloat16_speed) == (2.0, 2.0)
+
+
+def test_links_are_known_by_their_sites_either_way_round() -> None:
+    """A named pair has its own numbers in both directions; every other pair is as the planner assumes it."""
+    found = read(TWO_SITES + '[[links]]\nsites = ["south", "north"]\nmbit_s = 80\nround_trip_ms = 5\n')
+    north, south = (DeviceSlot.of(node, 0) for node in found.records(TRAIN))
+    links, assumed = found.link_assumptions(), LinkAssumptions()
+    for one, other in ((north, south), (south, north)):
+        assert links.round_trip_s(one, other) == pytest.approx(0.005)
+        assert links.bytes_per_s(one, other) == pytest.approx(10e6)
+    assert links.round_trip_s(north, north) == assumed.round_trip_s(north, north)
+    assert links.bytes_per_s(south, south) == assumed.bytes_per_s(south, south)
+    assert hash(links) == hash(found.link_assumptions())
+
+
+REFUSED = {
+    "no TOML": ("nodes = [", "n.toml: not valid TOML"),
+    "nothing": ("", "n.toml: `nodes` is missing"),
+    "no node": ("nodes = []", "n.toml:nodes: has no node"),
+    "one table": ('[nodes]\nname = "a"', "n.toml:nodes: expected [[nodes]], an array of tables, got a table"),
+    "unknown section": (NODE + "[[link]]", "n.toml:link: unknown section; did you mean `links`?"),
+    "unknown key": (NODE + "memory = 3", "n.toml:nodes[0].memory: unknown key; did you mean `memory_gb`?"),
+    "key of a device": (
+        NODE + '[[nodes.devices]]\nkind = "cuda"\nvram = 3',
+        "n.toml:nodes[0].devices[0].vram: unknown key; there are kind",
+    ),
+    "kind": (
+        NODE + '[[nodes.devices]]\nkind = "gpu"',
+        "n.toml:nodes[0].devices[0].kind: 'gpu' is not one of cpu, cuda",
+    ),
+    "type": (NODE + 'memory_gb = "8"', "n.toml:nodes[0].memory_gb: expected float, got str ('8')"),
+    "not finite": (NODE + "memory_gb = inf", "n.toml:nodes[0].memory_gb: expected a finite number"),
+    "no name": ('[[nodes]]\nsite = "x"', "n.toml:nodes[0]: `name` is missing"),
+    "empty name": ('[[nodes]]\nname = ""', "n.toml:nodes[0].name: '' is not a node name"),
+    "same name": (
+        '[[nodes]]\nname = "a"\ncount = 2\n[[nodes]]\nname = "a-2"',
+        "n.toml:nodes[1].name: 'a-2' is also a name of nodes[0]",
+    ),
+    "none of them": (NODE + "count = 0", "n.toml:nodes[0].count: must be at least 1, is 0"),
+    "too many devices": (
+        NODE + '[[nodes.devices]]\nkind = "cpu"\ncount = 1000000000',
+        "n.toml:nodes[0].devices[0].count: no machine has more than 1024 devices",
+    ),
+    "too many": (NODE + "count = 10001", "n.toml:nodes[0].count: more than 10000 nodes"),
+    "too many devices of all entries": (
+        NODE + "[[nodes.devices]]\ncount = 600\n" * 2,
+        "n.toml:nodes[0].devices[1].count: no machine has more than 1024 devices",
+    ),
+    "too many devices in all": (
+        NODE + "count = 1000\n[[nodes.devices]]\ncount = 1024\n",
+        "n.toml:nodes[0].count: more than 100000 devices in all",
+    ),
+    "a name that draws": ('[[nodes]]\nname = "a\\u001b[2J"', "n.toml:nodes[0].name: 'a\\x1b[2J' is not a node name"),
+    "a long name": (f'[[nodes]]\nname = "{"a" * 10_000}"', "n.toml:nodes[0].name: 'aaa"),
+    "a long site": (NODE + f'site = "{"s" * 10_000}"', "n.toml:nodes[0].site: a site's name has 1 to 1024 printable"),
+    "a model of two lines": (
+        NODE + '[[nodes.devices]]\nmodel = "a\\nb"',
+        "n.toml:nodes[0].devices[0].model: a model has at most 1024 printable characters",
+    ),
+    "a long model": (
+        NODE + f'[[nodes.devices]]\nmodel = "{"m" * 10_000}"',
+        "n.toml:nodes[0].devices[0].model: a model has at most 1024 printable characters",
+    ),
+    "much memory": (NODE + "memory_gb = 1e308", "n.toml:nodes[0].memory_gb: must be at most 1e+09, is 1e+308"),
+    "a speed beyond all": (
+        NODE + "[[nodes.devices]]\ntflops = 1e308",
+        "n.toml:nodes[0].devices[0].tflops: must be at most 1e+09, is 1e+308",
+    ),
+    "a speed of nothing": (
+        NODE + "[[nodes.devices]]\nspeed = 1e-320",
+        "n.toml:nodes[0].devices[0].speed: must be 0 or at least 1e-06, is 1e-320",
+    ),
+    "a fast link": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1e308\nround_trip_ms = 1',
+        "n.toml:links[0].mbit_s: must be at most 1e+09, is 1e+308",
+    ),
+    "a slow link": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1e-320\nround_trip_ms = 1',
+        "n.toml:links[0].mbit_s: must be at least 1e-06, is 1e-320",
+    ),
+    "a long way": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1\nround_trip_ms = 1e308',
+        "n.toml:links[0].round_trip_ms: must be at most 1e+09, is 1e+308",
+    ),
+    "no device": (NODE + "devices = []", "n.toml:nodes[0].devices: a node without devices"),
+    "negative": (NODE + "memory_gb = -1", "n.toml:nodes[0].memory_gb: must be at least 0, is -1"),
+    "speed twice": (
+        NODE + "[[nodes.devices]]\nspeed = 2\ntflops = 3",
+        "n.toml:nodes[0].devices[0].tflops: excludes `speed`",
+    ),
+    "site": (
+        TWO_SITES + '[[links]]\nsites = ["north", "soth"]\nmbit_s = 1\nround_trip_ms = 1',
+        "n.toml:links[0].sites: no node is of site 'soth'; did you mean `south`?",
+    ),
+    "three sites": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south", "north"]\nmbit_s = 1\nround_trip_ms = 1',
+        "n.toml:links[0].sites: expected array of length 2",
+    ),
+    "no speed": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 0\nround_trip_ms = 1',
+        "n.toml:links[0].mbit_s: must be at least 1e-06, is 0",
+    ),
+    "same link": (
+        TWO_SITES + '[[links]]\nsites = ["north", "south"]\nmbit_s = 1\nround_trip_ms = 1\n'
+        '[[links]]\nsites = ["south", "north"]\nmbit_s = 1\nround_trip_ms = 1',
+        "n.toml:links[1].sites: links[0] is between the same sites",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_mistake_is_one_line_that_says_where(case: str) -> None:
+    """Each kind of mistake names its place and, where there is one, the nearest right name."""
+    text, line = REFUSED[case]
+    with pytest.raises(ConfigError) as refused:
+        read(text)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "capability"),
+    [
+        ('kind = "cuda"', "8.6"),
+        ('kind = "cuda"\ncapability = 7', "7.0"),
+        ('kind = "cuda"\ncapability = 12.0', "12.0"),
+        ('kind = "cpu"', ""),
+    ],
+)
+def test_a_card_has_a_capability(entry: str, capability: str) -> None:
+    """A card that says none computes bfloat16, and counts as one of the smaller."""
+    assert read(f"{NODE}[[nodes.devices]]\n{entry}\n").records(TRAIN)[0].devices[0].capability == capability
+
+
+def test_a_gpu_is_cuda() -> None:
+    """The nearest word by letters would be `cpu`."""
+    with pytest.raises(ConfigError, match="'gpu' is not one of cpu, cuda; did you mean `cuda`"):
+        read(NODE + '[[nodes.devices]]\nkind = "gpu"\n')

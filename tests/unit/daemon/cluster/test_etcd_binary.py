@@ -1,0 +1,88 @@
+"""The etcd to run is the first of a flag, a variable, the extra and PATH."""
+
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from headway.daemon.base.errors import ConfigError
+from headway.daemon.cluster.binary import binary_release, find_etcd_binary, remark
+
+
+@pytest.fixture
+def executable(tmp_path: Path) -> Path:
+    """An executable file called etcd."""
+    path = tmp_path / "bin" / "etcd"
+    path.parent.mkdir()
+    path.touch(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the `local` extra."""
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+
+
+def test_the_flag_goes_before_the_variable(executable: Path, tmp_path: Path) -> None:
+    """Both name one: the flag's is taken."""
+    other = tmp_path / "other"
+    other.touch(mode=0o755)
+    assert find_etcd_binary(executable, environment={"HEADWAY_ETCD_BINARY": str(other)}) == executable
+
+
+def test_the_variable_goes_before_the_extra(executable: Path) -> None:
+    """The extra is installed here, and the variable wins."""
+    assert find_etcd_binary(environment={"HEADWAY_ETCD_BINARY": str(executable)}) == executable
+
+
+def test_the_extra_goes_before_the_path(executable: Path) -> None:
+    """The extra's own binary, although another lies on PATH."""
+    found = find_etcd_binary(environment={"PATH": str(executable.parent)})
+    assert found.parent.name == "etcdbin"
+
+
+@pytest.mark.usefixtures("no_extra")
+def test_the_path_is_the_last_resort(executable: Path) -> None:
+    """No flag, no variable, no extra: what lies on PATH."""
+    assert find_etcd_binary(environment={"PATH": str(executable.parent)}) == executable
+
+
+@pytest.mark.usefixtures("no_extra")
+def test_no_etcd_at_all_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    """Nothing anywhere: ConfigError names all four ways out."""
+    with pytest.raises(ConfigError) as error:
+        find_etcd_binary(environment={"PATH": str(tmp_path)})
+    message = str(error.value)
+    assert "\n" not in message
+    assert all(way in message for way in ("--etcd-binary", "HEADWAY_ETCD_BINARY", "headway[local]", "PATH"))
+
+
+@pytest.mark.parametrize("source", ["--etcd-binary", "HEADWAY_ETCD_BINARY"])
+def test_a_named_binary_that_is_not_there_is_not_replaced_by_another(tmp_path: Path, source: str) -> None:
+    """A wrong flag or variable: ConfigError names it and the path, although the extra has an etcd."""
+    missing = tmp_path / "missing"
+    chosen = missing if source == "--etcd-binary" else None
+    with pytest.raises(ConfigError, match=source) as error:
+        find_etcd_binary(chosen, environment={"HEADWAY_ETCD_BINARY": str(missing)})
+    assert str(missing) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("3.4.23", True), ("3.5.2", True), ("3.5.3", False), ("3.6.0", False), ("", False)],
+)
+def test_an_old_etcd_is_told_of(version: str, expected: bool) -> None:
+    """A version that says nothing is not guessed at."""
+    assert bool(remark(version)) is expected
+
+
+def test_a_binary_says_its_release(tmp_path: Path) -> None:
+    """As etcd prints it; a program that says something else has none."""
+    binary = tmp_path / "etcd"
+    binary.write_text("#!/bin/sh\nprintf 'etcd Version: 3.5.1\\nGit SHA: e8732fb5f\\n'\n")
+    binary.chmod(0o755)
+    assert binary_release(binary) == "3.5.1"
+    assert binary_release(Path(sys.executable)) == ""
+    assert binary_release(tmp_path / "nowhere") == ""

@@ -1,0 +1,91 @@
+"""What `status` and `jobs` say of jobs that wait."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from headway.daemon.cluster.cluster_records import UsageRecord
+from headway.daemon.cluster.format import encode
+from headway.daemon.cluster.keys import Keys
+from headway.daemon.cluster.records import Desired, Phase
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.decide.fair_share import queue
+from headway.daemon.decide.job_view import JobView
+from headway.daemon.reports import job_report
+from headway.daemon.reports.job_report import report_line, reports_in
+from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
+
+
+def test_place_in_the_queue_is_by_priority_use_and_time() -> None:
+    """Alice runs; her next job, bob's, and an urgent one wait: urgent, bob (who has used less), alice."""
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.submit(small_spec("now", batches=10**6), user="alice@host")
+    cluster.calm(until=lambda: cluster.phase("now").phase is Phase.RUNNING)
+    cluster.submit(small_spec("next"), user="alice@host")
+    cluster.submit(small_spec("of-bob"), user="bob@host")
+    cluster.submit(small_spec("urgent").with_priority(7), user="alice@elsewhere")
+    cluster.store.transact({}, {Keys.USAGE: encode(UsageRecord(seconds={"alice": 500.0}))})
+    cluster.calm(max_rounds=4)
+    view = cluster.truth()
+    reports = {report.name: report for report in reports_in(view, view.jobs.values())}
+    assert {name: report.queue_position for name, report in reports.items()} == {
+        "now": None,
+        "urgent": 1,
+        "of-bob": 2,
+        "next": 3,
+    }
+    urgent = reports["urgent"]
+    assert (urgent.user, urgent.priority, urgent.queue_length) == ("alice", 7, 3)
+    assert report_line(urgent, now=0.0) == (
+        "urgent: queued · 1 of 3 in the queue · "
+        "waits for devices of job now: keeps its devices until it has run for 600 s"
+    )
+
+
+def test_the_queue_is_sorted_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 jobs wait, and each has its own place."""
+    cluster = SimulatedCluster()
+    names = [f"job-{number}" for number in range(300)]
+    for name in names:
+        cluster.submit(small_spec(name))
+    view, looks = cluster.truth(), 0
+
+    def counted(view: ClusterView, *, now: float) -> list[JobView]:
+        nonlocal looks
+        looks += 1
+        return queue(view, now=now)
+
+    monkeypatch.setattr(job_report, "queue", counted)
+    reports = job_report.reports_in(view, view.jobs_in_order())
+    assert [(report.name, report.queue_position) for report in reports] == list(zip(names, range(1, 301), strict=True))
+    assert {report.queue_length for report in reports} == {300}
+    assert looks == 1
+
+
+@pytest.mark.parametrize("exactness", ["preferred", "required"])
+def test_a_job_resumed_by_another_torch_says_so_or_waits(exactness: Literal["preferred", "required"]) -> None:
+    """Its checkpoint was written by torch 2.12; the cluster has 2.13 now. `exact: no` has both; required waits for one.
+
+    Nothing of the first release's classes is on any node.
+    """
+    cluster = SimulatedCluster()
+    cluster.add_node("a")
+    cluster.say("a", arithmetic_class="torch 2.12")
+    spec = small_spec("old", batches=10**6)
+    cluster.submit(replace(spec, train=replace(spec.train, exactness=exactness)))
+    cluster.calm(until=lambda: cluster.truth().jobs["old"].checkpoint is not None, max_rounds=2000)
+    cluster.want("old", Desired.PAUSED)
+    cluster.calm(until=lambda: cluster.phase("old").phase is Phase.PAUSED, max_rounds=2000)
+    cluster.nodes["a"].held.clear()
+    cluster.say("a", arithmetic_class="torch 2.13")
+    cluster.want("old", Desired.RUNNING)
+    cluster.calm(max_rounds=30)
+    (report,) = reports_in(view := cluster.truth(), view.jobs.values())
+    if exactness == "required":
+        why = 'exactness = "required" and the job began on torch 2.12, which no free device has'
+        assert (report.phase, report.reason) == (Phase.QUEUED, why)
+        return
+    assert (report.phase, report.exact) == (Phase.RUNNING, False)
+    assert report.exact_reason == "the job has run on several arithmetic classes: torch 2.12, torch 2.13"

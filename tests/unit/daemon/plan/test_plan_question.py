@@ -1,0 +1,65 @@
+"""The question of a plan is the same whether what nodes offer is remembered or found anew."""
+
+import pickle
+import random
+from dataclasses import replace
+
+from headway.daemon.cluster.records import Device, DeviceKey, NodeRecord
+from headway.daemon.plan.devices import NOTHING_LEARNED
+from headway.daemon.plan.plan_question import PlanQuestion, _Parts, ask
+from tests.rigs.simulated_cluster import small_spec
+
+SITES = ("here", "there")
+
+
+def node(name: str, chance: random.Random) -> NodeRecord:
+    """A node with one or two devices in some state."""
+    return NodeRecord(
+        name=name,
+        incarnation=f"{name}-{chance.randrange(2)}",
+        address=chance.choice((f"{name}:1", f"relay:7070/{name}~")),
+        host=name,
+        site=chance.choice(SITES),
+        devices=tuple(Device(kind="cpu", index=index, speed=1.0) for index in range(chance.randrange(1, 3))),
+        memory_bytes=0,
+        arithmetic_class="one",
+        is_draining=not chance.randrange(5),
+        stays_out=chance.choice(("", "", "", "its disk is full")),
+        down_devices=chance.choice(((), (), (0,))),
+    )
+
+
+def test_questions_follow_every_node() -> None:
+    """Nodes come, go and change; jobs want other sites, and others have other devices: each question is as if asked
+    for the first time. What a planner's process gets is equal too.
+    """
+    chance = random.Random(1)
+    nodes = {name: node(name, chance) for name in (f"n{number}" for number in range(9))}
+    questions: list[PlanQuestion] = []
+    for _ in range(300):
+        name = f"n{chance.randrange(14)}"
+        if chance.randrange(3):
+            nodes[name] = node(name, chance)
+        else:
+            nodes.pop(name, None)
+        spec = small_spec("j", sites=chance.choice(((), SITES[:1])))
+        busy: frozenset[DeviceKey] = frozenset((f"n{chance.randrange(14)}", index) for index in range(2))
+        quarantined = frozenset({f"n{chance.randrange(14)}"})
+        found = ask(spec, tuple(nodes.values()), busy=busy, quarantined=quarantined)
+        anew = _Parts(spec.placement.sites, None, NOTHING_LEARNED).of(tuple(nodes.values()))
+        expected = tuple(
+            slot
+            for part in anew
+            for _, slot in part.slots
+            if (slot.node, slot.device.index) not in busy and slot.node not in quarantined
+        )
+        assert len(found.slots) == len(expected)
+        assert found.slots == expected
+        assert expected == found.slots
+        assert hash(found.slots) == hash(expected)
+        assert pickle.loads(pickle.dumps(found)) == found
+        relayed = {part.node.name for part in anew if part.is_wanted and part.node.relay} - quarantined
+        assert {name for name, _ in found.relayed.relays} == relayed
+        questions.append(found)
+        for other in questions[-20:]:
+            assert (other == found) == (other.slots == expected and replace(other, slots=found.slots) == found)
