@@ -2,8 +2,7 @@
 
 A worker is known by its position among all of them. Replicas of a stage are adjacent and hold all groups together; a
 worker that holds all groups is alone on its stage. Times are seconds of simulated time. Equal inputs give equal
-outputs:
-jitter comes from a seed.
+outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,25 +49,6 @@ class LinkTimes:
     """Bytes of a replica's share of an update."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequest:
-    """A request to the first stage to stop; the others hear its answer some time later."""
-
-    at: float
-    delays: tuple[float, ...] = ()
-    """Delay per worker; missing ones are 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotTimes:
-    """Each worker writes a boundary while it computes, and runs no update until that is done."""
-
-    every: int
-    """Interval in batches."""
-    seconds: float
-    """Seconds of one snapshot."""
-
-
 @dataclass(frozen=True, slots=True)
 class TimedOp:
     """One operation of the timeline."""
@@ -113,24 +93,9 @@ def simulate(
     *,
     links: Sequence[LinkTimes] = (),
     sibling_links: Sequence[LinkTimes] = (),
-    jitter: float = 0.0,
-    seed: int = 0,
-    stop: StopRequest | None = None,
-    snapshots: SnapshotTimes | None = None,
-    end_after: Callable[[int], int] | None = None,
 ) -> Simulation:
-    """Run a pipeline to its stop boundary, or until nothing moves.
-
-    schedules and times: one per worker. links: one per neighbouring pair of stages, sibling_links: one per stage, each
-    for all of their workers; none means no latency. Every duration is stretched by a factor between 1 and 1 + jitter,
-    drawn from the seed. end_after: the job's last boundary, as known after the evaluation of a batch.
-    """
-    num_stages = len(stages_of(schedules))
-    links = links or (LinkTimes(),) * (num_stages - 1)
-    sibling_links = sibling_links or (LinkTimes(),) * num_stages
-    pipeline = _Pipeline(schedules, times, links, sibling_links, _stretch(jitter, seed), snapshots)
-    pipeline.end_after = end_after
-    return pipeline.run(stop)
+    """Run a pipeline to its stop boundary, or until nothing moves. The arguments are those of `Pipeline`."""
+    return Pipeline(schedules, times, links=links, sibling_links=sibling_links).run()
 
 
 def stages_of(schedules: Sequence[StageSchedule]) -> list[list[int]]:
@@ -147,88 +112,121 @@ def stages_of(schedules: Sequence[StageSchedule]) -> list[list[int]]:
     return stages
 
 
-class _Pipeline:
-    """The workers, their links, and the clock."""
+class Pipeline:
+    """The workers, their links, and the clock. Tests let more happen to one: they override the methods without `_`."""
 
     def __init__(
         self,
         schedules: Sequence[StageSchedule],
         times: Sequence[StageTimes],
-        links: Sequence[LinkTimes],
-        sibling_links: Sequence[LinkTimes],
-        stretch: Callable[[], float],
-        snapshots: SnapshotTimes | None,
+        *,
+        links: Sequence[LinkTimes] = (),
+        sibling_links: Sequence[LinkTimes] = (),
     ) -> None:
-        self.snapshots = snapshots
-        self.end_after: Callable[[int], int] | None = None
+        """schedules and times: one per worker. links: one per neighbouring pair of stages, sibling_links: one per
+        stage, each for all of their workers; none means no latency.
+        """
         self.states = [ScheduleState(schedule) for schedule in schedules]
-        self.times = times
-        self.links = links
-        self.sibling_links = sibling_links
         self.stages = stages_of(schedules)
         self.stage_of = [index for index, workers in enumerate(self.stages) for _ in workers]
-        self.holders = [
+        self.now = 0.0
+        self._times = times
+        self._links = links or (LinkTimes(),) * (len(self.stages) - 1)
+        self._sibling_links = sibling_links or (LinkTimes(),) * len(self.stages)
+        self._holders = [
             {group: worker for worker in workers for group in schedules[worker].held_groups} for workers in self.stages
         ]
-        self.sums = [dict[int, int]() for _ in schedules]
-        """Per worker and batch: how many workers of its stage have handed over the sums of its slice."""
-        self.slices = [dict[int, int]() for _ in schedules]
-        """Per worker and batch: how many reduced slices are there."""
-        self.shares = [dict[int, int]() for _ in schedules]
-        """Per worker and batch: how many shares of its update are there."""
-        self.losses: dict[int, int] = {}
-        """Per batch: how many workers of the last stage have told the lead its losses."""
-        self.last_lead = self.stages[-1][0]
-        if schedules[-1].judged_every:
-            self.states[self.last_lead].awaits_losses = True
-        self.stretch = stretch
-        self.now = 0.0
-        self.running: list[Op | None] = [None] * len(schedules)
-        self.line_free: dict[tuple[int, int], float] = {}
-        self.last_arrival: dict[tuple[int, int], float] = {}
-        self.pending_stop: StopRequest | None = None
-        self.squares = [[-1, -1] for _ in schedules]  # for a lead: last batch of its own stage, and of those downstream
-        self.events: list[tuple[float, int, Callable[[], int | None]]] = []
-        self.num_events = 0
-        self.timeline: list[TimedOp] = []
-        self.peak_in_flight = [0] * len(schedules)
-        self.peak_versions = [1] * len(schedules)
+        self._parts: dict[tuple[Callable[[int, int], None], int, int], int] = {}
+        """How many parts a worker has of what it does next with a batch."""
+        self._running: list[Op | None] = [None] * len(schedules)
+        self._line_free: dict[tuple[int, int], float] = {}
+        self._last_arrival: dict[tuple[int, int], float] = {}
+        self._events: list[tuple[float, int, Callable[[], int | None]]] = []
+        """(time, number, what happens); events of one moment happen in the order of scheduling."""
+        self._num_events = 0
+        self._timeline: list[TimedOp] = []
+        self._peak_in_flight = [0] * len(schedules)
+        self._peak_versions = [1] * len(schedules)
 
-    def run(self, stop: StopRequest | None) -> Simulation:
-        if stop is not None:
-            self._after(stop.at, lambda: self._ask_for_stop(stop))
-        self._begin_judging()
-        for stage in range(len(self.states)):
-            self._start_next(stage)
-        while self.events:
-            self.now, _, happen = heappop(self.events)
+    def run(self) -> Simulation:
+        """Let everything happen that can."""
+        for worker in range(len(self.states)):
+            self._start_next(worker)
+        while self._events:
+            self.now, _, happen = heappop(self._events)
             touched = happen()
             if touched is not None:
                 self._start_next(touched)
         return self._result()
 
-    def _after(self, delay: float, happen: Callable[[], int | None]) -> None:
-        """Schedule an event; it returns the stage that may have become runnable."""
+    def after(self, delay: float, happen: Callable[[], int | None]) -> None:
+        """Schedule an event; it returns the worker that may have become runnable."""
         self._at(self.now + delay, happen)
 
-    def _at(self, moment: float, happen: Callable[[], int | None]) -> None:
-        """Schedule an event at a time; events of one moment happen in the order of scheduling."""
-        self.num_events += 1
-        heappush(self.events, (moment, self.num_events, happen))
+    def stretch(self) -> float:
+        """Return the factor of the next duration."""
+        return 1.0
 
-    def _start_next(self, stage: int) -> None:
-        if self.running[stage] is not None:
+    def is_free(self, worker: int) -> None:
+        """A worker is between two operations."""
+
+    def ended_batch(self, worker: int, batch: int) -> None:
+        """A worker has done its last backward of a batch, and sends its sums next."""
+
+    def updated(self, worker: int) -> None:
+        """A worker has applied an update."""
+
+    def neighbour(self, worker: int, step: int, microbatch: int) -> int:
+        """Return the worker of the next stage down (1) or up (-1) that computes a microbatch."""
+        group = microbatch % self.states[worker].schedule.num_groups
+        return self._holders[self.stage_of[worker] + step][group]
+
+    def siblings(self, worker: int) -> list[int]:
+        """Return the other workers of its stage."""
+        return [other for other in self.stages[self.stage_of[worker]] if other != worker]
+
+    def send(self, source: int, target: int, arrive: Callable[[], None], *, num_bytes: int | None = None) -> None:
+        """Put a frame on the line: it waits for earlier ones, then takes its bytes' time and the latency.
+
+        num_bytes: None: those of the link's frames.
+        A link keeps its order under any stretch: a frame never arrives before an earlier one.
+        """
+        stages = self.stage_of[source], self.stage_of[target]
+        link = self._sibling_links[stages[0]] if stages[0] == stages[1] else self._links[min(stages)]
+        begins = max(self.now, self._line_free.get((source, target), 0.0))
+        ends = begins + (link.frame_bytes if num_bytes is None else num_bytes) / link.bandwidth
+        self._line_free[source, target] = ends
+
+        def happen() -> int:
+            arrive()
+            return target
+
+        arrives = max(ends + link.latency * self.stretch(), self._last_arrival.get((source, target), 0.0))
+        self._last_arrival[source, target] = arrives
+        self._at(arrives, happen)
+
+    def has_part(self, worker: int, batch: int, act: Callable[[int, int], None], *, num_parts: int) -> None:
+        """Count one more part of what a worker needs to `act` on a batch; the last one lets it."""
+        key = (act, worker, batch)
+        self._parts[key] = self._parts.get(key, 0) + 1
+        if self._parts[key] == num_parts:
+            del self._parts[key]
+            act(worker, batch)
+
+    def _at(self, moment: float, happen: Callable[[], int | None]) -> None:
+        self._num_events += 1
+        heappush(self._events, (moment, self._num_events, happen))
+
+    def _start_next(self, worker: int) -> None:
+        if self._running[worker] is not None:
             return
-        if stage == 0 and self.pending_stop is not None:
-            self._choose_stop(self.pending_stop)
-            self.pending_stop = None
-        state = self.states[stage]
+        self.is_free(worker)
+        state = self.states[worker]
         op = next_op(state)
         if op is WAIT:
             return
-        self.running[stage] = op
-        times = self.times[stage]
-        version = state.version
+        self._running[worker] = op
+        times, version = self._times[worker], state.version
         match op:
             case Forward(batch, _):
                 version = weight_version(batch, state.schedule.delay)
@@ -242,234 +240,99 @@ class _Pipeline:
             case Update():
                 seconds = times.update
         seconds *= self.stretch()
-        self.timeline.append(TimedOp(stage, op, version, self.now, self.now + seconds))
-        self._after(seconds, lambda: self._finish(stage, op))
+        self._timeline.append(TimedOp(worker, op, version, self.now, self.now + seconds))
+        self.after(seconds, lambda: self._finish(worker, op))
 
-    def _finish(self, stage: int, op: Op) -> int:
-        state = self.states[stage]
-        self.running[stage] = None
+    def _finish(self, worker: int, op: Op) -> int:
+        state = self.states[worker]
+        self._running[worker] = None
         match op:
             case Forward(batch, microbatch):
                 state.forwarded(batch, microbatch)
                 if not state.schedule.is_last:
-                    below = self._neighbour(stage, 1, microbatch)
-                    self._send(stage, below, lambda: self.states[below].input_arrived(batch, microbatch))
+                    below = self.neighbour(worker, 1, microbatch)
+                    self.send(worker, below, lambda: self.states[below].input_arrived(batch, microbatch))
             case Backward(batch, microbatch):
                 is_last_of_batch = state.backwarded(batch, microbatch)
                 if not state.schedule.is_first:
-                    above = self._neighbour(stage, -1, microbatch)
-                    self._send(stage, above, lambda: self.states[above].gradient_arrived(batch, microbatch))
+                    above = self.neighbour(worker, -1, microbatch)
+                    self.send(worker, above, lambda: self.states[above].gradient_arrived(batch, microbatch))
                 if is_last_of_batch:
-                    self._tell_losses(stage, batch)
-                    for sibling in self._siblings(stage):
-                        self._send(stage, sibling, lambda owner=sibling: self._sums_arrived(owner, batch))  # type: ignore[misc]
-                    self._sums_arrived(stage, batch)
+                    self.ended_batch(worker, batch)
+                    self._hand_out(worker, batch, self._add_up_slice)
             case Orthogonalize(batch):
                 state.orthogonalized(batch)
-                for sibling in self._siblings(stage):
-                    self._send(
-                        stage,
-                        sibling,
-                        lambda other=sibling: self._share_arrived(other, batch),  # type: ignore[misc]
-                        num_bytes=self.sibling_links[self.stage_of[stage]].share_bytes,
-                    )
-                self._share_arrived(stage, batch)
+                num_bytes = self._sibling_links[self.stage_of[worker]].share_bytes
+                self._hand_out(worker, batch, self._know_shares, num_bytes=num_bytes)
             case Update(batch):
                 state.updated(batch)
-                self._begin_snapshot(stage)
-        self.peak_in_flight[stage] = max(self.peak_in_flight[stage], state.in_flight)
-        self.peak_versions[stage] = max(self.peak_versions[stage], state.num_versions_live)
-        return stage
+                self.updated(worker)
+        self._peak_in_flight[worker] = max(self._peak_in_flight[worker], state.in_flight)
+        self._peak_versions[worker] = max(self._peak_versions[worker], state.num_versions_live)
+        return worker
 
-    def _neighbour(self, worker: int, step: int, microbatch: int) -> int:
-        """Return the worker of the next stage down (1) or up (-1) that computes a microbatch."""
-        group = microbatch % self.states[worker].schedule.num_groups
-        return self.holders[self.stage_of[worker] + step][group]
+    def _hand_out(
+        self, worker: int, batch: int, act: Callable[[int, int], None], *, num_bytes: int | None = None
+    ) -> None:
+        """Send a part to each worker of the stage; one that has the parts of all acts."""
+        num_parts = len(self.stages[self.stage_of[worker]])
+        for other in self.siblings(worker):
 
-    def _siblings(self, worker: int) -> list[int]:
-        return [other for other in self.stages[self.stage_of[worker]] if other != worker]
+            def arrive(other: int = other) -> None:
+                self.has_part(other, batch, act, num_parts=num_parts)
 
-    def _sums_arrived(self, owner: int, batch: int) -> None:
-        """Note sums of a slice; once all workers of a stage have sent theirs, the owner adds and distributes it."""
-        num_workers = len(self.stages[self.stage_of[owner]])
-        if not _is_complete(self.sums[owner], batch, num_workers):
-            return
-        for sibling in self._siblings(owner):
-            self._send(owner, sibling, lambda other=sibling: self._slice_arrived(other, batch))  # type: ignore[misc]
-        self._slice_arrived(owner, batch)
+            self.send(worker, other, arrive, num_bytes=num_bytes)
+        self.has_part(worker, batch, act, num_parts=num_parts)
 
-    def _slice_arrived(self, worker: int, batch: int) -> None:
+    def _add_up_slice(self, owner: int, batch: int) -> None:
+        """All sums of a slice are there: its owner adds them up, and the others get the result."""
+        self._hand_out(owner, batch, self._reduce)
+
+    def _reduce(self, worker: int, batch: int) -> None:
+        """All slices are there. A lead has its squares now; those of the stages downstream may be there already."""
         state = self.states[worker]
-        if not _is_complete(self.slices[worker], batch, len(self.stages[self.stage_of[worker]])):
-            return
         state.groups_reduced(batch)
-        if state.schedule.is_lead:
-            self.squares[worker][0] = batch
-            self._pass_squares(worker, batch)
+        if state.schedule.is_lead and state.schedule.has_clip:
+            self._add_squares(worker, batch)
 
-    def _begin_judging(self) -> None:
-        """Tell the newest judgement of the batches before the run."""
-        state = self.states[self.last_lead]
-        every = state.schedule.judged_every
-        newest = (state.schedule.first_batch - 1) // every * every if every else -1
-        if newest >= state.first_unjudged:
-            self._judge(newest)
+    def _add_squares(self, lead: int, batch: int) -> None:
+        self.has_part(lead, batch, self._pass_squares, num_parts=1 if self.states[lead].schedule.is_last else 2)
 
-    def _tell_losses(self, worker: int, batch: int) -> None:
-        """The last backward of a batch is done: the lead of the last stage hears of its losses, ahead of the sums."""
-        if not self.states[worker].schedule.is_last or not self.states[self.last_lead].awaits_losses:
-            return
-        if worker == self.last_lead:
-            self._losses_arrived(batch)
+    def _pass_squares(self, lead: int, batch: int) -> None:
+        if self.states[lead].schedule.is_first:
+            self._learn_total(lead, batch)
         else:
-            self._send(worker, self.last_lead, lambda: self._losses_arrived(batch), num_bytes=0)
+            above = self.neighbour(lead, -1, 0)
+            self.send(lead, above, lambda: self._add_squares(above, batch), num_bytes=0)
 
-    def _losses_arrived(self, batch: int) -> None:
-        if _is_complete(self.losses, batch, len(self.stages[-1])):
-            state = self.states[self.last_lead]
-            state.losses_known(batch)
-            if state.expects_judgement(batch):
-                self._judge(batch)
-
-    def _judge(self, batch: int) -> None:
-        assert self.end_after is not None, "the schedule waits for judgements"
-        self._learn_end(self.last_lead, batch, self.end_after(batch))
-
-    def _learn_end(self, worker: int, batch: int, end: int) -> None:
-        """Note a judgement. A lead tells its siblings and the lead of the stage before."""
+    def _learn_total(self, worker: int, batch: int) -> None:
         schedule = self.states[worker].schedule
-        self.states[worker].judged(batch, end)
+        self.states[worker].clip_total_known(batch)
         if not schedule.is_lead:
             return
-        listeners = self._siblings(worker)
-        if not schedule.is_first:
-            listeners.append(self._neighbour(worker, -1, 0))
-        for listener in listeners:
-            self._send(worker, listener, lambda other=listener: self._learn_end(other, batch, end), num_bytes=0)  # type: ignore[misc]
+        for listener in self.siblings(worker) + ([] if schedule.is_last else [self.neighbour(worker, 1, 0)]):
+            self.send(worker, listener, lambda other=listener: self._learn_total(other, batch), num_bytes=0)  # type: ignore[misc]
 
-    def _share_arrived(self, worker: int, batch: int) -> None:
-        if _is_complete(self.shares[worker], batch, len(self.stages[self.stage_of[worker]])):
-            self.states[worker].shares_known(batch)
-
-    def _begin_snapshot(self, stage: int) -> None:
-        state, snapshots = self.states[stage], self.snapshots
-        if snapshots is None or state.version % snapshots.every or state.version >= state.stop:
-            return
-        state.updates_held = True
-
-        def end() -> int:
-            state.updates_held = False
-            return stage
-
-        self._after(snapshots.seconds * self.stretch(), end)
-
-    def _send(self, source: int, target: int, arrive: Callable[[], None], *, num_bytes: int | None = None) -> None:
-        """Put a frame on the line: it waits for earlier ones, then takes its bytes' time and the latency.
-
-        num_bytes: None: those of the link's frames.
-        A link keeps its order under any jitter: a frame never arrives before an earlier one.
-        """
-        stages = self.stage_of[source], self.stage_of[target]
-        link = self.sibling_links[stages[0]] if stages[0] == stages[1] else self.links[min(stages)]
-        begins = max(self.now, self.line_free.get((source, target), 0.0))
-        ends = begins + (link.frame_bytes if num_bytes is None else num_bytes) / link.bandwidth
-        self.line_free[source, target] = ends
-
-        def happen() -> int:
-            arrive()
-            return target
-
-        arrives = max(ends + link.latency * self.stretch(), self.last_arrival.get((source, target), 0.0))
-        self.last_arrival[source, target] = arrives
-        self._at(arrives, happen)
-
-    def _pass_squares(self, stage: int, batch: int) -> None:
-        """Send squares upstream when a stage has its own and those of all stages downstream."""
-        state = self.states[stage]
-        own, downstream = self.squares[stage]
-        if not state.schedule.has_clip or own < batch or (downstream < batch and not state.schedule.is_last):
-            return
-        if state.schedule.is_first:
-            self._learn_total(stage, batch)
-        else:
-            above = self._neighbour(stage, -1, 0)
-            self._send(stage, above, lambda: self._squares_arrived(above, batch), num_bytes=0)
-
-    def _squares_arrived(self, stage: int, batch: int) -> None:
-        self.squares[stage][1] = batch
-        self._pass_squares(stage, batch)
-
-    def _learn_total(self, stage: int, batch: int) -> None:
-        schedule = self.states[stage].schedule
-        self.states[stage].clip_total_known(batch)
-        if not schedule.is_lead:
-            return
-        listeners = self._siblings(stage)
-        if not schedule.is_last:
-            listeners.append(self._neighbour(stage, 1, 0))
-        for listener in listeners:
-            self._send(stage, listener, lambda other=listener: self._learn_total(other, batch), num_bytes=0)  # type: ignore[misc]
-
-    def _ask_for_stop(self, stop: StopRequest) -> int:
-        self.pending_stop = stop
-        return 0
-
-    def _choose_stop(self, stop: StopRequest) -> None:
-        """Choose the stop; the first stage answers between two operations, as the executor does."""
-        boundary = self.states[0].choose_stop()
-        for sibling in self._siblings(0):
-            # Sent ahead of the sums that would let it begin the next batch.
-            self._send(0, sibling, lambda other=sibling: self.states[other].stop_at(boundary), num_bytes=0)  # type: ignore[misc]
-        delays = (*stop.delays, *(0.0,) * len(self.states))
-        for stage in range(1, len(self.states)):
-            self._after(delays[stage], lambda stage=stage: self.states[stage].stop_at(boundary))  # type: ignore[misc]
+    def _know_shares(self, worker: int, batch: int) -> None:
+        self.states[worker].shares_known(batch)
 
     def _result(self) -> Simulation:
-        stop = self.states[0].stop
-        ends = [done.ended for done in self.timeline if done.stage == 0 and isinstance(done.op, Update)]
+        ends = [done.ended for done in self._timeline if done.stage == 0 and isinstance(done.op, Update)]
         num_updates = len(ends)
         first, last = (num_updates // 4, num_updates * 3 // 4) if num_updates >= 8 else (0, num_updates)
         ends = [0.0, *ends]
         step_seconds = (ends[last] - ends[first]) / max(1, last - first)
         bound = max(
             times.batch_seconds(len(state.schedule.held_microbatches))
-            for times, state in zip(self.times, self.states, strict=True)
+            for times, state in zip(self._times, self.states, strict=True)
         )
         return Simulation(
             step_seconds=step_seconds,
             bubble=1.0 - bound / step_seconds if step_seconds else 0.0,
-            total_seconds=max((done.ended for done in self.timeline), default=0.0),
-            peak_in_flight=tuple(self.peak_in_flight),
-            peak_versions=tuple(self.peak_versions),
+            total_seconds=max((done.ended for done in self._timeline), default=0.0),
+            peak_in_flight=tuple(self._peak_in_flight),
+            peak_versions=tuple(self._peak_versions),
             boundaries=tuple(state.version if state.is_done else -1 for state in self.states),
-            stop=stop,
-            timeline=tuple(self.timeline),
+            stop=self.states[0].stop,
+            timeline=tuple(self._timeline),
         )
-
-
-def _is_complete(counts: dict[int, int], batch: int, num_workers: int) -> bool:
-    """Count one more of a batch; return whether it was the last one."""
-    counts[batch] = counts.get(batch, 0) + 1
-    if counts[batch] < num_workers:
-        return False
-    del counts[batch]
-    return True
-
-
-def _stretch(jitter: float, seed: int) -> Callable[[], float]:
-    """Return a source of factors between 1 and 1 + jitter, from splitmix64 (Steele, Lea and Flood 2014) of the seed."""
-    state = seed & _MASK
-
-    def draw() -> float:
-        nonlocal state
-        if jitter == 0.0:
-            return 1.0
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        return 1.0 + jitter * ((mixed ^ (mixed >> 31)) / (_MASK + 1))
-
-    return draw
-
-
-_MASK = (1 << 64) - 1

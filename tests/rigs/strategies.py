@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 
 from headway.stages.early_stop import stop_lag
 from headway.stages.schedule.operations import Backward, Forward, Op, Update
-from headway.stages.schedule.simulator import (
-    LinkTimes,
-    Simulation,
-    SnapshotTimes,
-    StageTimes,
-    StopRequest,
-    TimedOp,
-    simulate,
-    stages_of,
-)
+from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, TimedOp, stages_of
 from headway.stages.schedule.stage_schedule import StageSchedule, depths_with_slack, replica_depth, schedule_depth
 from headway.stages.spec import ScheduleName, weight_version
+from tests.rigs.eventful_pipeline import EventfulPipeline, SnapshotTimes, StopRequest
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Case:
         return min(self.decided_at + stop_lag(schedule.delay), schedule.num_batches)
 
     def simulate(self) -> Simulation:
-        return simulate(
+        return EventfulPipeline(
             self.schedules,
             self.times,
             links=self.links,
@@ -57,7 +49,7 @@ class Case:
             stop=self.stop,
             snapshots=self.snapshots,
             end_after=self._end_after,
-        )
+        ).run()
 
     def _end_after(self, batch: int) -> int:
         is_decided = self.decided_at is not None and batch >= self.decided_at

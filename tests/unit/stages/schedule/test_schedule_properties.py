@@ -5,14 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from headway.stages.schedule.simulator import (
-    LinkTimes,
-    StageTimes,
-    StopRequest,
-    simulate,
-)
+from headway.stages.schedule.simulator import LinkTimes, StageTimes
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import ScheduleName, TrainSpec
+from tests.rigs.eventful_pipeline import EventfulPipeline, StopRequest
 from tests.rigs.strategies import Case, cases, format_grid, stage_schedules, violation
 
 
@@ -67,8 +63,7 @@ def test_jitter_does_not_reorder_a_link() -> None:
     schedules = [StageSchedule.of(train, stage_index=s, num_stages=2, depth=2 - s) for s in (0, 1)]
     links = (LinkTimes(latency=1.0),)
     for seed in range(20):
-        simulation = simulate(
-            schedules, [StageTimes(forward=0.0, backward=0.0)] * 2, links=links, jitter=0.3, seed=seed
-        )
+        times = [StageTimes(forward=0.0, backward=0.0)] * 2
+        simulation = EventfulPipeline(schedules, times, links=links, jitter=0.3, seed=seed).run()
         assert not simulation.is_stuck
         assert simulation.boundaries == (2, 2)

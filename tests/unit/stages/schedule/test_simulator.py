@@ -6,6 +6,7 @@ import pytest
 
 from headway.stages.schedule.simulator import LinkTimes, Simulation, StageTimes, simulate
 from headway.stages.spec import ScheduleName
+from tests.rigs.eventful_pipeline import EventfulPipeline
 from tests.rigs.strategies import stage_schedules
 
 MICROBATCH_S = 3.0
@@ -26,7 +27,7 @@ def run(
 ) -> Simulation:
     """Equal stages; one far link in the middle, its one-way latency in microbatch times."""
     latencies = [far_latency if s == p // 2 - 1 else 0.0 for s in range(p - 1)]
-    return simulate(
+    return EventfulPipeline(
         stage_schedules(
             schedule, m, p, num_batches=num_batches, round_trips=tuple(2 * x for x in latencies), has_clip=has_clip
         ),
@@ -34,7 +35,7 @@ def run(
         links=[LinkTimes(latency=x * MICROBATCH_S) for x in latencies],
         jitter=jitter,
         seed=seed,
-    )
+    ).run()
 
 
 def share(simulation: Simulation) -> float:
@@ -72,14 +73,14 @@ def test_clipping_costs_little_because_updates_come_last(p: int, m: int, update:
     assert share(run("2bw", p, m, update=update, has_clip=True)) == wanted
 
 
-@pytest.mark.parametrize(("p", "m", "gain"), [(2, 2, 1.01), (2, 8, 1.02), (4, 4, 1.03), (4, 16, 1.05), (8, 16, 1.08)])
+@pytest.mark.parametrize(("p", "m", "gain"), [(2, 2, 1.01), (2, 8, 1.02), (4, 4, 1.02), (4, 16, 1.05), (8, 16, 1.07)])
 def test_slack_makes_up_for_times_that_vary(p: int, m: int, gain: float) -> None:
-    """Every operation up to half as long again, three seeds: faster than with the depths that equal times need."""
+    """Every operation up to half as long again, a dozen seeds: faster than with the depths that equal times need."""
     with_slack = stage_schedules("2bw", m, p, num_batches=24)
     without = [replace(schedule, depth=p - s) for s, schedule in enumerate(with_slack)]
     times = [StageTimes(forward=1.0, backward=2.0)] * p
     seconds = [
-        sum(simulate(schedules, times, jitter=0.5, seed=seed).step_seconds for seed in range(3))
+        sum(EventfulPipeline(schedules, times, jitter=0.5, seed=seed).run().step_seconds for seed in range(12))
         for schedules in (without, with_slack)
     ]
     assert seconds[0] > gain * seconds[1]
