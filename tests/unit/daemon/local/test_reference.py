@@ -292,7 +292,7 @@ def test_the_oracle_shares_no_machinery_with_the_pipeline() -> None:
     stages |= {"state", "state.optimizer", "model"}
     allowed = {
         "headway.daemon",
-        "headway.daemon.reference",
+        "headway.daemon.local",
         "headway.daemon.local.reference_loop",
         "headway.stages",
         *(f"headway.stages.{s}" for s in stages),
