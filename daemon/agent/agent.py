@@ -15,11 +15,10 @@ import structlog
 
 from headway.daemon.agent.files import StateKeeper
 from headway.daemon.agent.goals import HEARD_AFTER_S
-from headway.daemon.agent.goodput import GoodputReports
+from headway.daemon.agent.goodput import WorkerReports
 from headway.daemon.agent.link_steps import ProvenLinks
 from headway.daemon.agent.local_state import NodeState, is_over
 from headway.daemon.agent.node_reports import ProgressReports, ReadingReports
-from headway.daemon.agent.profiling import ProfileReports
 from headway.daemon.agent.steps import (
     Delete,
     Fetch,
@@ -196,13 +195,12 @@ class Agent:
         )
         around.store.on_change = self._due.set
         self.progress = ProgressReports(around.view, around.etcd)
-        self.goodput = GoodputReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self.reports = WorkerReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
         self._readings = ReadingReports(
             around.library, around.view, around.etcd, node=around.node, lease_id=around.lease_id
         )
         self._keeper.access.on_change = self._access_changed
-        self.goodput.on_silence = self._links.is_silent
-        self._profiles = ProfileReports(around.view, around.etcd, node=around.node, lease_id=around.lease_id)
+        self.reports.on_silence = self._links.is_silent
 
     # --- Triggers ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +228,7 @@ class Agent:
 
     def worker_missed_snapshot(self, missed: SnapshotMissed) -> None:
         """Note a periodic snapshot that was not written, or late."""
-        self.goodput.book.missed_snapshot(missed)
+        self.reports.book.missed_snapshot(missed)
         run_key = JobGeneration(missed.job, missed.generation)
         if missed.written:
             log.warning("snapshot_late", job=missed.job, boundary=missed.boundary, reason=missed.reason)
@@ -240,7 +238,7 @@ class Agent:
         self._due.set()
 
     def _access_changed(self) -> None:
-        self.goodput.book.lacking = dict(self._keeper.access.lacking)
+        self.reports.book.lacking = dict(self._keeper.access.lacking)
         self._due.set()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
@@ -250,8 +248,7 @@ class Agent:
         return {
             "agent": lambda: self._carry_out_steps(supervisor),
             "progress reports": self.progress.run,
-            "goodput reports": lambda: self.goodput.run(lambda: supervisor.heartbeats),
-            "profile reports": lambda: self._profiles.run(lambda: supervisor.heartbeats),
+            "worker reports": lambda: self.reports.run(lambda: supervisor.heartbeats),
             "state sweep": self._keeper.sweep,
             "access to checkpoint folders": self._keeper.access.run,
             "data ahead": self._readings.run_ahead,

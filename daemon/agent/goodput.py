@@ -1,4 +1,4 @@
-"""Gathers how this node's workers spend their seconds, from heartbeats, and writes it to etcd every few seconds."""
+"""Gathers how this node's workers spend their seconds, and writes that and what they measure to etcd."""
 
 import asyncio
 import time
@@ -7,24 +7,19 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
-from headway.daemon.agent.node_reports import interval_s
-from headway.daemon.base.errors import ConflictError, StoreError
+from headway.daemon.agent.node_reports import Reports, interval_s
+from headway.daemon.agent.profiling import has_moved, profile_of, with_demand
 from headway.daemon.cluster.client import EtcdClient
-from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import GoodputRecord
 from headway.daemon.cluster.records import PlanRecord
-from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
+from headway.daemon.cluster.transaction import Compare
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.worker.goal import Heartbeat, JobGeneration, SnapshotMissed
 
-log = structlog.get_logger()
-
 PERIOD_S: Final = 5.0
-"""Least interval of one worker's records. Seconds alone are written less often in a large cluster (report_pace.py)."""
+"""Least interval of one worker's records. Seconds alone are written less often in a large cluster (`interval_s`)."""
 LOOK_EVERY_S: Final = 1.0
 """Interval at which a worker's standstill or broken link is checked; its neighbour is then dialled."""
 STANDS_AFTER_S: Final = 5.0
@@ -176,22 +171,16 @@ def superseded(job: JobView, records: Mapping[str, GoodputRecord]) -> set[str]:
     return older - set(records)
 
 
-class GoodputReports:
-    """`run` writes the workers' heartbeats, once for every worker that has news."""
+class WorkerReports:
+    """`run` writes what the workers' heartbeats tell: once for every worker that has news."""
 
     def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
         self.book = GoodputBook()
         self.on_silence: Callable[[JobGeneration, int], None] = lambda *_: None
         """Called with the plan and the position of a neighbour from which a worker of ours hears nothing."""
         self._view = view
-        self._etcd = etcd
         self._node = node
-        self._lease_id = lease_id
-        self._written: dict[str, GoodputRecord] = {}
-        self._written_under = 0
-        """The lease of those."""
-        self._due_at: dict[str, float] = {}
-        """Key to the time from which its seconds alone are a reason to write it."""
+        self._reports = Reports(view, etcd, lease_id=lease_id)
 
     async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
         """Write until cancelled. heartbeats: the newest of each worker, by device index.
@@ -201,53 +190,55 @@ class GoodputReports:
         written_at = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            now = time.monotonic()
-            for index, beat in heartbeats().items():
+            now, beats = time.monotonic(), heartbeats()
+            for index, beat in beats.items():
                 self.book.add(index, beat, now=now)
             silent = self.book.silent_neighbours(now=now)
             for neighbour in silent:
                 self.on_silence(*neighbour)
+            for index, beat in beats.items():
+                await self._write_profile(index, beat, now)
             if silent or now >= written_at + PERIOD_S:
                 written_at = now
                 await self._write_all()
 
+    async def _write_profile(self, index: int, beat: Heartbeat, now: float) -> None:
+        job = self._view.jobs.get(beat.job)
+        if job is None or job.submission is None or not beat.layers:
+            return
+        key = Keys.profile(job.name, self._node, index)
+        record = with_demand(profile_of(beat), job, self._view.nodes.get(self._node), index)
+        if self._reports.age_s(key, now) >= PERIOD_S and has_moved(job.profiles.get((self._node, index)), record):
+            await self._reports.write({key: record}, [self._unchanged(job, "spec")], now=now)
+
     async def _write_all(self) -> None:
         present: set[str] = set()
-        for name in {book.job for book in self.book.devices.values()}:
-            job = self._view.jobs.get(name)
+        for index, book in list(self.book.devices.items()):
+            job = self._view.jobs.get(book.job)
             if job is None or job.submission is None:
-                self.book.forget(name)
+                self.book.forget(book.job)
             else:
-                present.update(await self._write(job))
-        self._written = {key: record for key, record in self._written.items() if key in present}
-        self._due_at = {key: at for key, at in self._due_at.items() if key in present}
+                present.add(Keys.profile(job.name, self._node, index))
+        for name in {book.job for book in self.book.devices.values()}:
+            present |= await self._write(self._view.jobs[name])
+        self._reports.keep_only(present)
 
     async def _write(self, job: JobView) -> Set[str]:
-        """Write the records; return the keys of the job's records of this node, written or not."""
-        records, now = self.book.changes(job, self._node), time.monotonic()
-        lease_id = self._lease_id()
-        if lease_id and lease_id != self._written_under:  # what was written is gone with its lease
-            self._written, self._written_under = {}, lease_id
+        """Write how the workers of a job spent their seconds; return the keys of this node, written or not."""
+        records, now, reports = self.book.changes(job, self._node), time.monotonic(), self._reports
+        pause_s = interval_s(PERIOD_S, len(self._view.nodes)) - LOOK_EVERY_S / 2
         new = {
             key: record
             for key, record in records.items()
-            if is_news(self._written.get(key), record)
-            or (now >= self._due_at.get(key, 0.0) and self._written.get(key) != record)
+            if is_news(known := reports.known(key), record) or (known != record and reports.age_s(key, now) >= pause_s)
         }
-        if not new:
-            return records.keys()
-        plan_key = Keys.of(job.name, "plan")
-        changes: list[Change] = [Put(key, encode(record), self._lease_id()) for key, record in new.items()]
-        changes += [Delete(key) for key in superseded(job, records)]
-        try:
-            await self._etcd.transaction([Compare.unchanged(plan_key, self._view.revision_of(plan_key))], changes)
-            self._written |= new
-            self._due_at |= dict.fromkeys(new, now + interval_s(PERIOD_S, len(self._view.nodes)) - LOOK_EVERY_S / 2)
-        except ConflictError:
-            log.debug("goodput_overtaken", job=job.name)
-        except StoreError as error:
-            log.warning("goodput_not_written", job=job.name, error=str(error))
+        if new:
+            await reports.write(new, [self._unchanged(job, "plan")], now=now, without=superseded(job, records))
         return records.keys()
+
+    def _unchanged(self, job: JobView, leaf: str) -> Compare:
+        key = Keys.of(job.name, leaf)
+        return Compare.unchanged(key, self._view.revision_of(key))
 
 
 def _position_of(plan: PlanRecord, node: str, device_index: int) -> int | None:

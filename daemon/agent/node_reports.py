@@ -1,4 +1,4 @@
-"""Writes to etcd which batches are done, and how far a node has read a job's data or its model's folder.
+"""Writes a node's reports to etcd: the one way to write them, the batches that are done, and how far a node has read.
 
 Each node that computes for a job verifies its data while training, because any node may have the first stage next. A
 node that reads does not count as late.
@@ -7,36 +7,105 @@ node that reads does not count as late.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from math import inf
+from typing import Any, Final
 
 import structlog
 
-from headway.daemon.base.errors import ConflictError, StoreError
+from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreError
 from headway.daemon.blobs.library import DataLibrary
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProgressRecord, ReadingRecord
 from headway.daemon.cluster.records import Phase
-from headway.daemon.cluster.transaction import Compare, Delete, Put
+from headway.daemon.cluster.transaction import Change, Compare, Delete, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.worker.goal import BatchDone, Progress
 
 log = structlog.get_logger()
 
+CLUSTER_PER_S: Final = 20.0
+"""Maximum rate of one kind of report, of all nodes together, in records per second."""
+
+
+def interval_s(least_s: float, num_nodes: int) -> float:
+    """Return the interval of one node's reports of one kind, in a cluster of so many nodes."""
+    return max(least_s, num_nodes / CLUSTER_PER_S)
+
+
+class Reports:
+    """Writes records, and remembers what etcd has of them. `now` is any clock that does not jump.
+
+    A record goes with the node's lease. What was written under another lease, or before etcd's history went back, is
+    gone. The view does not tell: it has the leader's records at the leader alone.
+    """
+
+    def __init__(self, view: ClusterView, etcd: EtcdClient, *, lease_id: Callable[[], int]) -> None:
+        self._view = view
+        self._etcd = etcd
+        self._lease_id = lease_id
+        self._written: dict[str, Any] = {}
+        """What etcd has, by key, under the lease and in the epoch of `_written_in`."""
+        self._written_in = (0, 0)
+        self._tried_at: dict[str, float] = {}
+        """Key to the time of its last attempt."""
+
+    def known(self, key: str) -> Any:
+        """Return the record that etcd has from this node; None: none."""
+        return self._written.get(key) if self._written_in == self._place() else None
+
+    def age_s(self, key: str, now: float) -> float:
+        """Return the seconds since the last attempt to write a record; inf: there was none."""
+        return now - self._tried_at.get(key, -inf)
+
+    def keep_only(self, keys: Set[str]) -> None:
+        """Forget all other records: their jobs or plans are gone."""
+        self._written = {key: record for key, record in self._written.items() if key in keys}
+        self._tried_at = {key: at for key, at in self._tried_at.items() if key in keys}
+
+    async def write(
+        self,
+        records: Mapping[str, object],
+        conditions: Sequence[Compare],
+        *,
+        now: float,
+        without: Iterable[str] = (),
+    ) -> bool:
+        """Write records in one transaction; return whether etcd has them. without: keys that are deleted with it."""
+        place = self._place()
+        self._tried_at |= dict.fromkeys(records, now)
+        changes: list[Change] = [Put(key, encode(record), place[0]) for key, record in records.items()]
+        changes += map(Delete, without)
+        try:
+            await self._etcd.transaction(conditions, changes)
+        except (ConflictError, LeaseLostError):
+            return False  # what they tell of has changed, or the node is about to register again
+        except StoreError as error:
+            log.warning("report_not_written", keys=[*records], error=str(error))
+            return False
+        if place != self._written_in:
+            self._written, self._written_in = {}, place
+        self._written |= records
+        return True
+
+    def _place(self) -> tuple[int, int]:
+        return self._lease_id(), self._view.epoch
+
+
 PROGRESS_PERIOD_S = 1.0
 MAX_RECENT = 256
 
 
 class ProgressReports:
-    """Collects progress of any number of jobs; `run` writes the newest of each."""
+    """Collects progress of any number of jobs; `run` writes the newest of each, which outlives the node's lease."""
 
     def __init__(self, view: ClusterView, etcd: EtcdClient) -> None:
         self._view = view
-        self._etcd = etcd
+        self._reports = Reports(view, etcd, lease_id=lambda: 0)
         self._entries: dict[tuple[str, int], deque[BatchDone]] = {}
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
@@ -94,14 +163,8 @@ class ProgressReports:
             Compare.unchanged(plan_key, self._view.revision_of(plan_key)),
             Compare.present(Keys.of(job, "spec")),
         ]
-        try:
-            await self._etcd.transaction(conditions, [Put(Keys.of(job, "progress"), encode(record))])
-        except ConflictError:
-            return False  # the view will tell whether the plan has changed, or the job's last plan is over
-        except StoreError as error:
-            log.warning("progress_not_written", job=job, error=str(error))
-            return False
-        return True
+        # After a conflict the view will tell whether the plan has changed, or the job's last plan is over.
+        return await self._reports.write({Keys.of(job, "progress"): record}, conditions, now=time.monotonic())
 
 
 def _evaluations(entries: Sequence[BatchDone], before: ProgressRecord | None) -> tuple[tuple[int, float], ...]:
@@ -224,12 +287,3 @@ class ReadingReports:
                 put = Put(key, encode(record), self._lease_id())
                 self._told.add(key)
                 await self._etcd.transaction([Compare.present(Keys.of(job, "spec"))], [put])
-
-
-CLUSTER_PER_S: Final = 20.0
-"""Maximum rate of one kind of report, of all nodes together, in records per second."""
-
-
-def interval_s(least_s: float, num_nodes: int) -> float:
-    """Return the interval of one node's reports of one kind, in a cluster of so many nodes."""
-    return max(least_s, num_nodes / CLUSTER_PER_S)

@@ -19,16 +19,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from headway.daemon.agent.node_reports import interval_s
+from headway.daemon.agent.node_reports import Reports, interval_s
 from headway.daemon.base.addresses import NodeEndpoint
-from headway.daemon.base.errors import RecoveryError, StoreError
+from headway.daemon.base.errors import RecoveryError
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.cluster.client import EtcdClient
-from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import LinkProbe, ProbeRecord
 from headway.daemon.cluster.records import NodeRecord
-from headway.daemon.cluster.transaction import Compare, Put
+from headway.daemon.cluster.transaction import Compare
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.plan.link_choice import neighbours
@@ -69,7 +68,7 @@ CALL_TIMEOUT_S: Final = 5.0
 TRANSFER_TIMEOUT_S: Final = 30.0
 INCOMPLETE_S: Final = 20.0
 """Least interval of a node's records while some peers are still to be measured. Both intervals grow with the cluster
-(report_pace.py).
+(`interval_s`).
 """
 MOVED: Final = 0.25
 """A probe that differs by less, relatively, is not reported."""
@@ -195,21 +194,14 @@ class Probing:
     ) -> None:
         self._node = node
         self._incarnation = incarnation
-        self._etcd = etcd
         self._cluster = cluster
         self._client = client
-        self._lease_id = lease_id
         self._found: dict[PeerWay, LinkProbe] = {}
         self._due_at: dict[PeerWay, float] = {}
         self._peers: dict[PeerWay, NodeRecord] = {}
-        self._written: Mapping[str, LinkProbe] = {}
-        """News that etcd has, under the lease and in the epoch of `_written_in`."""
-        self._written_in = (0, 0)
-        self._written_until = 0.0
-        self._rests_until = 0.0
-        """Time before which no news is written."""
-        self._waits_until: float | None = None
-        """Time before which news is written only if every peer is measured: it is then one record."""
+        self._reports = Reports(cluster.view, etcd, lease_id=lease_id)
+        self._began_at: float | None = None
+        """Time of the first look."""
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -249,29 +241,21 @@ class Probing:
     async def _write(self, *, is_complete: bool) -> None:
         """Write news that etcd does not have yet; while etcd is away every look retries.
 
-        The view does not tell: it has the leader's records at the leader alone.
+        While some peers are still to be measured, news waits for them: it is then one record.
         """
         probes = {way.name: probe for way, probe in sorted(self._found.items())}
-        lease_id = self._lease_id()
-        written_in = (lease_id, self._cluster.view.epoch)
-        now = time.monotonic()
-        known = self._written if written_in == self._written_in and now < self._written_until else {}
-        num_nodes = len(self._cluster.view.nodes)
-        if self._waits_until is None:  # in a large cluster many nodes may have come at once
-            self._waits_until = now + interval_s(0.0, num_nodes)
-        is_too_early = now < (self._rests_until if is_complete else self._waits_until)
-        if is_too_early or not has_moved(known, probes) or not self._cluster.is_reachable:
+        key, now, num_nodes = Keys.probes(self._node), time.monotonic(), len(self._cluster.view.nodes)
+        if self._began_at is None:  # in a large cluster many nodes may have come at once
+            self._began_at = now
+        age_s, known = self._reports.age_s(key, now), self._reports.known(key)
+        is_too_early = age_s < interval_s(PAUSE_S if is_complete else INCOMPLETE_S, num_nodes) or (
+            not is_complete and now < self._began_at + interval_s(0.0, num_nodes)
+        )
+        before = known.peers if known is not None and age_s < REWRITTEN_S else {}
+        if is_too_early or not has_moved(before, probes) or not self._cluster.is_reachable:
             return
-        self._rests_until = now + interval_s(PAUSE_S, num_nodes)
-        self._waits_until = now + interval_s(INCOMPLETE_S, num_nodes)
         record = ProbeRecord(incarnation=self._incarnation, peers=probes)
-        alive = Compare.present(Keys.node(self._node))
-        try:
-            await self._etcd.transaction([alive], [Put(Keys.probes(self._node), encode(record), lease_id)])
-        except StoreError as error:
-            log.info("probes_not_written", error=str(error))
-            return
-        self._written, self._written_in, self._written_until = probes, written_in, now + REWRITTEN_S
+        await self._reports.write({key: record}, [Compare.present(Keys.node(self._node))], now=now)
 
 
 @lru_cache(maxsize=MAX_LOTS)

@@ -1,4 +1,4 @@
-"""Writes what workers measure to etcd: the times of their layers, and the speeds of idle devices.
+"""What workers measure: the times of their layers, and the speeds of idle devices.
 
 Speeds are measured once and remembered in the state folder, one for each dtype of jobs. They are rounded to a tenth, so
 that a benchmark's noise makes no difference between two machines. A file that has float32 alone is of an earlier
@@ -8,7 +8,6 @@ version: the devices count by it until they are measured again.
 import asyncio
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +16,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from headway.daemon.base.errors import ConflictError, LeaseLostError, StoreError
-from headway.daemon.cluster.client import EtcdClient
-from headway.daemon.cluster.format import encode
-from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import DeviceSpeed, LayerTime, ProfileRecord, is_speed
 from headway.daemon.cluster.records import Device, NodeRecord
-from headway.daemon.cluster.transaction import Compare, Put
-from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.outlook import LEAST_SAMPLES
 from headway.daemon.plan.devices import faded, measured_demand
@@ -32,9 +25,6 @@ from headway.daemon.worker.goal import Heartbeat
 
 log = structlog.get_logger()
 
-PERIOD_S: Final = 1.0
-PAUSE_S: Final = 5.0
-"""Interval of records of one device."""
 MOVED: Final = 0.05
 """A value that differs by more, relatively, has changed."""
 NEGLIGIBLE: Final = 0.01
@@ -104,44 +94,6 @@ def _still_remembered(before: ProfileRecord | None, record: ProfileRecord) -> fl
     was_counted = before.generation == record.generation and before.num_samples >= LEAST_SAMPLES
     is_measured = record.peak_bytes > 0 and record.predicted_bytes > 0 and record.num_samples >= LEAST_SAMPLES
     return faded(before.demand) if is_measured and not was_counted else before.demand
-
-
-class ProfileReports:
-    """`run` writes changes: each device's record once in `PAUSE_S` at most."""
-
-    def __init__(self, view: ClusterView, etcd: EtcdClient, *, node: str, lease_id: Callable[[], int]) -> None:
-        self._view = view
-        self._etcd = etcd
-        self._node = node
-        self._lease_id = lease_id
-        self._rests_until: dict[str, float] = {}
-
-    async def run(self, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
-        """Write until cancelled. heartbeats: the newest of each worker, by device index."""
-        while True:
-            await asyncio.sleep(PERIOD_S)
-            now = time.monotonic()
-            self._rests_until = {key: at for key, at in self._rests_until.items() if at > now}
-            for index, beat in heartbeats().items():
-                job = self._view.jobs.get(beat.job)
-                if job is not None and job.submission is not None and beat.layers:
-                    record = with_demand(profile_of(beat), job, self._view.nodes.get(self._node), index)
-                    await self._write(job, index, record, now)
-
-    async def _write(self, job: JobView, index: int, record: ProfileRecord, now: float) -> None:
-        """Write the profiles; a record that etcd does not take now is retried after the pause."""
-        key = Keys.profile(job.name, self._node, index)
-        if key in self._rests_until or not has_moved(job.profiles.get((self._node, index)), record):
-            return
-        self._rests_until[key] = now + PAUSE_S
-        spec = Keys.of(job.name, "spec")
-        condition = Compare.unchanged(spec, self._view.revision_of(spec))
-        try:
-            await self._etcd.transaction([condition], [Put(key, encode(record), self._lease_id())])
-        except (ConflictError, LeaseLostError):
-            return
-        except StoreError as error:
-            log.warning("profile_not_written", job=job.name, error=str(error))
 
 
 def _differs(one: float, other: float) -> bool:

@@ -108,7 +108,7 @@ async def test_a_measurement_through_another_relay_than_the_first_is_not_kept(
     monkeypatch.setattr(probing, "measure", measured)
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     client: Any = SimpleNamespace(port_to=lambda _: dialled, close=close)
-    around: dict[str, Any] = {"etcd": None, "cluster": None, "lease_id": lambda: 1}
+    around: dict[str, Any] = {"etcd": None, "cluster": SimpleNamespace(view=view), "lease_id": lambda: 1}
     found = Probing(node="n0", incarnation="n0-1", client=SimpleNamespace(anew=lambda: client), **around)  # type: ignore[arg-type]
     way = PeerWay("n1", "n1-1", "host-2:1")
     await found._probe(way, view.nodes["n1"])

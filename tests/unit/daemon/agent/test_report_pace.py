@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.agent import goodput, probing
-from headway.daemon.agent.goodput import GoodputReports
+from headway.daemon.agent.goodput import WorkerReports
 from headway.daemon.agent.node_reports import CLUSTER_PER_S, interval_s
 from headway.daemon.agent.probing import INCOMPLETE_S, REWRITTEN_S, Probing
 from headway.daemon.base.errors import StoreUnreachableError
@@ -64,7 +64,7 @@ async def test_what_is_gone_with_a_lease_is_written_again() -> None:
     """Another lease, as after an outage: a worker that stands still is not told of in the next interval only."""
     etcd, lease = Etcd(), 1
     around: Any = etcd
-    reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: lease)
+    reports = WorkerReports(large_view(), around, node="n0", lease_id=lambda: lease)
     beat = Heartbeat(job="j", generation=1, operations=7, seconds={"useful": 1.0})
     reports.book.add(0, beat, now=0.0)
     await reports._write_all()
@@ -81,7 +81,7 @@ async def test_seconds_alone_are_written_seldom_in_a_large_cluster(monkeypatch: 
     now, etcd = 1000.0, Etcd()
     monkeypatch.setattr(goodput, "time", SimpleNamespace(monotonic=lambda: now))
     around: Any = etcd
-    reports = GoodputReports(large_view(), around, node="n0", lease_id=lambda: 1)
+    reports = WorkerReports(large_view(), around, node="n0", lease_id=lambda: 1)
 
     async def look(*, waiting_for: str = "", num_replayed: int = 0) -> None:
         beat = Heartbeat(

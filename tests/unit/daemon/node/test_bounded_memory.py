@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headway.daemon.agent.goodput import GoodputReports
+from headway.daemon.agent.goodput import WorkerReports
 from headway.daemon.base.errors import RecoveryError
 from headway.daemon.blobs import library
 from headway.daemon.blobs.file_threads import FileThreads
@@ -90,7 +90,7 @@ async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.M
     async def transaction(*_: object) -> int:
         return 1
 
-    reports = GoodputReports(view, cast(Any, SimpleNamespace(transaction=transaction)), node="a", lease_id=lambda: 1)
+    reports = WorkerReports(view, cast(Any, SimpleNamespace(transaction=transaction)), node="a", lease_id=lambda: 1)
     for generation in range(1, 101):
         job.plan = PlanRecord(generation=generation, timeline=1, workers=(stage,))
         worker = WorkerRecord(node="a", incarnation=f"w{generation}", address="", pid=1, state=WorkerState.RUNNING)
@@ -98,10 +98,10 @@ async def test_goodput_of_plans_that_are_over_is_forgotten(monkeypatch: pytest.M
         beat = Heartbeat(job="j", generation=generation, seconds={"useful": float(generation)})
         reports.book.add(0, beat, now=float(generation))
         await reports._write_all()
-        assert reports._written.keys() == {Keys.goodput("j", generation, 0)}
+        assert reports._reports._written.keys() == {Keys.goodput("j", generation, 0)}
     del view.jobs["j"]
     await reports._write_all()
-    assert not reports._written
+    assert not reports._reports._written
 
 
 async def test_file_systems_that_nobody_asks_are_forgotten() -> None:
