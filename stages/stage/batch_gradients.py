@@ -16,7 +16,7 @@ from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.spec import TIED, ModelSpec
 from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.relays import NormRelay
-from headway.stages.stage.replicas import Siblings
+from headway.stages.stage.replicas import Arrivals, Siblings
 
 # Adds up the gradient of a tied embedding, which the first and the last stage both use.
 #
@@ -45,18 +45,16 @@ class TiedSums:
         self._groups = tuple(groups)
         self._num_microbatches = num_microbatches
         self.has_both_ends = len(self._positions) == 2
-        self._next = dict.fromkeys(() if self.has_both_ends else self._groups, first_batch)
-        """Each group that the other end has to send, and the batch of its next sum."""
+        self._arrived = Arrivals(() if self.has_both_ends else self._groups, first_batch=first_batch)
+        """The other end's sum of each group."""
         self._next_own = first_batch
         self._own: dict[int, list[list[Tensor]]] = {}
         """By batch, for each group: the own sums, of the embedding first."""
-        self._arrived: dict[int, dict[int, DeviceCopy]] = {}
-        """Batch to group to the other end's sum."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half added up."""
-        return not self._own and not self._arrived
+        return not self._own and self._arrived.is_empty
 
     def split(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return a microbatch's gradients without those of the tied matrix, and these."""
@@ -72,11 +70,11 @@ class TiedSums:
 
     def expects(self, group: int, batch: int) -> bool:
         """Return whether a sum would be the other end's next one. The caller limits how far it may be ahead."""
-        return batch == self._next.get(group)
+        return self._arrived.expects(group, batch)
 
     def missing(self, batch: int) -> int | None:
         """Return the first group of which the other end's sum is not here; None when all are."""
-        return next((group for group, next_batch in self._next.items() if next_batch <= batch), None)
+        return self._arrived.missing(batch)
 
     def contribute(self, batch: int, sums: Sequence[list[Tensor]]) -> dict[int, Tensor]:
         """End this worker's backwards of a batch. sums: for each group, of the embedding first.
@@ -91,23 +89,19 @@ class TiedSums:
 
     def add(self, batch: int, group: int, arrived: DeviceCopy) -> None:
         """Add the other end's sum of a group."""
-        assert self.expects(group, batch), f"tied sums of batch {batch}, group {group}, out of order"
-        self._next[group] = batch + 1
-        self._arrived.setdefault(batch, {})[group] = arrived
+        self._arrived.add(group, batch, arrived)
 
     def is_whole(self, batch: int) -> bool:
         """Return whether a batch waits here, with all sums of both ends on the device."""
-        if batch not in self._own or self.missing(batch) is not None:
-            return False
-        return all(copy.is_done for copy in self._arrived.get(batch, {}).values())
+        return batch in self._own and self._arrived.is_whole(batch)
 
     @torch.no_grad()
     def take(self, batch: int) -> list[Tensor]:
         """Return the matrix's sum of each group. Sums of two numbers have no order, so both ends have equal bits."""
-        own, arrived = self._own.pop(batch), self._arrived.pop(batch, {})
+        own, arrived = self._own.pop(batch), self._arrived.take(batch)
         if self.has_both_ends:
             return [of_embedding + of_head for of_embedding, of_head in own]
-        return [sums + arrived[group].take()[0] for group, (sums,) in zip(self._groups, own, strict=True)]
+        return [sums + arrived[group] for group, (sums,) in zip(self._groups, own, strict=True)]
 
     @torch.no_grad()
     def mean(self, of_groups: Sequence[Tensor]) -> Tensor:

@@ -54,41 +54,6 @@ def clip_coefficient(total_square: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / (math.sqrt(total_square) + EPSILON))
 
 
-class SquaresRelay:
-    """A stage's part in the sum: its own layers' squares follow those of the stages downstream."""
-
-    def __init__(self, *, is_last: bool) -> None:
-        self._is_last = is_last
-        self._own: dict[int, list[float]] = {}
-        self._downstream: dict[int, list[float]] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no batch is half known."""
-        return not (self._own or self._downstream)
-
-    def expects_downstream(self, batch: int) -> bool:
-        """Return whether squares from downstream would be the first for their batch."""
-        return not self._is_last and batch not in self._downstream
-
-    def add_own(self, batch: int, squares: list[float]) -> list[float] | None:
-        """Add this stage's squares, last layer first. Returns all squares so far, once downstream's are known too."""
-        self._own[batch] = squares
-        return self._joined(batch)
-
-    def add_downstream(self, batch: int, squares: list[float]) -> list[float] | None:
-        """Add the squares of all stages downstream, last layer first. Returns all squares so far, once the own are
-        known too.
-        """
-        self._downstream[batch] = squares
-        return self._joined(batch)
-
-    def _joined(self, batch: int) -> list[float] | None:
-        if batch not in self._own or (batch not in self._downstream and not self._is_last):
-            return None
-        return self._downstream.pop(batch, []) + self._own.pop(batch)
-
-
 class NormRelay:
     """Tells the schedule's state when a batch's total is known. Does nothing in a job without clipping."""
 
@@ -109,18 +74,21 @@ class NormRelay:
         self._schedule = state.schedule
         self._links = links
         self._siblings = siblings
-        self._squares = SquaresRelay(is_last=context.is_last)
+        self._own: dict[int, list[float]] = {}
+        """Batch to the squares of this stage's layers, last layer first, until those from downstream are there too."""
+        self._downstream: dict[int, list[float]] = {}
+        """Batch to those of all stages downstream, until the own ones are there too."""
         self._totals: dict[int, float] = {}
 
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half known, and every known total was used."""
-        return self._squares.is_empty and not self._totals
+        return not (self._own or self._downstream or self._totals)
 
     def expects_squares(self, batch: int) -> bool:
         """Return whether squares from downstream would be the first for their batch, and this worker adds to them."""
-        is_next = batch >= self._state.totals_below and self._squares.expects_downstream(batch)
-        return self._schedule.has_clip and self._schedule.is_lead and is_next
+        is_next = batch >= self._state.totals_below and batch not in self._downstream
+        return self._schedule.has_clip and self._schedule.is_lead and not self._schedule.is_last and is_next
 
     def expects_total(self, batch: int) -> bool:
         """Return whether a total would be the next one, and another worker adds it up."""
@@ -138,8 +106,8 @@ class NormRelay:
         num_parameters = [len(of_layer) for of_layer in by_layer]
 
         def known(copied: tuple[Tensor, ...]) -> None:
-            own = layer_squares(numbers_of(copied[0]), num_parameters)
-            self._pass_squares(batch, self._squares.add_own(batch, own))
+            self._own[batch] = layer_squares(numbers_of(copied[0]), num_parameters)
+            self._pass_squares(batch)
 
         squares = [parameter_squares(of_layer) for of_layer in by_layer if of_layer]
         # A stage of frozen layers has no squares.
@@ -147,7 +115,8 @@ class NormRelay:
 
     def squares_arrived(self, batch: int, squares: list[float]) -> None:
         """The squares of all stages downstream, last layer first."""
-        self._pass_squares(batch, self._squares.add_downstream(batch, squares))
+        self._downstream[batch] = squares
+        self._pass_squares(batch)
 
     def total_arrived(self, batch: int, total: float) -> None:
         """The whole model's. A lead passes it on."""
@@ -168,10 +137,11 @@ class NormRelay:
             if gradients:
                 torch._foreach_mul_(gradients, coefficient)
 
-    def _pass_squares(self, batch: int, squares: list[float] | None) -> None:
+    def _pass_squares(self, batch: int) -> None:
         """All squares of this stage and of those downstream, once they are there: upstream, or into the total."""
-        if squares is None:
+        if batch not in self._own or (batch not in self._downstream and not self._schedule.is_last):
             return
+        squares = self._downstream.pop(batch, []) + self._own.pop(batch)
         if self._links.upstream_lead is not None:
             tensor = torch.tensor(squares, dtype=torch.float64)
             self._links.upstream_lead.send(self._context.frame(FrameKind.NORM_SQUARES, batch, 0, tensor))

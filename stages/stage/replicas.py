@@ -1,10 +1,10 @@
 """What the replicas of a stage add up and exchange: sums of gradients, and shares of the coming updates.
 
-GroupReduction and UpdateExchange have only tensors and accounts: no link, no clock. What arrives is still being copied
-to the device when it is added; it is used when all of it is there. Siblings joins them to the links.
+Arrivals and GroupReduction have only tensors and accounts: no link, no clock. What arrives is still being copied to the
+device when it is added; it is used when all of it is there. Siblings joins them to the links.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -18,7 +18,48 @@ from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.journal_writer import places_in_row
 from headway.stages.sums import slice_bounds
-from headway.stages.update_shares import UpdateShares
+
+
+class Arrivals:
+    """What some senders send for each batch: one copy each, batch after batch. The caller limits how far ahead."""
+
+    def __init__(self, senders: Iterable[int], *, first_batch: int) -> None:
+        self._next = dict.fromkeys(senders, first_batch)
+        """Each sender, and the batch of its next copy."""
+        self._copies: dict[int, dict[int, DeviceCopy]] = {}
+        """Batch to sender to its copy: of the batches below the senders' next ones that were not taken."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing waits."""
+        return not self._copies
+
+    def expects(self, sender: int, batch: int) -> bool:
+        """Return whether a copy would be the sender's next one."""
+        return batch == self._next.get(sender)
+
+    def has(self, sender: int, batch: int) -> bool:
+        """Return whether a sender has sent its copy of a batch."""
+        return batch < self._next[sender]
+
+    def missing(self, batch: int, *, besides: int = -1) -> int | None:
+        """Return the first sender whose copy of a batch is not here; None when all are. besides: one not to name."""
+        late = (sender for sender in self._next if sender != besides and not self.has(sender, batch))
+        return next(late, None)
+
+    def add(self, sender: int, batch: int, copy: DeviceCopy) -> None:
+        """Add an expected copy."""
+        assert self.expects(sender, batch), f"of batch {batch} from {sender}, out of order"
+        self._next[sender] = batch + 1
+        self._copies.setdefault(batch, {})[sender] = copy
+
+    def is_whole(self, batch: int) -> bool:
+        """Return whether all copies of a batch are on the device."""
+        return self.missing(batch) is None and all(copy.is_done for copy in self._copies.get(batch, {}).values())
+
+    def take(self, batch: int) -> dict[int, Tensor]:
+        """Return the tensors of a batch by sender, and forget them."""
+        return {sender: copy.take()[0] for sender, copy in self._copies.pop(batch, {}).items()}
 
 
 class GroupReduction:
@@ -42,41 +83,36 @@ class GroupReduction:
         self._num_microbatches = num_microbatches
         self._device = device
         self._bounds = slice_bounds(self._offsets[-1], len(self._groups))
-        self._others = tuple(k for k in range(len(self._groups)) if k != replica_index)
-        self._next_sums = dict.fromkeys(range(len(self._groups)), first_batch)
-        self._next_reduced = dict.fromkeys(range(len(self._groups)), first_batch)
-        self._sums: dict[int, dict[int, DeviceCopy]] = {}
-        """Batch to replica to [its groups, own slice]."""
-        self._slices: dict[int, dict[int, DeviceCopy]] = {}
-        """Batch to replica to its slice of the mean gradient."""
-        self._reduced: dict[int, Tensor] = {}
-        """Batch to the mean gradient as one row; filled slice by slice."""
+        self._sums = Arrivals(range(len(self._groups)), first_batch=first_batch)
+        """Of each replica: [its groups, own slice]."""
+        self._slices = Arrivals(range(len(self._groups)), first_batch=first_batch)
+        """Of each replica: its slice of the mean gradient."""
+        self._finished_below = first_batch
+        """Batches below this are reduced."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half reduced."""
-        return not (self._sums or self._slices or self._reduced)
+        return self._sums.is_empty and self._slices.is_empty
 
     def expects_sums(self, replica: int, batch: int) -> bool:
-        """Return whether sums of a batch would be the replica's next ones. The schedule limits how far it may
-        be ahead.
-        """
-        return replica in self._others and batch == self._next_sums[replica]
+        """Return whether sums of a batch would be another replica's next ones."""
+        return replica != self._index and self._sums.expects(replica, batch)
 
     def expects_reduced(self, replica: int, batch: int) -> bool:
-        """Return whether a reduced slice would be the replica's next one, of a batch to which this replica has
+        """Return whether a reduced slice would be another replica's next one, of a batch to which this one has
         contributed.
         """
-        return replica in self._others and batch == self._next_reduced[replica] and self.has_contributed(batch)
+        return replica != self._index and self._slices.expects(replica, batch) and self.has_contributed(batch)
 
     def has_contributed(self, batch: int) -> bool:
         """Return whether this replica has ended its backwards of a batch. Before, no other has its gradient."""
-        return batch < self._next_sums[self._index]
+        return self._sums.has(self._index, batch)
 
     def missing(self, batch: int) -> int | None:
-        """Return the first replica that has not sent its part of this batch; None when nothing is missing."""
-        late = (k for k in self._others if self._next_sums[k] <= batch)
-        return next(late, next((k for k in self._others if self._next_reduced[k] <= batch), None))
+        """Return the first other replica that has not sent its part of this batch; None when nothing is missing."""
+        late = self._sums.missing(batch, besides=self._index)
+        return self._slices.missing(batch, besides=self._index) if late is None else late
 
     @torch.no_grad()
     def contribute(self, batch: int, sums: Sequence[Sequence[Tensor]]) -> dict[int, Tensor]:
@@ -84,33 +120,25 @@ class GroupReduction:
 
         Returns the part for each other replica: [groups of this replica, its slice].
         """
-        assert batch == self._next_sums[self._index], f"sums of batch {batch} out of order"
-        parts = [self._cut(sums, *bounds) for bounds in self._bounds]
-        self._take_sums(batch, self._index, Held((parts[self._index],)))
-        self._reduced[batch] = torch.empty(self._offsets[-1], dtype=torch.float32, device=self._device)
-        return {k: parts[k] for k in self._others}
+        parts = dict(enumerate(self._cut(sums, *bounds) for bounds in self._bounds))
+        self._sums.add(self._index, batch, Held((parts.pop(self._index),)))
+        return parts
 
     def add_sums(self, batch: int, replica: int, sums: DeviceCopy) -> None:
         """Add arrived sums of another replica, [its groups, own slice]."""
-        assert self.expects_sums(replica, batch), f"sums of batch {batch} from replica {replica} out of order"
-        self._take_sums(batch, replica, sums)
+        self._sums.add(replica, batch, sums)
 
     def add_reduced(self, batch: int, replica: int, mean: DeviceCopy) -> None:
         """Add another owner's slice."""
-        assert self.expects_reduced(replica, batch), f"slice {replica} of batch {batch} out of order"
-        self._slices.setdefault(batch, {})[replica] = mean
-        self._next_reduced[replica] = batch + 1
+        self._slices.add(replica, batch, mean)
 
     @torch.no_grad()
     def reduce_own(self, batch: int) -> Tensor | None:
         """Return the own slice of the mean gradient, once all groups' sums of it are there; the others need it."""
-        copies = self._sums.get(batch, {})
         # A copy to the device may be seen to be done before its own event, and so that of a later batch first.
-        is_next = batch == self._next_reduced[self._index]
-        if not is_next or len(copies) < len(self._groups) or not _are_done(copies):
+        if not self._slices.expects(self._index, batch) or not self._sums.is_whole(batch):
             return None
-        del self._sums[batch]
-        of_replicas = {replica: copy.take()[0] for replica, copy in copies.items()}
+        of_replicas = self._sums.take(batch)
         rows: Mapping[int, Tensor] = {
             group: row
             for replica, groups in enumerate(self._groups)
@@ -121,23 +149,17 @@ class GroupReduction:
         for row in others:
             mean.add_(row)
         mean.mul_(1 / self._num_microbatches)
-        self._place(batch, self._index, mean)
-        self._next_reduced[self._index] = batch + 1
+        self._slices.add(self._index, batch, Held((mean,)))
         return mean
 
+    @torch.no_grad()
     def finish(self, batch: int) -> list[Tensor] | None:
         """Return the mean gradient over the microbatches, fp32, in the parameters' order, once all slices are there."""
-        if (
-            batch not in self._reduced
-            or batch > min(self._reduced)
-            or any(batch >= next_batch for next_batch in self._next_reduced.values())
-        ):
+        if batch != self._finished_below or not self._slices.is_whole(batch):
             return None
-        if not _are_done(self._slices.get(batch, {})):
-            return None
-        for owner, copy in self._slices.pop(batch, {}).items():
-            self._place(batch, owner, copy.take()[0])
-        whole = self._reduced.pop(batch)
+        self._finished_below = batch + 1
+        slices = self._slices.take(batch)
+        whole = torch.cat([slices[replica] for replica in range(len(self._groups))])
         parts = zip(pairwise(self._offsets), self._shapes, strict=True)
         return [whole[start:stop].view(shape) for (start, stop), shape in parts]
 
@@ -150,64 +172,6 @@ class GroupReduction:
                 if first < last:
                     row[first - start : last - start] = tensor.view(-1)[first - offset : last - offset]
         return part
-
-    def _take_sums(self, batch: int, replica: int, sums: DeviceCopy) -> None:
-        self._next_sums[replica] = batch + 1
-        self._sums.setdefault(batch, {})[replica] = sums
-
-    def _place(self, batch: int, owner: int, mean: Tensor) -> None:
-        start, stop = self._bounds[owner]
-        self._reduced[batch][start:stop] = mean
-
-
-def _are_done(copies: Mapping[int, DeviceCopy]) -> bool:
-    """Return whether the computation would wait for none of them."""
-    return all(copy.is_done for copy in copies.values())
-
-
-class UpdateExchange:
-    """One replica's part, for all batches of a generation."""
-
-    def __init__(self, shares: UpdateShares, *, replica_index: int, first_batch: int) -> None:
-        self._index = replica_index
-        owners = [replica for replica, length in enumerate(shares.num_elements) if length]
-        self._next = dict.fromkeys(owners, first_batch)
-        """Each replica that owns matrices, and the batch of its next share."""
-        self._num_replicas = len(shares.num_elements)
-        self._arrived: dict[int, dict[int, DeviceCopy]] = {}
-        """Batch to replica to its share."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no share waits for its update."""
-        return not self._arrived
-
-    def expects(self, replica: int, batch: int) -> bool:
-        """Return whether a share would be another replica's next one. The caller limits how far it may be ahead."""
-        return replica != self._index and batch == self._next.get(replica)
-
-    def missing(self, batch: int) -> int | None:
-        """Return the first replica whose share of a batch's update is not here; None when all are."""
-        return next((replica for replica, next_batch in self._next.items() if next_batch <= batch), None)
-
-    def add_own(self, batch: int, share: Tensor) -> None:
-        """Add what this replica has computed; it may own nothing."""
-        if self._index in self._next:
-            self.add(batch, self._index, Held((share,)))
-
-    def add(self, batch: int, replica: int, share: DeviceCopy) -> None:
-        """Add a replica's share."""
-        assert batch == self._next[replica], f"share of update {batch} from replica {replica} out of order"
-        self._next[replica] = batch + 1
-        self._arrived.setdefault(batch, {})[replica] = share
-
-    def is_whole(self, batch: int) -> bool:
-        """Return whether all shares of a batch's update are on the device."""
-        return self.missing(batch) is None and all(copy.is_done for copy in self._arrived[batch].values())
-
-    def take(self, batch: int) -> dict[int, Tensor]:
-        """Return the shares of a batch's update, by replica."""
-        return {replica: copy.take()[0] for replica, copy in self._arrived.pop(batch).items()}
 
 
 LEAD = 0
@@ -239,10 +203,9 @@ class Siblings:
             for k in links
         }
         shares = context.update_shares
-        self._exchange: UpdateExchange | None = None
-        if shares is not None:
-            own = context.replica_index
-            self._exchange = UpdateExchange(shares, replica_index=own, first_batch=context.boundary)
+        owners = [] if shares is None else [replica for replica, length in enumerate(shares.num_elements) if length]
+        self._shares = Arrivals(owners, first_batch=context.boundary)
+        """Of each replica that owns matrices: its share of an update."""
         self._reduction = GroupReduction(
             shapes,
             groups,
@@ -255,7 +218,7 @@ class Siblings:
     @property
     def is_empty(self) -> bool:
         """Return whether no batch is half reduced, and no share waits for its update."""
-        return self._reduction.is_empty and (self._exchange is None or self._exchange.is_empty)
+        return self._reduction.is_empty and self._shares.is_empty
 
     @property
     def lead(self) -> str:
@@ -274,7 +237,7 @@ class Siblings:
 
     def awaited_share(self, batch: int) -> str | None:
         """Return the first replica that has not sent its share of a batch's update; None when all have."""
-        sibling = None if self._exchange is None else self._exchange.missing(batch)
+        sibling = self._shares.missing(batch, besides=self._context.replica_index)
         return None if sibling is None else self._links[sibling].peer
 
     def violation(self, frame: Frame) -> str | None:
@@ -297,8 +260,7 @@ class Siblings:
         if frame.kind is FrameKind.LOSSES:
             return batch == self._next_losses[sibling]
         if frame.kind is FrameKind.UPDATE_SHARE:
-            has_contributed = self._reduction.has_contributed(batch)
-            return self._exchange is not None and has_contributed and self._exchange.expects(sibling, batch)
+            return self._reduction.has_contributed(batch) and self._shares.expects(sibling, batch)
         if frame.kind is FrameKind.SUMS:
             return self._reduction.expects_sums(sibling, batch)
         return self._reduction.expects_reduced(sibling, batch)
@@ -335,25 +297,23 @@ class Siblings:
         """Take an expected UPDATE_SHARE; call `has_shares` once it is on the device."""
         sibling = self._sender(frame)
         assert sibling is not None
-        assert self._exchange is not None
-        self._exchange.add(frame.batch, sibling, share)
+        self._shares.add(sibling, frame.batch, share)
 
     def share(self, batch: int, own: Tensor) -> None:
         """Send the own share of a batch's update to all others; without matrices of its own there is none."""
-        assert self._exchange is not None
-        self._exchange.add_own(batch, own)
-        for link in self._links.values() if own.numel() else ():
+        if not own.numel():
+            return
+        self._shares.add(self._context.replica_index, batch, Held((own,)))
+        for link in self._links.values():
             link.send(self._frame(FrameKind.UPDATE_SHARE, batch, own))
 
     def has_shares(self, batch: int) -> bool:
         """Return whether all shares of a batch's update are on the device."""
-        assert self._exchange is not None
-        return self._exchange.is_whole(batch)
+        return self._shares.is_whole(batch)
 
     def take_shares(self, batch: int) -> dict[int, Tensor]:
         """Return the shares of a batch's update, by replica."""
-        assert self._exchange is not None
-        return self._exchange.take(batch)
+        return self._shares.take(batch)
 
     def send_losses(self, batch: int, losses: Tensor) -> None:
         """Send the losses of a batch, float32 [microbatches of this replica], to the lead, before its sums."""

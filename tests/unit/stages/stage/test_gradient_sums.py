@@ -5,7 +5,7 @@ import torch
 
 from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.stage.batch_gradients import GradientSums
-from headway.stages.stage.relays import SquaresRelay, clip_coefficient, layer_squares, parameter_squares
+from headway.stages.stage.relays import clip_coefficient, layer_squares, parameter_squares
 from headway.stages.sums import fold
 
 
@@ -113,15 +113,3 @@ def test_the_coefficient_only_ever_shrinks() -> None:
     """A norm of 5: clip 1 → a fifth, clip 10 → one."""
     assert clip_coefficient(25.0, 1.0) == 1.0 / (5.0 + 1e-6)
     assert clip_coefficient(25.0, 10.0) == 1.0
-
-
-def test_squares_of_both_sides_are_joined_whichever_comes_first() -> None:
-    """Own after downstream's, downstream's after own, two batches interleaved → downstream's first, then own."""
-    relay = SquaresRelay(is_last=False)
-    assert relay.add_own(0, [1.0]) is None
-    assert relay.add_downstream(1, [9.0]) is None
-    assert not relay.expects_downstream(1)
-    assert relay.add_downstream(0, [3.0, 2.0]) == [3.0, 2.0, 1.0]
-    assert relay.add_own(1, [8.0]) == [9.0, 8.0]
-    assert relay.is_empty
-    assert SquaresRelay(is_last=True).add_own(0, [1.0]) == [1.0]

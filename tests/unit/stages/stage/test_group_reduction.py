@@ -13,7 +13,7 @@ from headway.stages.device.cpu import Held
 from headway.stages.links.frame_contract import SIBLING_KINDS, FrameContract, num_elements
 from headway.stages.links.link import FrameKind
 from headway.stages.stage.batch_gradients import GradientSums
-from headway.stages.stage.replicas import GroupReduction
+from headway.stages.stage.replicas import Arrivals, GroupReduction
 from headway.stages.sums import slice_bounds
 from headway.stages.update_shares import UpdateShares
 from tests.rigs.pipeline import MODEL, with_train
@@ -182,3 +182,35 @@ def test_batches_are_reduced_in_order() -> None:
     assert replica.reduction.finish(1) is None
     assert replica.reduction.finish(0) is not None
     assert replica.reduction.finish(1) is not None
+
+
+class OnTheWay:
+    """A copy to the device that is not done."""
+
+    is_done = False
+
+    def take(self) -> tuple[Tensor, ...]:
+        raise AssertionError("nobody may read it")
+
+
+def test_a_copy_that_is_not_done_is_waited_for() -> None:
+    """It has arrived, so nobody is missing; but nobody may read it."""
+    arrivals = Arrivals((0, 1), first_batch=7)
+    arrivals.add(0, 7, Held((torch.zeros(5),)))
+    assert (arrivals.missing(7), arrivals.missing(7, besides=1), arrivals.is_whole(7)) == (1, None, False)
+    arrivals.add(1, 7, OnTheWay())
+    assert (arrivals.missing(7), arrivals.is_whole(7)) == (None, False)
+
+
+def test_a_sender_may_be_ahead_and_each_batch_is_taken_by_itself() -> None:
+    """Only its next batch is expected of it, and nothing of a stranger."""
+    arrivals = Arrivals((0, 1), first_batch=7)
+    assert [arrivals.expects(*place) for place in ((1, 7), (1, 6), (1, 8), (2, 7))] == [True, False, False, False]
+    for batch in (7, 8):
+        arrivals.add(1, batch, Held((torch.tensor(batch),)))
+    for batch in (7, 8):
+        assert arrivals.missing(batch) == 0
+        arrivals.add(0, batch, Held((torch.tensor(0),)))
+        assert arrivals.is_whole(batch)
+        assert {sender: int(tensor) for sender, tensor in arrivals.take(batch).items()} == {0: 0, 1: batch}
+    assert arrivals.is_empty
