@@ -30,7 +30,7 @@ from rigs.measure import Figure, report
 from rigs.path_server import HOST, INCARNATION, METHOD, NODE
 
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.net.front import TAKEN, VIA
+from headway.daemon.net.port import TAKEN, VIA
 from headway.stages.links.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.shared_port import open_channel, shared_address
 from headway.stages.sockets.tls_identity import TlsIdentity

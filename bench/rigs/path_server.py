@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from headway.daemon.net.front_process import FrontProcess
-from headway.daemon.net.outpost import Post
+from headway.daemon.net.port import Relay
+from headway.daemon.net.port_process import PortProcess
 from headway.stages.links.endpoint import TRANSPORT_OPTIONS
 from headway.stages.sockets.shared_port import listen_at_first_free, listen_behind_shared_port
 from headway.stages.sockets.tls_identity import TlsIdentity
@@ -40,16 +40,16 @@ async def serve(folder: Path) -> None:
     own = listen_at_first_free(server, lambda: credentials, HOST, (0,))
     listen_behind_shared_port(server, credentials, folder, INCARNATION)
     await server.start()
-    front = FrontProcess(HOST, 0, daemon_port=own, folder=folder)
-    relay = FrontProcess(HOST, 0, daemon_port=own, folder=folder / "relay")
+    front = PortProcess(HOST, 0, daemon_port=own, folder=folder)
+    relay = PortProcess(HOST, 0, daemon_port=own, folder=folder / "relay")
     print(own, front.port, relay.port, flush=True)
     with relay.standing_by(NODE) as token:
         await asyncio.gather(front.run(), relay.run(), _stand_by(front, token))
 
 
-async def _stand_by(front: FrontProcess, token: str) -> None:
+async def _stand_by(front: PortProcess, token: str) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
-        front.stand_by("relay", Post(HOST, int(line), token))
+        front.stand_by("relay", Relay(HOST, int(line), token))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ from headway.daemon.cluster.records import Device, NodeRecord
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch, log_plans
 from headway.daemon.net.certificates import CertificateAuthority, fingerprint, names_in, own_names, read_certificate
-from headway.daemon.net.front_process import FrontProcess
 from headway.daemon.net.join_port import JoinPort
+from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.net.renewals import Renewals
 from headway.daemon.net.signer import Signer, open_authority
@@ -112,7 +112,7 @@ class _Port:
 
     server: grpc.aio.Server
     limits: StreamLimits
-    front: FrontProcess | None
+    front: PortProcess | None
     """Serves the one port; None: the daemon listens itself."""
     number: int
     announced: str
@@ -253,9 +253,9 @@ class Daemon:
         limits = StreamLimits()
         server, number = bind_node_service(identity, *inner, stream_limits=limits)
         stack.push_async_callback(server.stop, SERVICE_GRACE_S)
-        front: FrontProcess | None = None
+        front: PortProcess | None = None
         if config.one_port:
-            front = FrontProcess(*listen_address(config), daemon_port=number, folder=self._runtime_dir)
+            front = PortProcess(*listen_address(config), daemon_port=number, folder=self._runtime_dir)
             stack.callback(front.close)
             number = front.port
             if announced and not config.relay:
@@ -494,7 +494,7 @@ def _make_runtime_dir(state_dir: Path) -> Path:
     return parent / name
 
 
-def _desk(services: Services, membership: Membership, front: FrontProcess | None) -> NodeDesk:
+def _desk(services: Services, membership: Membership, front: PortProcess | None) -> NodeDesk:
     """Return what the service answers from."""
     config, cluster = services.config, services.cluster
     return NodeDesk(

@@ -1,6 +1,6 @@
 """`headway relay`: a small host that passes bytes on between nodes, with neither workers nor etcd.
 
-It is the front of a daemon's one port, and behind it a service that answers who stands by. If it is told of etcd, it
+It has the one port of a daemon, and behind it a service that answers who stands by. If it is told of etcd, it
 renews its certificate as a daemon does, and hears no node that is revoked.
 """
 
@@ -24,7 +24,7 @@ from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
 from headway.daemon.net.certificates import names_in, own_names, read_certificate
-from headway.daemon.net.front_process import FrontProcess
+from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.renewals import Renewals
 from headway.daemon.node.identity import check_is_node, open_identity
 from headway.daemon.node.revocations import Revocations
@@ -57,7 +57,7 @@ class RelayConfig:
 class RelayService(control_pb2_grpc.NodeServicer):
     """Lets nodes stand by, and refuses all else."""
 
-    def __init__(self, front: FrontProcess) -> None:
+    def __init__(self, front: PortProcess) -> None:
         self._front = front
         self.ending = asyncio.Event()
 
@@ -87,7 +87,7 @@ async def _serve(config: RelayConfig) -> None:
     limits = StreamLimits()
     with tempfile.TemporaryDirectory(prefix="headway-relay-") as folder:
         server, port = bind_node_service(identity, "127.0.0.1", 0, stream_limits=limits)
-        front = FrontProcess(
+        front = PortProcess(
             *split_address(config.listen, "listen"),
             daemon_port=port,
             folder=Path(folder),

@@ -18,9 +18,8 @@ from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.net.front import VIA
-from headway.daemon.net.front_process import FrontProcess
-from headway.daemon.net.outpost import Post
+from headway.daemon.net.port import VIA, Relay
+from headway.daemon.net.port_process import PortProcess
 from headway.stages.errors import PeerError
 
 log = structlog.get_logger()
@@ -91,7 +90,7 @@ class StandingBy:
 
     def __init__(
         self,
-        front: FrontProcess,
+        front: PortProcess,
         client: NodeClient,
         cluster: ClusterWatch,
         *,
@@ -199,7 +198,7 @@ class StandingBy:
         found = await asyncio.get_running_loop().getaddrinfo(host, port)
         async with aclosing(self._client.stand_by(endpoint, self._node)) as replies:
             async for reply in replies:
-                self._front.stand_by(relay, Post(str(found[0][4][0]), port, reply.token))
+                self._front.stand_by(relay, Relay(str(found[0][4][0]), port, reply.token))
                 self._gone_since[relay] = float("inf")
                 self._reasons.pop(relay, None)
                 self._has_stood_by = True

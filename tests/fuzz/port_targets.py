@@ -1,16 +1,15 @@
 """What comes to a node's one port, to a node that stands by at another one's, and to the process that serves both."""
 
 import atexit
-import os
-import select
 import socket
+import time
 from contextlib import redirect_stderr, suppress
 from functools import cache
 from io import StringIO
 from pathlib import Path
 
-from headway.daemon.net.front import MAX_HEAD_BYTES, TAKEN, Front, read_opening
-from headway.daemon.net.outpost import OrderReader, Outpost
+from headway.daemon.net import port as port_module
+from headway.daemon.net.port import TAKEN, Relay, SharedPort, obey, read_opening
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 OPENINGS = (
@@ -22,54 +21,51 @@ OPENINGS = (
 )
 MOST_FILES = 200
 """Number of files that a process of these targets may have open."""
+SOON_S = 10.0
 
 
 def opening(data: bytes) -> None:
-    """The first bytes of a connection, as they come: nothing is read that has not come, and the wait has an end."""
-    for end in {1, 2, 8, len(data) // 2, len(data)}:
-        try:
-            found = read_opening(data[:end][:MAX_HEAD_BYTES])
-        except ValueError:
-            return
-        if found is not None:
-            assert found.num_bytes <= min(end, MAX_HEAD_BYTES)
-            return
-        assert end < MAX_HEAD_BYTES, "endless"
+    """The first bytes of a connection, and its end: what is for others is left."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data[: 64 << 10])
+        theirs.shutdown(socket.SHUT_WR)
+        with suppress(ValueError, OSError):
+            found = read_opening(ours)
+            assert found.name or found.token or data[:1] == b"\x16"
 
 
 class _Port:
-    """A front with one server behind it, `worker`, that says nothing and ends with its other end."""
+    """A port with one server behind it, `worker`, that says nothing and ends with its other end."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.inner: list[socket.socket] = []
-        self.front = Front(self.listener, self.connect, most_passages=20)
-        self.front.expect({TOKEN: "far"})
+        self.port = SharedPort(self.listener, self.connect, most_passages=20)
+        self.port.expect({TOKEN: "far"})
 
     def connect(self, name: str) -> socket.socket | None:
         """Return a way to the server."""
         if name not in ("", "worker"):
             return None
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         self.inner.append(theirs)
         return ours
 
     def close(self) -> None:
         """Leave nothing open when the process ends."""
-        self.front.close()
+        self.port.close()
         self.listener.close()
 
-    def turns(self) -> None:
-        """Do all there is to do."""
-        for _ in range(4):
-            self.front.turn(most_s=0)
-
-    def hang_up(self) -> None:
-        """End the server's connections."""
-        for each in self.inner:
-            each.close()
-        self.inner.clear()
+    def settle(self) -> None:
+        """End the server's connections, and wait until nothing is left of anybody."""
+        until = time.monotonic() + SOON_S
+        while self.port.num_passages:
+            assert time.monotonic() < until, "a passage without ends"
+            while self.inner:
+                self.inner.pop().close()
+            time.sleep(0.001)
+        assert len([*Path("/proc/self/fd").iterdir()]) < MOST_FILES, "files stay open"
 
 
 @cache
@@ -83,57 +79,42 @@ def port(data: bytes) -> None:
     """A connection that says these bytes in two pieces, and goes; then nothing of it is left."""
     made = _port()
     with socket.create_connection(made.listener.getsockname()) as stranger:
+        made.port.turn(most_s=SOON_S)
         for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
             with suppress(OSError):  # it was sent away
                 stranger.sendall(piece)
-            made.turns()
-    made.turns()
-    made.hang_up()
-    made.turns()
-    assert made.front.num_passages <= 1, "a passage without ends"
-    assert len([*Path("/proc/self/fd").iterdir()]) < MOST_FILES, "files stay open"
+    made.settle()
 
 
-class _Post:
+class _Outside:
     """A node that stands by at a port of ours, which says to it what it likes."""
 
     def __init__(self) -> None:
         self.own = _Port()
         self.relay = socket.create_server(("127.0.0.1", 0))
-        self.outpost = Outpost(self.own.front, self.own.connect)
+        port_module.PAUSE_S = 0.001  # type: ignore[misc]
+        self.own.port.stand_by_at([Relay("127.0.0.1", self.relay.getsockname()[1], TOKEN)])
 
     def called(self, data: bytes) -> None:
-        """Say these bytes on the first connection, and end all of them."""
-        self.outpost.stand_by(("127.0.0.1", self.relay.getsockname()[1]), TOKEN)
-        self.outpost.turn()
-        taken = []
-        while select.select([self.relay], [], [], 0)[0]:
-            taken.append(self.relay.accept()[0])
-        assert taken
-        self.own.turns()
-        for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
-            with suppress(OSError):
-                taken[0].sendall(piece)
-            self.own.turns()
-        for each in taken:
-            each.close()
-        self.own.hang_up()
-        self.outpost.stand_by(None)
-        self.own.turns()
+        """Say these bytes on a connection that stands by, and end it."""
+        with self.relay.accept()[0] as taken:
+            for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+                with suppress(OSError):
+                    taken.sendall(piece)
+        self.own.settle()
 
 
 @cache
-def _post() -> _Post:
-    made = _Post()
+def _outside() -> _Outside:
+    made = _Outside()
     atexit.register(made.own.close)
     atexit.register(made.relay.close)
     return made
 
 
-def outpost(data: bytes) -> None:
+def relayed(data: bytes) -> None:
     """What a relay says to a node that stands by there."""
-    _post().called(data)
-    assert len([*Path("/proc/self/fd").iterdir()]) < MOST_FILES, "files stay open"
+    _outside().called(data)
 
 
 class _Anything:
@@ -142,22 +123,14 @@ class _Anything:
     def expect(self, tokens: dict[str, str]) -> None:
         assert all(isinstance(text, str) for pair in tokens.items() for text in pair)
 
-    def stand_by(self, *_: object) -> None:
+    def stand_by_at(self, *_: object) -> None:
         """Nothing is dialled."""
 
 
 def orders(data: bytes) -> None:
-    """What the daemon writes to the process of its port, in pieces."""
-    read_end, write_end = os.pipe2(os.O_NONBLOCK)
-    reader = OrderReader(_Anything(), _Anything())  # type: ignore[arg-type]
-    try:
-        with redirect_stderr(StringIO()):
-            for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
-                os.write(write_end, piece)
-                reader.read(read_end)
-    finally:
-        os.close(read_end)
-        os.close(write_end)
+    """What the daemon writes to the process of its port."""
+    with redirect_stderr(StringIO()):
+        obey(_Anything(), data.split(b"\n"))  # type: ignore[arg-type]
 
 
 def control_messages(data: bytes) -> None:
@@ -186,8 +159,8 @@ def calls() -> list[bytes]:
 
 def order_lines() -> list[bytes]:
     """Valid orders."""
-    posts = b'{"tokens":{"a":"node-b"},"posts":[{"host":"10.0.0.7","port":7070,"token":"c"}]}\n'
-    return [posts, b'{"tokens":{}}\n{"tokens":{']
+    relays = b'{"tokens":{"a":"node-b"},"relays":[{"host":"10.0.0.7","port":7070,"token":"c"}]}\n'
+    return [relays, b'{"tokens":{}}\n{"tokens":{']
 
 
 def messages() -> list[bytes]:

@@ -307,7 +307,7 @@ TARGETS: dict[str, Target] = {
     "records": Target(records, _records),
     "opening": Target(port_targets.opening, port_targets.openings),
     "port": Target(port_targets.port, port_targets.openings),
-    "outpost": Target(port_targets.outpost, port_targets.calls),
+    "relayed": Target(port_targets.relayed, port_targets.calls),
     "orders": Target(port_targets.orders, port_targets.order_lines),
     "control messages": Target(port_targets.control_messages, port_targets.messages),
     "invitation": Target(certificate_targets.invitation, certificate_targets.invitations),

@@ -82,6 +82,6 @@ def front_of(sites: Sites, name: str) -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             words = (entry / "cmdline").read_bytes()
-            if b"headway.daemon.net.front_main" in words and f"PPid:\t{number}\n" in (entry / "status").read_text():
+            if b"headway.daemon.net.port" in words and f"PPid:\t{number}\n" in (entry / "status").read_text():
                 return int(entry.name)
     raise AssertionError("nobody serves the port")

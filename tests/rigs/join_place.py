@@ -12,10 +12,10 @@ from pathlib import Path
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import InvitationRecord
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.daemon.net.front_process import FrontProcess
 from headway.daemon.net.join_client import Joined, join
 from headway.daemon.net.join_port import JoinLimits, JoinPort
 from headway.daemon.net.join_token import SERVER_NAME, SIGNER_NAME, AskCertificate, JoinAnswer, JoinToken
+from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.signer import Signer
 from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.sockets.shared_port import shared_address
@@ -116,7 +116,7 @@ async def join_place(
         tell=place.told.append,
         wall_clock=lambda: time.time() + place.port_ahead_s,
     )
-    front = FrontProcess("127.0.0.1", 0, daemon_port=9, folder=folder)
+    front = PortProcess("127.0.0.1", 0, daemon_port=9, folder=folder)
     place.address = shared_address(f"127.0.0.1:{front.port}", SERVER_NAME)
     tasks = [asyncio.create_task(port.run()), asyncio.create_task(front.run())]
     try:

@@ -61,7 +61,7 @@ def ports_of(pid: int) -> set[tuple[str, int]]:
 def front_of(pid: int) -> int:
     """Return the process that serves a daemon's port."""
     for each in processes_below(pid):
-        if b"headway.daemon.net.front_main" in Path(f"/proc/{each}/cmdline").read_bytes():
+        if b"headway.daemon.net.port" in Path(f"/proc/{each}/cmdline").read_bytes():
             return each
     raise AssertionError("nobody serves the port")
 

@@ -26,9 +26,9 @@ from headway.daemon.blobs.peer_client import NodeClient
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.net.certificates import CA_KEY_FILE, CertificateAuthority, certificate_pem, key_pem
-from headway.daemon.net.front_process import FrontProcess
 from headway.daemon.net.join_token import SIGNER_NAME, SIGNER_ROLE
-from headway.daemon.net.outpost import Post
+from headway.daemon.net.port import Relay
+from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.relay_host import RelayService
 from headway.daemon.node.service import NodeDesk, add_node_service, bind_node_service
@@ -177,7 +177,7 @@ def _hello(job: str, *, generation: int = GENERATION) -> bytes:
     return said.SerializeToString()
 
 
-def _desk(node: str, folder: Path, identity: TlsIdentity, front: FrontProcess | None) -> tuple[NodeDesk, NodeClient]:
+def _desk(node: str, folder: Path, identity: TlsIdentity, front: PortProcess | None) -> tuple[NodeDesk, NodeClient]:
     client = NodeClient(identity)
     desk = NodeDesk(
         node=node,
@@ -195,8 +195,8 @@ def _desk(node: str, folder: Path, identity: TlsIdentity, front: FrontProcess | 
 
 
 @asynccontextmanager
-async def _fronted(folder: Path, port: int) -> AsyncIterator[FrontProcess]:
-    front = FrontProcess("127.0.0.1", 0, daemon_port=port, folder=folder)
+async def _fronted(folder: Path, port: int) -> AsyncIterator[PortProcess]:
+    front = PortProcess("127.0.0.1", 0, daemon_port=port, folder=folder)
     serving = asyncio.create_task(front.run())
     try:
         yield front
@@ -224,7 +224,7 @@ async def _open(stack: AsyncExitStack, authority: CertificateAuthority, folder: 
         stack.callback(desk.ending.set)
     host, port = "127.0.0.1", fronts["a"].port
     token = stack.enter_context(fronts["a"].standing_by("b"))
-    fronts["b"].stand_by("a", Post(host, port, token))
+    fronts["b"].stand_by("a", Relay(host, port, token))
     identity = TlsIdentity.read(authority.issue("relay"))
     server, relay_port = bind_node_service(identity, host, 0)
     service = RelayService(fronts["a"])

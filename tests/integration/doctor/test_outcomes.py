@@ -25,8 +25,8 @@ from headway.daemon.cluster.records import WorkerPort
 from headway.daemon.local.processes import EtcdServerConfig
 from headway.daemon.net import reach_dial
 from headway.daemon.net.certificates import CertificateAuthority, certificate_pem, key_pem
-from headway.daemon.net.front_process import FrontProcess
-from headway.daemon.net.outpost import Post
+from headway.daemon.net.port import Relay
+from headway.daemon.net.port_process import PortProcess
 from headway.daemon.net.reach_dial import dial
 from headway.daemon.net.reaching import dial_ports
 from headway.daemon.net.signing_request import new_key
@@ -206,10 +206,10 @@ async def mute(_: Place) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def fronted(folder: Path, port: int) -> AsyncIterator[FrontProcess]:
+async def fronted(folder: Path, port: int) -> AsyncIterator[PortProcess]:
     """The process of a shared port."""
     folder.mkdir()
-    front = FrontProcess("127.0.0.1", 0, daemon_port=port, folder=folder)
+    front = PortProcess("127.0.0.1", 0, daemon_port=port, folder=folder)
     serving = asyncio.create_task(front.run())
     yield front
     serving.cancel()
@@ -293,7 +293,7 @@ async def test_what_answers_is_blamed_for_nothing(place: Place) -> None:
     port = int(place.network.b.address.rpartition(":")[2])
     async with fronted(place.folder / "r", 9) as relays, fronted(place.folder / "o", port) as own:
         with relays.standing_by("b") as token:
-            own.stand_by("r", Post("127.0.0.1", relays.port, token))
+            own.stand_by("r", Relay("127.0.0.1", relays.port, token))
             async with asyncio.timeout(20.0):
                 while not (way := await place.way_to(f"127.0.0.1:{relays.port}/b~")).is_fine:
                     await asyncio.sleep(0.05)

@@ -20,7 +20,7 @@ from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.connection import EtcdAccess
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
-from headway.daemon.net import front_process
+from headway.daemon.net import port_process
 from headway.daemon.reports.safety_report import SafetyReport, safety_lines
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
 
@@ -145,7 +145,7 @@ def test_a_port_that_is_taken_is_told_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError) as refused:
-            front_process._listen("127.0.0.1", port)
+            port_process._listen("127.0.0.1", port)
     said = f"listen: cannot listen at 127.0.0.1:{port}: Address already in use; name another port with --listen"
     assert str(refused.value) == said
 

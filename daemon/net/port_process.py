@@ -20,8 +20,7 @@ import structlog
 
 from headway.daemon.base.addresses import join_address
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.net.front import BACKLOG
-from headway.daemon.net.outpost import FrontOrder, Post
+from headway.daemon.net.port import BACKLOG, PortOrder, Relay
 
 log = structlog.get_logger()
 
@@ -54,7 +53,7 @@ PAUSE_S: Final = 0.2
 """Pause before an ended process is replaced."""
 
 
-class FrontProcess:
+class PortProcess:
     """Listens from the start; `run` serves."""
 
     def __init__(
@@ -74,13 +73,13 @@ class FrontProcess:
         Raises ConfigError when the address is not available.
         """
         self._listener = _listen(host, port)
-        self._arguments = ["-m", "headway.daemon.net.front_main", "--listener", str(self._listener.fileno())]
+        self._arguments = ["-m", "headway.daemon.net.port", "--listener", str(self._listener.fileno())]
         self._arguments += ["--daemon-port", str(daemon_port), "--folder", str(folder)]
         self._arguments += ["--most-passages", str(most_passages), "--most-bytes-per-s", str(most_bytes_per_s)]
         self._arguments += ["--tells"] if tells else []
-        self._order = FrontOrder()
-        self._posts: dict[str, Post] = {}
-        """By relay."""
+        self._order = PortOrder()
+        self._relays: dict[str, Relay] = {}
+        """By address."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -105,11 +104,11 @@ class FrontProcess:
             left = {other: name for other, name in self._order.tokens.items() if other != token}
             self._tell(replace(self._order, tokens=left))
 
-    def stand_by(self, relay: str, post: Post | None) -> None:
+    def stand_by(self, address: str, relay: Relay | None) -> None:
         """Stand by at a relay from now on; None: no more."""
-        self._posts.pop(relay, None)
-        self._posts |= {relay: post} if post is not None else {}
-        self._tell(replace(self._order, posts=tuple(self._posts.values())))
+        self._relays.pop(address, None)
+        self._relays |= {address: relay} if relay is not None else {}
+        self._tell(replace(self._order, relays=tuple(self._relays.values())))
 
     async def run(self) -> None:
         """Keep a process serving until cancelled."""
@@ -142,7 +141,7 @@ class FrontProcess:
         """Listen no more."""
         self._listener.close()
 
-    def _tell(self, order: FrontOrder) -> None:
+    def _tell(self, order: PortOrder) -> None:
         self._order = order
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
