@@ -214,7 +214,7 @@ class Agent:
         self._due.set()
 
     def worker_progressed(self, progress: Progress) -> None:
-        """Note batches that the last stage's worker finished."""
+        """Note a batch that the last stage's worker finished."""
         self.progress.add(progress)
 
     async def worker_wrote(self, wrote: Wrote) -> str:

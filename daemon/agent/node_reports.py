@@ -110,9 +110,9 @@ class ProgressReports:
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
 
     def add(self, progress: Progress) -> None:
-        """Add a worker's report; the oldest of very many batches are not shown."""
+        """Add a batch; the oldest of very many are not shown."""
         entries = self._entries.setdefault((progress.job, progress.generation), deque(maxlen=MAX_RECENT))
-        entries.extend(progress.batches)
+        entries.append(progress.batch)
         self._arrived.set()
 
     async def run(self) -> None:

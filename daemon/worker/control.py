@@ -1,7 +1,7 @@
 """A worker's stream to its daemon: what it wants comes down, what the worker is goes up, at least once a second.
 
 Everything here runs in the loop's thread, so that it continues while the main thread computes; any thread may call
-`tell` and `progress`. The last operations are told from here too, at any point of the main thread. A worker without
+`tell`. The last operations are told from here too, at any point of the main thread. A worker without
 its daemon has no purpose: when the stream ends, `on_end` is called, once.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from headway.daemon.worker.goal import Actual, Answer, BatchDone, FromWorker, Goal, Heartbeat, Hello, Progress
+from headway.daemon.worker.goal import Actual, Answer, FromWorker, Goal, Heartbeat, Hello
 from headway.daemon.worker.socket import packed, read_goal
 from headway.proto.control_pb2 import RecentOperations
 from headway.stages.links.loop_thread import LoopThread
@@ -22,7 +22,6 @@ from headway.stages.links.loop_thread import LoopThread
 CONNECT_TIMEOUT = timedelta(seconds=10)
 FLUSH_TIMEOUT = timedelta(seconds=3)
 HEARTBEAT_EVERY_S = 1.0
-PROGRESS_EVERY_S = 0.2
 
 
 class GoalInbox(Protocol):
@@ -32,7 +31,7 @@ class GoalInbox(Protocol):
 
 
 class WorkerControl:
-    """Attach once. Messages leave in the order in which they were given, progress before later ones."""
+    """Attach once. Messages leave in the order in which they were given."""
 
     def __init__(
         self,
@@ -53,8 +52,6 @@ class WorkerControl:
         self._messages: asyncio.Queue[FromWorker] = asyncio.Queue()
         self._actual = Actual()
         """The last one that was told."""
-        self._progress: Progress | None = None
-        self._progress_timer: asyncio.TimerHandle | None = None
 
     def attach(self, hello: Hello) -> None:
         """Connect and say hello. Raises ConnectionError or TimeoutError when the daemon does not serve the socket."""
@@ -66,12 +63,8 @@ class WorkerControl:
         self._loop.spawn(self._beat(), name="heartbeat")
 
     def tell(self, message: FromWorker) -> None:
-        """Send a message, after all earlier progress."""
+        """Send a message."""
         self._loop.call_soon(self._enqueue, message)
-
-    def progress(self, job: str, generation: int, batch: BatchDone) -> None:
-        """Send a batch, together with others if several come within PROGRESS_EVERY_S."""
-        self._loop.call_soon(self._add_progress, job, generation, batch)
 
     def flush(self) -> None:
         """Wait until all messages have been handed to the kernel, if possible: the process is about to end."""
@@ -119,27 +112,6 @@ class WorkerControl:
         await self._messages.join()
 
     def _enqueue(self, message: FromWorker) -> None:
-        self._flush_progress()
         if isinstance(message, Actual):
             self._actual = message = msgspec.structs.replace(message, heartbeat=self._heartbeat())
         self._messages.put_nowait(message)
-
-    def _add_progress(self, job: str, generation: int, batch: BatchDone) -> None:
-        if self._progress is not None and (self._progress.job, self._progress.generation) != (job, generation):
-            self._flush_progress()
-        before = self._progress.batches if self._progress is not None else ()
-        self._progress = Progress(job, generation, (*before, batch))
-        if self._progress_timer is None:
-            self._on_progress_timer()
-
-    def _on_progress_timer(self) -> None:
-        """Send pending progress and come back later; stop when there was none."""
-        self._progress_timer = None
-        if self._progress is not None:
-            self._flush_progress()
-            self._progress_timer = self._loop.loop.call_later(PROGRESS_EVERY_S, self._on_progress_timer)
-
-    def _flush_progress(self) -> None:
-        if self._progress is not None:
-            self._messages.put_nowait(self._progress)
-            self._progress = None

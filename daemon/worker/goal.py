@@ -261,11 +261,11 @@ class BatchDone:
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """Batches that the last stage's worker has finished."""
+    """A batch that the last stage's worker has finished."""
 
     job: str
     generation: int
-    batches: tuple[BatchDone, ...]
+    batch: BatchDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from headway.daemon.worker.goal import (
     FromWorker,
     Goal,
     Heartbeat,
+    Progress,
     next_action,
 )
 from headway.daemon.worker.held_layers import Held, RefusedError, SnapshotReports, live_parts, load_stage, write_parts
@@ -512,11 +513,10 @@ class StageWorker:
         return self._run.executor.batch if self._run is not None else self._batch
 
     def _on_batch(self, row: JournalRow) -> None:
-        assert self._control is not None
         batch = BatchDone(
             batch=row.batch, loss=row.loss, tokens=row.tokens, seconds=row.seconds, eval_loss=row.eval_loss
         )
-        self._control.progress(self._actual.job, self._actual.generation, batch)
+        self._send(Progress(self._actual.job, self._actual.generation, batch))
 
 
 def _check_layer(layer: str, spec: JobSpec) -> None:

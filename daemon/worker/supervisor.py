@@ -55,7 +55,7 @@ class Listener(Protocol):
         ...
 
     def worker_progressed(self, progress: Progress) -> None:
-        """Note batches that the last stage's worker finished."""
+        """Note a batch that the last stage's worker finished."""
         ...
 
     def worker_refused_file(self, path: str) -> None:

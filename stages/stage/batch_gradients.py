@@ -12,11 +12,9 @@ from torch import Tensor
 from headway.stages.device.device import DeviceCopy
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import trained_shapes
-from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.spec import TIED, ModelSpec
-from headway.stages.stage.context import StageContext, StageLinks
-from headway.stages.stage.relays import NormRelay
-from headway.stages.stage.replicas import Arrivals, Siblings
+from headway.stages.stage.relays import NormRelay, StageRun
+from headway.stages.stage.replicas import Arrivals
 
 # Adds up the gradient of a tied embedding, which the first and the last stage both use.
 #
@@ -215,16 +213,8 @@ def _owned(gradients: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor
 class BatchGradients:
     """Tells the schedule's state when a batch's groups are added up."""
 
-    def __init__(
-        self,
-        context: StageContext,
-        *,
-        state: ScheduleState,
-        links: StageLinks,
-        siblings: Siblings | None,
-        norm: NormRelay,
-    ) -> None:
-        schedule = state.schedule
+    def __init__(self, run: StageRun, norm: NormRelay) -> None:
+        context, siblings, schedule = run.context, run.siblings, run.state.schedule
         m, num_groups = schedule.num_microbatches, schedule.num_groups
         self._sums = GradientSums(num_microbatches=m, num_groups=num_groups, is_reduced_here=siblings is None)
         self._tied: TiedSums | None = None
@@ -236,12 +226,12 @@ class BatchGradients:
         self._others: dict[int, list[list[Tensor]]] = {}
         """By batch that waits for the other end: the sums of all other parameters, by group or already reduced."""
         self._context = context
-        self._links = links
-        self._state = state
+        self._links = run.links
+        self._state = run.state
         self._siblings = siblings
         self._norm = norm
         self._reduced: dict[int, list[Tensor]] = {}
-        self._clipped_below = state.schedule.first_batch
+        self._clipped_below = schedule.first_batch
         """Batches below this have a clipped gradient."""
 
     @property

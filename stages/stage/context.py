@@ -10,6 +10,7 @@ from headway.stages.ids import Batch, Boundary, Generation, LayerName, Microbatc
 from headway.stages.links.codec import Codec
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
+from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import ModelSpec, TrainSpec
 from headway.stages.update_shares import UpdateShares
 
@@ -41,11 +42,6 @@ class StageLinks:
     def downstream_lead(self) -> Link | None:
         """Return the link to the lead of the stage after, if both lead."""
         return self.downstream.get(0)
-
-
-def by_microbatch(links: Mapping[int, Link], *, num_microbatches: int, num_groups: int) -> tuple[Link | None, ...]:
-    """Return the link of each microbatch of a batch; None if there is none, or another replica has the microbatch."""
-    return tuple(links.get(i % num_groups) for i in range(num_microbatches))
 
 
 PATIENCE_S = 600.0
@@ -124,6 +120,24 @@ class StageContext:
     def groups(self) -> tuple[int, ...] | None:
         """Return the reduction groups of this worker; None: all."""
         return self.replica_groups[self.replica_index] if self.has_replicas else None
+
+    @property
+    def schedule(self) -> StageSchedule:
+        """Return this worker's part of the schedule."""
+        return StageSchedule.of(
+            self.train,
+            stage_index=self.stage_index,
+            num_stages=self.num_stages,
+            depth=self.depth,
+            first_batch=self.boundary,
+            groups=self.groups,
+            group_by_group=self.group_by_group,
+            shares_update=self.update_shares is not None,
+        )
+
+    def by_microbatch(self, links: Mapping[int, Link]) -> tuple[Link | None, ...]:
+        """Return the link of each microbatch of a batch; None: there is none, or another replica has the microbatch."""
+        return tuple(links.get(i % self.train.reduction_groups) for i in range(self.train.microbatches))
 
     def frame(self, kind: FrameKind, batch: int, microbatch: int, *tensors: Tensor) -> Frame:
         """A frame of this generation."""

@@ -5,7 +5,7 @@ seed, its batch and its number, so that drawing ahead changes no token. A stop d
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from queue import Empty, Full, Queue
@@ -53,14 +53,12 @@ class _Drawn:
 class DrawnTokens:
     """Of one run. `take` belongs to the thread that computes."""
 
-    def __init__(
-        self, source: MicrobatchSource, context: StageContext, device: StageDevice, *, microbatches: Sequence[int]
-    ) -> None:
-        """microbatches: of each batch that this worker computes, in its order."""
+    def __init__(self, source: MicrobatchSource, context: StageContext, device: StageDevice) -> None:
         self._source = source
         self._context = context
         self._device = device
-        self._microbatches = tuple(microbatches)
+        self._microbatches = context.schedule.held_microbatches
+        """Those of each batch that this worker computes, in its order."""
         self._ahead: Queue[tuple[int, int, _Drawn] | BaseException] = Queue(MOST_AHEAD)
         self._is_wanted = True
         self._thread: threading.Thread | None = None

@@ -17,17 +17,16 @@ from headway.stages.ids import Batch, Boundary
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.operations import Backward, Forward, Op, Orthogonalize, Update
 from headway.stages.schedule.schedule_state import ScheduleState
-from headway.stages.schedule.stage_schedule import StageSchedule
 from headway.stages.spec import weight_version
 from headway.stages.stage.batch_gradients import BatchGradients
 from headway.stages.stage.content import StageContent
-from headway.stages.stage.context import StageContext, StageLinks, by_microbatch
+from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.drawn_tokens import DrawnTokens
 from headway.stages.stage.frame_reception import FrameReception
 from headway.stages.stage.graph import StageGraph
 from headway.stages.stage.journal_writer import BatchLosses, JournalWriter
 from headway.stages.stage.launched_ops import LaunchedOps, StageObserver
-from headway.stages.stage.relays import EndRelay, NormRelay
+from headway.stages.stage.relays import EndRelay, NormRelay, StageRun
 from headway.stages.stage.replicas import Siblings
 from headway.stages.state.journal import JournalRow
 from headway.stages.state.snapshot_writer import SnapshotEnded
@@ -56,56 +55,25 @@ class Executor:
         self.context = context
         self.observer = observer
         self.snapshots = content.snapshots
-        self.state = ScheduleState(
-            StageSchedule.of(
-                train,
-                stage_index=context.stage_index,
-                num_stages=context.num_stages,
-                depth=context.depth,
-                first_batch=context.boundary,
-                groups=context.groups,
-                group_by_group=context.group_by_group,
-                shares_update=context.update_shares is not None,
-            )
-        )
+        self.state = ScheduleState(context.schedule)
         self._content = content
         self.device = device
         self.events = RunEvents(device, inbox)
         self.ops = LaunchedOps(device, self.events, observer)
         self._is_settling = False
-        self._tokens: DrawnTokens | None = None
-        if content.tokens is not None:
-            held = self.state.schedule.held_microbatches
-            self._tokens = DrawnTokens(content.tokens, context, device, microbatches=held)
+        self._tokens = None if content.tokens is None else DrawnTokens(content.tokens, context, device)
         self._is_last = context.is_last
-        num_microbatches, num_groups = train.microbatches, train.reduction_groups
-        self._upstream = by_microbatch(links.upstream, num_microbatches=num_microbatches, num_groups=num_groups)
-        self._downstream = by_microbatch(links.downstream, num_microbatches=num_microbatches, num_groups=num_groups)
-        self._siblings: Siblings | None = None
-        if context.has_replicas:
-            shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
-            self._siblings = Siblings(context, links.siblings, shapes)
+        self._upstream, self._downstream = map(context.by_microbatch, (links.upstream, links.downstream))
+        self._siblings = Siblings(context, layers, links.siblings) if context.has_replicas else None
         self._losses = BatchLosses()
         self._rows = JournalWriter(journal, context, self._row_done) if journal is not None else None
         self.state.awaits_losses = self._rows is not None
-        self._norm = NormRelay(
-            context, layers, state=self.state, links=links, siblings=self._siblings, events=self.events
-        )
-        self._gradients = BatchGradients(
-            context, state=self.state, links=links, siblings=self._siblings, norm=self._norm
-        )
-        self._end = EndRelay(context, state=self.state, links=links, siblings=self._siblings)
+        run = StageRun(context, self.state, links, self._siblings, device, self.events)
+        self._norm = NormRelay(run, layers)
+        self._gradients = BatchGradients(run, self._norm)
+        self._end = EndRelay(run)
         self._reception = FrameReception(
-            context,
-            links,
-            state=self.state,
-            siblings=self._siblings,
-            gradients=self._gradients,
-            norm=self._norm,
-            end=self._end,
-            rows=self._rows,
-            device=device,
-            events=self.events,
+            run, gradients=self._gradients, norm=self._norm, end=self._end, rows=self._rows
         )
         self.awaited_peer = self._reception.awaited_peer
         self.layer_times = LayerTimes(

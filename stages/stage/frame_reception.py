@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 
 from headway.stages.data.microbatch import Microbatch
-from headway.stages.device.device import DeviceCopy, StageDevice
-from headway.stages.device.run_events import RunEvents, numbers_of
+from headway.stages.device.device import DeviceCopy
+from headway.stages.device.run_events import numbers_of
 from headway.stages.errors import ProtocolError, UnavailableError, UnreachedError
 from headway.stages.links.codec import Codec, num_coded_tensors
 from headway.stages.links.compression import decode
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, REPLICA_KINDS
 from headway.stages.links.link import Frame, FrameKind, LinkLost
 from headway.stages.schedule.next_op import Awaited
-from headway.stages.schedule.schedule_state import ScheduleState
 from headway.stages.stage.batch_gradients import BatchGradients
-from headway.stages.stage.context import StageContext, StageLinks
 from headway.stages.stage.journal_writer import JournalWriter
-from headway.stages.stage.relays import EndRelay, NormRelay
-from headway.stages.stage.replicas import Siblings
+from headway.stages.stage.relays import EndRelay, NormRelay, StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +59,16 @@ class FrameReception:
     """Of one executor, in its thread."""
 
     def __init__(
-        self,
-        context: StageContext,
-        links: StageLinks,
-        *,
-        state: ScheduleState,
-        siblings: Siblings | None,
-        gradients: BatchGradients,
-        norm: NormRelay,
-        end: EndRelay,
-        rows: JournalWriter | None,
-        device: StageDevice,
-        events: RunEvents,
+        self, run: StageRun, *, gradients: BatchGradients, norm: NormRelay, end: EndRelay, rows: JournalWriter | None
     ) -> None:
-        self._device = device
-        self._events = events
-        self._context = context
-        self._contract = context.contract
-        self._links = links
-        self._state = state
-        self._schedule = state.schedule
-        self._siblings = siblings
+        self._device = run.device
+        self._events = run.events
+        self._context = run.context
+        self._contract = run.context.contract
+        self._links = run.links
+        self._state = run.state
+        self._schedule = run.state.schedule
+        self._siblings = run.siblings
         self._gradients = gradients
         self._norm = norm
         self._end = end

@@ -8,11 +8,13 @@ lead tells its siblings.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import RunEvents, numbers_of
 from headway.stages.early_stop import EvaluationTally
 from headway.stages.errors import ProtocolError
@@ -54,26 +56,30 @@ def clip_coefficient(total_square: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / (math.sqrt(total_square) + EPSILON))
 
 
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """What all parts of an executor share."""
+
+    context: StageContext
+    state: ScheduleState
+    links: StageLinks
+    siblings: Siblings | None
+    """The other replicas; None: it is alone on its stage."""
+    device: StageDevice
+    events: RunEvents
+
+
 class NormRelay:
     """Tells the schedule's state when a batch's total is known. Does nothing in a job without clipping."""
 
-    def __init__(
-        self,
-        context: StageContext,
-        layers: Sequence[LayerState],
-        *,
-        state: ScheduleState,
-        links: StageLinks,
-        siblings: Siblings | None,
-        events: RunEvents,
-    ) -> None:
-        self._events = events
-        self._context = context
+    def __init__(self, run: StageRun, layers: Sequence[LayerState]) -> None:
+        self._events = run.events
+        self._context = run.context
         self._layers = layers
-        self._state = state
-        self._schedule = state.schedule
-        self._links = links
-        self._siblings = siblings
+        self._state = run.state
+        self._schedule = run.state.schedule
+        self._links = run.links
+        self._siblings = run.siblings
         self._own: dict[int, list[float]] = {}
         """Batch to the squares of this stage's layers, last layer first, until those from downstream are there too."""
         self._downstream: dict[int, list[float]] = {}
@@ -156,13 +162,11 @@ class NormRelay:
 class EndRelay:
     """Tells the schedule's state the job's last boundary. Does nothing in a job that no evaluation can end."""
 
-    def __init__(
-        self, context: StageContext, *, state: ScheduleState, links: StageLinks, siblings: Siblings | None
-    ) -> None:
-        self._context = context
-        self._state = state
-        self._links = links
-        self._siblings = siblings
+    def __init__(self, run: StageRun) -> None:
+        self._context = run.context
+        self._state = run.state
+        self._links = run.links
+        self._siblings = run.siblings
         self._best_batch: int | None = None
 
     @property

@@ -17,6 +17,7 @@ from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, FrameKind, Link
 from headway.stages.stage.context import StageContext
 from headway.stages.stage.journal_writer import places_in_row
+from headway.stages.state.layer_state import LayerState
 from headway.stages.sums import slice_bounds
 
 
@@ -181,8 +182,8 @@ LEAD = 0
 class Siblings:
     """The other replicas. A frame's microbatch identifies its sender: it is the sender's first."""
 
-    def __init__(self, context: StageContext, links: Mapping[int, Link], shapes: Sequence[torch.Size]) -> None:
-        """links: by position in the stage. shapes: of the stage's parameters, in backward's order."""
+    def __init__(self, context: StageContext, layers: Sequence[LayerState], links: Mapping[int, Link]) -> None:
+        shapes = [tensor.shape for layer in layers for tensor in layer.versions.sets[0].values()]
         groups = context.replica_groups
         assert sorted(links) == [k for k in range(len(groups)) if k != context.replica_index]
         self._context = context

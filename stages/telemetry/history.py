@@ -86,7 +86,7 @@ class HistoryFile:
         """Write an operation's line."""
         kind = type(op)
         microbatch = "null" if isinstance(op, BatchOp) else op.microbatch
-        self._write(
+        self.write(
             f'{{{self._common}, "op": "{kind.__name__.lower()}", "batch": {op.batch}, "microbatch": {microbatch}, '
             f'"version": {version}, "versions_live": {num_versions_live}, '
             f'"started": {started:.6f}, "ended": {ended:.6f}}}\n'
@@ -94,7 +94,7 @@ class HistoryFile:
 
     def event(self, name: str, **fields: object) -> None:
         """Write the line of something that is no operation."""
-        self._write(f"{{{self._common}, {_inside({'event': name, 'at': perf_counter()} | fields)}}}\n")
+        self.write(f"{{{self._common}, {_inside({'event': name, 'at': perf_counter()} | fields)}}}\n")
 
     def close(self) -> None:
         """Nothing is written from now on. Idempotent."""
@@ -102,7 +102,8 @@ class HistoryFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, line: str) -> None:
+    def write(self, line: str) -> None:
+        """Write a line, with its line end. Raises nothing: `trouble` says why the history has ended."""
         if self._descriptor < 0:
             return
         encoded = line.encode()
@@ -112,7 +113,7 @@ class HistoryFile:
             self._flush()
         except OSError as error:
             if self._num_pending_bytes > MAX_PENDING_BYTES or error.errno not in FULL:
-                self.trouble = f"{self._folder}: {error.strerror}"
+                self.trouble = f"{self._folder / self._name}: {error.strerror}"
                 self.close()
 
     def _flush(self) -> None:
@@ -133,7 +134,7 @@ class HistoryFile:
         path = self._folder / f"{self._name}-{self._number + 1:04d}{SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.close()
-        self._number, self._descriptor, self._size = self._number + 1, descriptor, 0
+        self._number, self._descriptor, self._size = self._number + 1, descriptor, os.fstat(descriptor).st_size
         self._prune(path)
 
     def _prune(self, ours: Path) -> None:

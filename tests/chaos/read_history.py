@@ -52,7 +52,7 @@ def read_history(folders: Path | Iterable[Path], job: str) -> History:
 def read_events(folders: Iterable[Path], torn: list[Path] | None = None) -> list[dict[str, Any]]:
     """Return the daemons' lines of all jobs and of none, in order of time."""
     torn = torn if torn is not None else []
-    paths = [path for folder in folders for path in sorted((folder / DAEMONS_FOLDER).glob("*.jsonl*"))]
+    paths = [path for folder in folders for path in sorted((folder / DAEMONS_FOLDER).glob("*.jsonl"))]
     events = [line for path in paths for line in _lines(path, torn) if "event" in line and MONOTONIC in line]
     return sorted(events, key=lambda line: float(line[MONOTONIC]))
 

@@ -99,7 +99,7 @@ class Worker:
                 case Actual():
                     self.actual = message
                 case Progress():
-                    self.done += [(message.generation, batch) for batch in message.batches]
+                    self.done.append((message.generation, message.batch))
                 case Wrote():
                     if message.is_snapshot:
                         self.snapshots.append(message)

@@ -178,7 +178,7 @@ def test_a_killed_worker_loses_no_line_of_its_history_and_a_spare_goes_on(
     while not victim.messages.empty():
         message = victim.messages.get()
         if isinstance(message, Progress):
-            victim.done += [(message.generation, batch) for batch in message.batches]
+            victim.done.append((message.generation, message.batch))
     told = {done.batch: done.loss for _, done in victim.done}
     assert all(told.get(done.batch, done.loss) == done.loss for _, done in spare.done)
     assert any(done.batch in told for _, done in spare.done)

@@ -214,7 +214,7 @@ def view_of(**records: object) -> ClusterView:
 
 def progress(generation: int, batch: int) -> Progress:
     entry = BatchDone(batch=batch, loss=2.0 - batch / 100, tokens=8, seconds=0.5)
-    return Progress("demo", generation, (entry,))
+    return Progress("demo", generation, entry)
 
 
 async def said(reports: ProgressReports, etcd: FakeEtcd, what: Progress, *, rounds: int = 1) -> None:
