@@ -1,23 +1,17 @@
 """A node and a cluster as an agent sees them: one job of four layers, one worker of node a."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from headway.daemon.agent.local_state import NodeState
-from headway.daemon.agent.steps import Register, SetGoal, Step
+from headway.daemon.agent.steps import SetGoal, Step
 from headway.daemon.agent.steps_due import next_steps
-from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import (
     NodeRecord,
     PlanRecord,
-    Save,
     SpecRecord,
-    StateFile,
-    StateRecord,
-    StopRecord,
     WorkerPart,
     WorkerRecord,
     WorkerState,
@@ -26,11 +20,11 @@ from headway.daemon.cluster.state_key import StateKey, StoredFile
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import DataSpec, JobSection, JobSpec
-from headway.daemon.worker.goal import Action, Actual, Goal, JobGeneration, Start, WorkerStatus, next_action
+from headway.daemon.worker.goal import Action, Actual, Goal, JobGeneration, WorkerStatus, next_action
 from headway.stages.spec import ModelSpec
 
 LAYERS = ("embed", "block.0", "block.1", "head")
-G1, G2 = JobGeneration("j", 1), JobGeneration("j", 2)
+G1 = JobGeneration("j", 1)
 
 
 def plan(
@@ -122,26 +116,6 @@ def held(*layers: str, boundary: int = 5) -> dict[StateKey, StoredFile]:
     }
 
 
-def state_record(*layers: str, name: str = "a", durable: tuple[str, ...] = (), generation: int = 0) -> StateRecord:
-    """Return etcd's record of such files on node `name`."""
-    files = {
-        layer: StateFile(size_bytes=10, checksum=f"sha-{layer}", is_durable=layer in durable)
-        for layer in sorted(layers)
-    }
-    return StateRecord(incarnation=f"{name}-1", generation=generation, files=files)
-
-
-def told_of_state(timeline: int, boundary: int, record: StateRecord | None, *, has_plan: bool = True) -> Register:
-    """Node a's record of the files of a boundary is written; None: deleted."""
-    leaves = ("plan", "next", "phase") if record is None else ("plan",) if has_plan else ("plan", "phase")
-    return Register(Keys.state("j", timeline, boundary, "a"), "j", record, leaves)
-
-
-def told_of_worker(generation: int, record: WorkerRecord, *, position: int = 0, leaf: str = "plan") -> Register:
-    """A worker's record is written. leaf: `plan`, or `next` while that is prepared."""
-    return Register(Keys.worker("j", generation, position), "j", record, (leaf,))
-
-
 def due(view: ClusterView, node: NodeState) -> list[Step | Action]:
     """The steps that are due. Of a new goal, what the worker does next by it, if anything."""
     found: list[Step | Action] = []
@@ -159,27 +133,6 @@ def goal_by(view: ClusterView, node: NodeState) -> Goal:
     return goals[0] if goals else node.workers[0].goal
 
 
-def start_by(view: ClusterView, node: NodeState) -> Start:
-    """What the node's first worker is to start with."""
-    start = goal_by(view, node).start
-    assert start is not None
-    return start
-
-
-def of_state(steps: Iterable[object]) -> list[Register]:
-    """The steps that write or delete records of files."""
-    return [step for step in steps if isinstance(step, Register) and "/state/" in step.key]
-
-
-def of_kind(steps: list[Step], kind: type[Step]) -> list[Step]:
-    return [step for step in steps if isinstance(step, kind)]
-
-
 WHOLE = plan(1, ("a", LAYERS))
-FRONT, BACK = LAYERS[:2], LAYERS[2:]
-SPLIT = plan(2, ("a", FRONT), ("b", BACK), source="nodes")
+SPLIT = plan(2, ("a", LAYERS[:2]), ("b", LAYERS[2:]), source="nodes")
 RUNNING = worker(job="j", prepared=1, started=1, layers=LAYERS, has_journal=True)
-RUNNING_RECORD = {(1, 0): record(WorkerState.RUNNING)}
-STOPPED = now(RUNNING, chosen=5, stop_at=5, boundary=5)
-STOPPED_RECORD = {(1, 0): record(WorkerState.STOPPED, boundary=5)}
-STOP = StopRecord(generation=1, save=Save.MOVES, boundary=5)

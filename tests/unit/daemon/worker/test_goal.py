@@ -47,6 +47,7 @@ def goal(**changes: object) -> Goal:
         (goal(start=None), READY, None),
         (GOAL, Actual(), None),
         (GOAL, READY, Action.START),
+        (GOAL, msgspec.structs.replace(READY, num_damaged=1), None),
         (GOAL, msgspec.structs.replace(READY, failures=BROKEN), None),
         (GOAL, RUNS, None),
         (GOAL, msgspec.structs.replace(RUNS, generation=2), None),
