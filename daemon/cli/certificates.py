@@ -288,7 +288,7 @@ def join(
     \b
     headway join TOKEN --dir node-b
     """
-    from headway.daemon.cli.install_machine import service_command
+    from headway.daemon.cli.install import service_command
     from headway.daemon.net.join_client import (
         JoinedFolder,
         identity_flags,

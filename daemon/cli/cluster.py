@@ -25,7 +25,7 @@ from headway.daemon.cli.options import (
 from headway.daemon.node.settings import NodeConfig
 
 if TYPE_CHECKING:
-    from headway.daemon.cli.install_actions import Action
+    from headway.daemon.cli.install import Action
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="A node's settings in TOML.", show_default=False)]
@@ -332,8 +332,16 @@ def install(
     \b
     headway install --config daemon.toml --certs ca/node-a --dry-run
     """
-    from headway.daemon.cli.install_actions import SETTINGS, install_actions, is_example, needs_restart
-    from headway.daemon.cli.install_machine import check_machine, look, read_shipped, read_wish
+    from headway.daemon.cli.install import (
+        SETTINGS,
+        check_machine,
+        install_actions,
+        is_example,
+        look,
+        needs_restart,
+        read_shipped,
+        read_wish,
+    )
 
     if not dry_run:
         check_machine()
@@ -358,8 +366,7 @@ def uninstall(
     \b
     headway uninstall --dry-run
     """
-    from headway.daemon.cli.install_actions import uninstall_actions
-    from headway.daemon.cli.install_machine import check_machine, look
+    from headway.daemon.cli.install import check_machine, look, uninstall_actions
 
     if not dry_run:
         check_machine()
@@ -367,7 +374,7 @@ def uninstall(
 
 
 def _done(actions: "tuple[Action, ...]", dry_run: bool, *, nothing: str) -> Iterator[str]:
-    from headway.daemon.cli.install_machine import act
+    from headway.daemon.cli.install import act
 
     for action in actions:
         yield str(action)

@@ -1,27 +1,9 @@
 """The parts of an etcd transaction: comparisons, and changes that happen only if all comparisons hold. Pure."""
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Self
 
 from headway.proto import etcd_pb2
-
-
-class Target(Enum):
-    """The compared property of a key. An absent key has revisions and version 0, and no value to compare."""
-
-    VERSION = etcd_pb2.Compare.VERSION
-    CREATE_REVISION = etcd_pb2.Compare.CREATE
-    MOD_REVISION = etcd_pb2.Compare.MOD
-    VALUE = etcd_pb2.Compare.VALUE
-
-
-class Relation(Enum):
-    """The relation of a comparison."""
-
-    EQUAL = etcd_pb2.Compare.EQUAL
-    NOT_EQUAL = etcd_pb2.Compare.NOT_EQUAL
-    GREATER = etcd_pb2.Compare.GREATER
-    LESS = etcd_pb2.Compare.LESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +11,23 @@ class Compare:
     """One condition on one key."""
 
     key: str
-    target: Target
-    value: int | bytes
-    relation: Relation = Relation.EQUAL
+    mod_revision: int | None
+    """Revision of its last change; 0: it does not exist; None: it exists."""
 
     @classmethod
-    def absent(cls, key: str) -> "Compare":
+    def absent(cls, key: str) -> Self:
         """Require that the key does not exist."""
-        return cls(key, Target.CREATE_REVISION, 0)
+        return cls(key, 0)
 
     @classmethod
-    def present(cls, key: str) -> "Compare":
+    def present(cls, key: str) -> Self:
         """Require that the key exists."""
-        return cls(key, Target.CREATE_REVISION, 0, Relation.GREATER)
+        return cls(key, None)
 
     @classmethod
-    def unchanged(cls, key: str, mod_revision: int) -> "Compare":
+    def unchanged(cls, key: str, mod_revision: int) -> Self:
         """Require that the key was last changed in this revision; 0: it does not exist."""
-        return cls(key, Target.MOD_REVISION, mod_revision)
+        return cls(key, mod_revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +65,12 @@ def transaction_request(compare: tuple[Compare, ...], changes: tuple[Change, ...
 
 
 def _compare_message(condition: Compare) -> etcd_pb2.Compare:
-    message = etcd_pb2.Compare(
-        key=to_bytes(condition.key), target=condition.target.value, result=condition.relation.value
+    return etcd_pb2.Compare(
+        key=to_bytes(condition.key),
+        target=etcd_pb2.Compare.MOD,
+        result=etcd_pb2.Compare.GREATER if condition.mod_revision is None else etcd_pb2.Compare.EQUAL,
+        mod_revision=condition.mod_revision or 0,
     )
-    match condition.target, condition.value:
-        case Target.VALUE, bytes(value):
-            message.value = value
-        case Target.VERSION, int(number):
-            message.version = number
-        case Target.CREATE_REVISION, int(number):
-            message.create_revision = number
-        case Target.MOD_REVISION, int(number):
-            message.mod_revision = number
-        case _:
-            raise ValueError(f"{condition.target.name} cannot be compared with {condition.value!r}")
-    return message
 
 
 def _change_message(change: Change) -> etcd_pb2.RequestOp:

@@ -424,17 +424,10 @@ class Daemon:
         await _in_time(membership.leave(), "lease")
 
     def _serve_metrics(self, stack: AsyncExitStack, desk: NodeDesk, activities: Activities) -> None:
-        from headway.daemon.node.metrics import MetricSource, serve_metrics
+        from headway.daemon.node.metrics import serve_metrics
 
-        source = MetricSource(
-            node=desk.node,
-            view=desk.view,
-            store=desk.store,
-            is_etcd_reachable=desk.is_etcd_reachable,
-            outgoing=desk.outgoing,
-            activities=activities,
-        )
-        port, stop = serve_metrics(*split_address(self._config.metrics_listen, "metrics_listen"), source)
+        host, number = split_address(self._config.metrics_listen, "metrics_listen")
+        port, stop = serve_metrics(host, number, desk, activities)
         stack.push_async_callback(asyncio.to_thread, stop)
         log.info("metrics_served", port=port)
 

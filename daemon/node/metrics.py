@@ -6,7 +6,6 @@ daemons are right. HTTP runs in its own thread; values are gathered in the event
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -15,11 +14,10 @@ from prometheus_client.registry import Collector
 
 from headway.daemon.base.activities import Activities
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.records import TERMINAL_PHASES
-from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.net.rate_limit import OutgoingTransfers
+from headway.daemon.node.service import NodeDesk
 from headway.daemon.reports.goodput_report import WAITING
 from headway.daemon.reports.job_report import JobReport, reports_in
 
@@ -30,23 +28,11 @@ MOST_JOBS: Final = 200
 """Maximum number of jobs with their own metrics."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSource:
-    """The measured objects."""
-
-    node: str
-    view: ClusterView
-    store: StateStore
-    is_etcd_reachable: Callable[[], bool]
-    outgoing: OutgoingTransfers = field(default_factory=OutgoingTransfers)
-    activities: Activities = field(default_factory=Activities)
-
-
 class NodeMetrics(Collector):
     """Answers one scrape after the other. Made in the event loop's thread."""
 
-    def __init__(self, source: MetricSource) -> None:
-        self._source = source
+    def __init__(self, desk: NodeDesk, activities: Activities) -> None:
+        self._desk, self._activities = desk, activities
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> Iterable[Metric]:
@@ -60,13 +46,13 @@ class NodeMetrics(Collector):
         return ()
 
     async def _gather(self) -> list[Metric]:
-        return [*node_metrics(self._source), *job_metrics(self._source)]
+        return [*node_metrics(self._desk, self._activities), *job_metrics(self._desk)]
 
 
-def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Callable[[], None]]:
+def serve_metrics(host: str, port: int, desk: NodeDesk, activities: Activities) -> tuple[int, Callable[[], None]]:
     """Answer scrapes at a port (0: any) until the returned function is called. Raises ConfigError."""
     registry = CollectorRegistry()
-    registry.register(NodeMetrics(source))
+    registry.register(NodeMetrics(desk, activities))
     try:
         server, _ = start_http_server(port, host or "0.0.0.0", registry)
     except OSError as error:
@@ -79,21 +65,21 @@ def serve_metrics(host: str, port: int, source: MetricSource) -> tuple[int, Call
     return int(server.server_address[1]), stop
 
 
-def node_metrics(source: MetricSource) -> Iterator[Metric]:
+def node_metrics(desk: NodeDesk, activities: Activities) -> Iterator[Metric]:
     """Yield the metrics of this node."""
-    view, node = source.view, source.node
-    yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", source.is_etcd_reachable())
+    view, node = desk.view, desk.node
+    yield _gauge("headway_etcd_reachable", "Whether this daemon reaches etcd.", desk.is_etcd_reachable())
     is_leader = view.leader is not None and view.leader.node == node
     yield _gauge("headway_leader", "Whether this daemon leads.", is_leader)
-    held = sum(file.size_bytes for file in source.store.contents.values())
+    held = sum(file.size_bytes for file in desk.store.contents.values())
     yield _gauge("headway_store_bytes", "Layer files that this node holds.", held)
-    ailments = source.activities.ailments
+    ailments = activities.ailments
     yield _gauge("headway_node_ailments", "Present faults of this daemon.", len(ailments))
     yield _gauge("headway_unreadable_keys", "Records in etcd that are set aside.", len(view.unreadable))
     failed = CounterMetricFamily(
         "headway_activity_failures", "Failures of this daemon's activities; each was restarted.", labels=("activity",)
     )
-    for activity, number in source.activities.num_failures.items():
+    for activity, number in activities.num_failures.items():
         failed.add_metric((activity,), number)
     yield failed
     failures = len(view.failures.get(node, {}))
@@ -129,7 +115,7 @@ def node_metrics(source: MetricSource) -> Iterator[Metric]:
             replayed.add_metric(whose, record.num_replayed)
             resumed.add_metric(whose, record.num_resumed)
     yield from (seconds, replayed, resumed)
-    yield from _transfers(source.outgoing)
+    yield from _transfers(desk.outgoing)
 
 
 def _transfers(outgoing: OutgoingTransfers) -> Iterator[Metric]:
@@ -170,10 +156,10 @@ _OF_JOB: Final[tuple[tuple[str, str, Callable[[JobReport], float | None]], ...]]
 )
 
 
-def job_metrics(source: MetricSource) -> Iterator[Metric]:
+def job_metrics(desk: NodeDesk) -> Iterator[Metric]:
     """Yield the metrics of all jobs, if this node leads; unknown numbers are left out."""
-    view = source.view
-    if view.leader is None or view.leader.node != source.node:
+    view = desk.view
+    if view.leader is None or view.leader.node != desk.node:
         return
     yield _gauge("headway_jobs", "Jobs that etcd has; the newest of them have metrics of their own.", len(view.jobs))
     reports = reports_in(view, told_of(view.jobs_in_order()))

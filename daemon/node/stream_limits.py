@@ -7,9 +7,8 @@ stream.
 
 import asyncio
 import inspect
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,55 +95,34 @@ CALL_LIMITS: Final[Mapping[str, CallLimit]] = {
 }
 
 
-class BusyError(Exception):
-    """No further call of this method is answered now."""
-
-
 class StalledError(Exception):
     """A reader does not take the bytes that it requested."""
 
 
-class CallCounts:
-    """The running calls. Pure."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A running call."""
 
-    def __init__(self, limits: Mapping[str, CallLimit] = CALL_LIMITS) -> None:
-        self._limits = limits
-        self._in_all: Counter[str] = Counter()
-        self._per_connection: Counter[tuple[str, str]] = Counter()
-
-    @contextmanager
-    def call(self, method: str, connection: str) -> Iterator[None]:
-        """Count a call while the body runs. Raises BusyError, and counts nothing, when a limit is reached."""
-        limit, key = self._limits.get(method, MOST_CALLS), (method, connection)
-        if self._per_connection[key] >= limit.per_connection:
-            raise BusyError(f"busy: {limit.per_connection} calls of {method} run for this connection already")
-        if self._in_all[method] >= limit.in_all:
-            raise BusyError(f"busy: {limit.in_all} calls of {method} run already")
-        self._in_all[method] += 1
-        self._per_connection[key] += 1
-        try:
-            yield
-        finally:
-            self._in_all[method] -= 1
-            self._per_connection[key] -= 1
-            if not self._per_connection[key]:
-                del self._per_connection[key]
+    method: str
+    peer: str
+    """Its connection."""
+    names: tuple[str, ...]
+    """In the caller's certificate."""
 
 
 class StreamLimits(grpc.aio.ServerInterceptor):
     """Holds every method of a server to its limits, and every caller to its rights."""
 
     def __init__(self, *, limits: Mapping[str, CallLimit] = CALL_LIMITS, stall_s: float = STALL_S) -> None:
-        self._counts = CallCounts(limits)
+        self._limits = limits
         self._stall_s = stall_s
         self._revoked: Collection[str] = ()
-        self._callers: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Connection, and names in the certificate, of each running call."""
+        self._running: dict[int, _Call] = {}
 
     def revoke(self, names: Collection[str]) -> None:
         """Refuse whoever's certificate bears one of these names, in small letters, and end their connections."""
         self._revoked = names
-        for peer, told in set(self._callers.values()):
+        for peer, told in {(call.peer, call.names) for call in self._running.values()}:
             if reason := revocation(told, names):
                 log.warning("caller_revoked", peer=peer, reason=reason)
                 end_connection(peer)
@@ -170,12 +148,8 @@ class StreamLimits(grpc.aio.ServerInterceptor):
 
     def _unary(self, name: str, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(request: Any, context: Any) -> Any:
-            await self._refuse_others(name, context)
-            try:
-                with self._call(name, context):
-                    return await method(request, context)
-            except BusyError as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            async with self._admitted(name, context):
+                return await method(request, context)
 
         return answer
 
@@ -185,12 +159,9 @@ class StreamLimits(grpc.aio.ServerInterceptor):
         assert inspect.isasyncgenfunction(method), f"{name} is not a generator"
 
         async def answer(request: Any, context: Any) -> None:
-            await self._refuse_others(name, context)
             try:
-                with self._call(name, context):
+                async with self._admitted(name, context):
                     await self._write_all(method(request, context), context)
-            except BusyError as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except StalledError as error:
                 # Sent pieces stay in memory until the connection is gone: gRPC cannot take a piece back.
                 peer = context.peer()
@@ -210,19 +181,22 @@ class StreamLimits(grpc.aio.ServerInterceptor):
                 except TimeoutError as error:
                     raise StalledError(f"nothing was read for {self._stall_s:g} s") from error
 
-    @contextmanager
-    def _call(self, method: str, context: Any) -> Iterator[None]:
-        """Count a call while the body runs, and know whose it is. Raises BusyError."""
-        peer = context.peer()
-        with self._counts.call(method, peer):
-            self._callers[id(context)] = peer, names_of_client(context.auth_context())
-            try:
-                yield
-            finally:
-                del self._callers[id(context)]
-
-    async def _refuse_others(self, method: str, context: Any) -> None:
-        """End a call whose caller may not make it."""
-        names = names_of_client(context.auth_context())
-        if reason := revocation(names, self._revoked) or refusal(method, names):
+    @asynccontextmanager
+    async def _admitted(self, method: str, context: Any) -> AsyncIterator[None]:
+        """Count a call while the body runs. One that may not be made, or is one too many, ends."""
+        call = _Call(method, context.peer(), names_of_client(context.auth_context()))
+        if reason := revocation(call.names, self._revoked) or refusal(method, call.names):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        limit = self._limits.get(method, MOST_CALLS)
+        peers = [other.peer for other in self._running.values() if other.method == method]
+        if peers.count(call.peer) >= limit.per_connection:
+            reason = f"busy: {limit.per_connection} calls of {method} run for this connection already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        if len(peers) >= limit.in_all:
+            reason = f"busy: {limit.in_all} calls of {method} run already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._running[id(context)] = call
+        try:
+            yield
+        finally:
+            del self._running[id(context)]

@@ -66,7 +66,7 @@ class EtcdOfOneView:
     async def transaction(self, conditions: Sequence[Compare], changes: Sequence[Put | Delete]) -> int:
         """All changes in one revision, if the keys are as they were when it was decided."""
         self.before()
-        if changed := [one.key for one in conditions if self.view.revision_of(one.key) != one.value]:
+        if changed := [one.key for one in conditions if self.view.revision_of(one.key) != one.mod_revision]:
             raise ConflictError(changed[0], "has changed")
         self.revision += 1
         for change in changes:

@@ -31,7 +31,7 @@ def test_the_image_does_not_run_as_root() -> None:
 
 def test_the_wheel_has_the_files_of_the_service() -> None:
     """Each file of systemd/ that `headway install` reads matches a pattern of the package's data."""
-    from headway.daemon.cli.install_actions import SHIPPED
+    from headway.daemon.cli.install import SHIPPED
 
     patterns = [
         *PROJECT["tool"]["setuptools"]["package-data"]["*"],

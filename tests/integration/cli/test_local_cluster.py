@@ -11,10 +11,12 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headway.daemon.base.activities import Activities
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.blobs.state_store import StateStore
 from headway.daemon.cluster.cluster_records import NodeFailureRecord
@@ -25,7 +27,7 @@ from headway.daemon.cluster.records import CheckpointRecord, Phase, PhaseRecord,
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import JobSection
 from headway.daemon.net.rate_limit import OutgoingTransfers, TransferKind
-from headway.daemon.node.metrics import MetricSource, serve_metrics
+from headway.daemon.node.metrics import serve_metrics
 from tests.integration.cli.conftest import Program
 from tests.unit.daemon.cli.fake_cluster import SPEC, cluster_view
 
@@ -124,10 +126,10 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     view, store = view_with_goodput(), StateStore(tmp_path / "store", quota_bytes=0)
     found = {}
     for node in ("a", "b"):
-        source = MetricSource(
+        desk: Any = SimpleNamespace(
             node=node, view=view, store=store, is_etcd_reachable=lambda: reachable[0], outgoing=outgoing
         )
-        port, stop = serve_metrics("127.0.0.1", 0, source)
+        port, stop = serve_metrics("127.0.0.1", 0, desk, Activities())
         try:
             found[node] = await asyncio.to_thread(scrape, port)
             reachable[0] = False
@@ -158,18 +160,13 @@ async def test_a_leader_tells_of_its_node_and_of_jobs(tmp_path: Path) -> None:
     assert not [name for name in found["a"] if name.startswith(("headway_job", "headway_goodput_seconds_total{"))]
 
 
-async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_one_line() -> None:
     """Two daemons cannot listen at one port: the second says so."""
-    source = MetricSource(
-        node="a",
-        view=cluster_view(),
-        store=StateStore(tmp_path / "store", quota_bytes=0),
-        is_etcd_reachable=lambda: True,
-    )
-    port, stop = serve_metrics("127.0.0.1", 0, source)
+    desk: Any = SimpleNamespace()  # nobody asks it
+    port, stop = serve_metrics("127.0.0.1", 0, desk, Activities())
     try:
         with pytest.raises(ConfigError, match=f"metrics_listen: cannot listen at 127.0.0.1:{port}"):
-            serve_metrics("127.0.0.1", port, source)
+            serve_metrics("127.0.0.1", port, desk, Activities())
     finally:
         await asyncio.to_thread(stop)
 

@@ -14,7 +14,7 @@ import pytest
 
 from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, StoreUnreachableError
-from headway.daemon.cli import install_machine as machine
+from headway.daemon.cli import install as machine
 from headway.daemon.cli.program import run
 from headway.daemon.client import cluster_access, job_requests
 from headway.daemon.client.cluster_access import ClusterSession, known, remember

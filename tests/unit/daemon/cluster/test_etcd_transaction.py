@@ -4,15 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.daemon.cluster.transaction import (
-    Compare,
-    Delete,
-    Put,
-    Target,
-    prefix_end,
-    range_start,
-    transaction_request,
-)
+from headway.daemon.cluster.transaction import Delete, Put, prefix_end, range_start, transaction_request
 
 
 @pytest.mark.parametrize(
@@ -35,16 +27,3 @@ def test_a_key_that_is_changed_twice_is_refused_before_etcd_does() -> None:
     """Put and delete of one key in one transaction: ValueError."""
     with pytest.raises(ValueError, match="once"):
         transaction_request((), (Put("/a", b""), Delete("/a")))
-
-
-def test_a_comparison_with_a_value_of_the_wrong_kind_is_refused() -> None:
-    """A revision is a number, not bytes."""
-    with pytest.raises(ValueError, match="MOD_REVISION"):
-        transaction_request((Compare("/a", Target.MOD_REVISION, b"1"),), ())
-
-
-def test_an_absent_key_is_compared_by_its_creation() -> None:
-    """`absent` and `present` are the two sides of create revision 0."""
-    absent, present = transaction_request((Compare.absent("/a"), Compare.present("/a")), ()).compare
-    assert (absent.create_revision, present.create_revision) == (0, 0)
-    assert absent.result != present.result
