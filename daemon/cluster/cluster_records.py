@@ -122,15 +122,10 @@ class IssuedRecord:
     """In hexadecimal digits, as openssl prints it."""
     issued_at: float
     expires_at: float
-    valid_s: float
-    """How long the next one lasts."""
-    hosts: tuple[str, ...] = ()
     key_sha256: str = ""
-    """Digest of the public key; empty: it was issued by an earlier release."""
+    """Digest of the public key."""
     renews: str = ""
     """Serial number of the certificate with which it was asked for; empty: an invitation was used."""
-    seal: str = ""
-    """HMAC-SHA-256 under a key of the authority: what it renews rests on this record, and every node writes to etcd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,15 @@ class CertificateAuthority:
             .sign(self._key, hashes.SHA256())
         )
 
+    def certify_again(
+        self, certificate: x509.Certificate, public_key: ec.EllipticCurvePublicKey, *, now: datetime
+    ) -> x509.Certificate:
+        """Return a certificate for another key, with the names, the role and the life of one that was issued."""
+        name, hosts = holder_of(certificate), without_roles(names_in(certificate))
+        role = next((told.removeprefix(ROLE_URI) for told in names_in(certificate) if told.startswith(ROLE_URI)), None)
+        life = certificate.not_valid_after_utc - certificate.not_valid_before_utc - CLOCK_SKEW
+        return self.certify(public_key, name, hosts=hosts, role=role, validity=life, now=now)
+
     @property
     def has_untrusted_key(self) -> bool:
         """Return whether the key of the authority before or after this one is here, and nobody is told to trust it."""
@@ -237,6 +246,12 @@ def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
         *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
         *found.get_values_for_type(x509.UniformResourceIdentifier),
     )
+
+
+def holder_of(certificate: x509.Certificate) -> str:
+    """Return the name of whom a certificate was issued to, among those that it bears; empty: it does not tell."""
+    common = [str(told.value) for told in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return next((name for name in own_names(names_in(certificate)) if [name[:64]] == common), "")
 
 
 def own_names(names: Iterable[str]) -> tuple[str, ...]:

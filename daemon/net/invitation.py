@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from headway.daemon.base.addresses import NODE_NAME_RULE, is_node_name
 from headway.daemon.base.errors import ConfigError
@@ -23,7 +23,6 @@ MAX_HOSTS: Final = 16
 MAX_MEMBERS: Final = 16
 NO_INVITATION: Final = "the invitation is not valid: it was used, has expired or was replaced; ask for another one"
 """The only thing that a stranger learns, whatever is wrong."""
-SealedT = TypeVar("SealedT", InvitationRecord, IssuedRecord)
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -57,17 +56,16 @@ def checked(invitation: InvitationRecord, *, lasts_s: float) -> InvitationRecord
     return invitation
 
 
-def sealed(record: SealedT, seal_key: bytes) -> SealedT:
-    """Return an invitation, or a note of what was issued, with its seal."""
-    raw = encode(bare := replace(record, seal=""))
-    if isinstance(bare, InvitationRecord):  # earlier releases sealed it without this field, which nobody has filled
-        raw = raw.replace(b'"key_sha256":"",', b"")
-    return replace(bare, seal=hmac.new(seal_key, raw, hashlib.sha256).hexdigest())
+def sealed(invitation: InvitationRecord, seal_key: bytes) -> InvitationRecord:
+    """Return an invitation with its seal."""
+    bare = replace(invitation, seal="")
+    return replace(bare, seal=hmac.new(seal_key, encode(bare), hashlib.sha256).hexdigest())
 
 
-def is_true(record: SealedT, seal_keys: Iterable[bytes]) -> bool:
-    """Return whether a record is as an authority has written it: every node can write to etcd."""
-    return any(hmac.compare_digest(record.seal.encode(), sealed(record, key).seal.encode()) for key in seal_keys)
+def is_true(invitation: InvitationRecord, seal_keys: Iterable[bytes]) -> bool:
+    """Return whether an invitation is as an authority has written it: every node can write to etcd."""
+    seals = [sealed(invitation, key).seal for key in seal_keys]
+    return any(hmac.compare_digest(invitation.seal.encode(), seal.encode()) for seal in seals)
 
 
 def check_secret(invitation: InvitationRecord | None, secret: bytes, *, seal_keys: Iterable[bytes], now: float) -> None:

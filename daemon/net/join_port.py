@@ -6,16 +6,16 @@ the gRPC server, which strangers do not pass.
 """
 
 import asyncio
-import math
 import os
 import socket
 import ssl
 import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,6 @@ import msgspec
 import structlog
 
 from headway.daemon.base.errors import ConfigError, StoreError
-from headway.daemon.base.owned_folders import make_private
 from headway.daemon.net.certificates import CertificateAuthority, certificate_pem, key_pem
 from headway.daemon.net.invitation import RefusedError
 from headway.daemon.net.join_token import (
@@ -42,34 +41,11 @@ from headway.stages.sockets.local_socket import TLS_SUFFIX, socket_path
 log = structlog.get_logger()
 
 
-class FloodGuard:
-    """Counts those that are heard, and no others: so a flood leaves nothing behind."""
-
-    def __init__(self, *, per_s: float, burst: int, now: float) -> None:
-        """now: seconds of the clock of `lets_in`."""
-        self._per_s = per_s
-        self._burst = burst
-        self._level = float(burst)
-        self._since = now
-
-    def lets_in(self, now: float) -> bool:
-        """Return whether one more is heard now."""
-        self._level = min(self._burst, self._level + (now - self._since) * self._per_s)
-        self._since = now
-        if self._level < 1.0:
-            return False
-        self._level -= 1.0
-        return True
-
-
-OWN_VALIDITY: Final = timedelta(days=2)
-"""Of the port's own certificate."""
-OWN_RENEWAL_S: Final = 86400.0
+OWN_VALIDITY: Final = timedelta(hours=1)
+"""Of the port's certificate, which each connection gets anew: so it fits whatever time the clock is set to."""
 CLOSE_S: Final = 1.0
 REST_S: Final = 0.2
 """Pause after the process had no file left for a connection."""
-SOCKET_CHECK_S: Final = 2.0
-"""Longest interval of looks whether the socket is still there."""
 
 Sign = Callable[[AskCertificate], Awaitable[JoinAnswer]]
 
@@ -82,7 +58,7 @@ class JoinLimits:
     """Maximum number of connections; beyond, the oldest is closed."""
     per_s: float = 10.0
     burst: int = 20
-    """Connections that are heard at once after a pause; others are closed unheard."""
+    """Maximum number that is heard in the time for so many at that rate; others are closed unheard."""
     deadline_s: float = 10.0
     """Of a connection, from its first packet to its end."""
     handshake_s: float = 5.0
@@ -99,8 +75,6 @@ class JoinPort:
         folder: Path,
         limits: JoinLimits | None = None,
         tell: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """folder: of the node's sockets. tell: says what keeps everybody from joining; empty: nothing does.
 
@@ -109,17 +83,11 @@ class JoinPort:
         self._authority = authority
         self._sign = sign
         self._limits = limits or JoinLimits()
-        self._clock = clock
-        self._guard = FloodGuard(per_s=self._limits.per_s, burst=self._limits.burst, now=clock())
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._heard: deque[float] = deque(maxlen=self._limits.burst)
+        """When the last connections were heard."""
         self._tell = tell
-        self._wall_clock = wall_clock
-        self._made_at = -math.inf
-        """Time of this port's certificate."""
         self._open: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
-        self._folder = folder
         self._listener = _listen(folder)
 
     async def run(self) -> None:
@@ -128,11 +96,7 @@ class JoinPort:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(SOCKET_CHECK_S):
-                        connection, _ = await loop.sock_accept(self._listener)
-                except TimeoutError:
-                    self._listen_again()
-                    continue
+                    connection, _ = await loop.sock_accept(self._listener)
                 except OSError:
                     await asyncio.sleep(REST_S)
                     continue
@@ -146,25 +110,12 @@ class JoinPort:
         """Listen no more."""
         self._listener.close()
 
-    def _listen_again(self) -> None:
-        """Make the socket again, if somebody has deleted it, as cleaners of /tmp do."""
-        path = socket_path(self._folder, SERVER_NAME, TLS_SUFFIX)
-        if path is None or path.is_socket():
-            return
-        try:
-            make_private(self._folder)
-            listener = _listen(self._folder)
-        except (OSError, ConfigError) as error:
-            log.warning("join_port_gone", reason=str(error))
-            return
-        log.warning("join_port_opened_again", path=str(path))
-        self._listener.close()
-        self._listener = listener
-
     def _welcome(self, connection: socket.socket) -> None:
-        if not self._guard.lets_in(self._clock()):
+        now, most = time.monotonic(), self._limits.burst
+        if len(self._heard) == most and now < self._heard[0] + most / self._limits.per_s:
             connection.close()
             return
+        self._heard.append(now)
         if len(self._open) >= self._limits.most_open:
             oldest = next(iter(self._open))
             oldest.cancel()
@@ -176,10 +127,8 @@ class JoinPort:
     async def _serve(self, connection: socket.socket) -> None:
         """Answer one request. Nothing that a stranger sends is an error of this daemon."""
         transport: asyncio.WriteTransport | None = None
-        if not self._is_fresh():
-            connection.close()
-            return
         try:
+            context = self._context()
             async with asyncio.timeout(self._limits.deadline_s):
                 reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
                 protocol = asyncio.StreamReaderProtocol(reader)
@@ -187,7 +136,7 @@ class JoinPort:
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,
-                    ssl=self._context,
+                    ssl=context,
                     ssl_handshake_timeout=self._limits.handshake_s,
                     ssl_shutdown_timeout=CLOSE_S,
                 )
@@ -221,33 +170,23 @@ class JoinPort:
             log.warning("join_failed", reason=str(error))
             return JoinAnswer(refusal="the authority cannot reach etcd now: try again")
 
-    def _is_fresh(self) -> bool:
-        """Give this port a certificate, and another one in time. Return whether it has one that is valid.
-
-        By the clock of the day, which may be set, and goes on while a machine sleeps.
-        """
-        now = self._wall_clock()
-        if 0 <= now - self._made_at < OWN_RENEWAL_S:
-            return True
+    def _context(self) -> ssl.SSLContext:
+        """Return what this port shows to one stranger. Raises OSError."""
+        key = new_key()
+        certificate = self._authority.certify(key.public_key(), SIGNER_NAME, role=SIGNER_ROLE, validity=OWN_VALIDITY)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
-            self._make_certificate(now)
+            # ssl reads files alone; only this user may open it
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(certificate_pem(certificate) + key_pem(key))
+                file.flush()
+                context.load_cert_chain(file.name)
         except OSError as error:
             self._tell(f"nobody can join: its port gets no certificate: {error.strerror or error}")
-            return 0 <= now - self._made_at < OWN_VALIDITY.total_seconds()
-        self._made_at = now
+            raise
         self._tell("")
-        return True
-
-    def _make_certificate(self, now: float) -> None:
-        """Raises OSError."""
-        key, at = new_key(), datetime.fromtimestamp(now, UTC)
-        certificate = self._authority.certify(
-            key.public_key(), SIGNER_NAME, role=SIGNER_ROLE, validity=OWN_VALIDITY, now=at
-        )
-        with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # ssl reads files alone; only this user may open it
-            file.write(certificate_pem(certificate) + key_pem(key))
-            file.flush()
-            self._context.load_cert_chain(file.name)
+        return context
 
 
 def _listen(folder: Path) -> socket.socket:

@@ -9,7 +9,7 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -34,26 +34,23 @@ from headway.daemon.net.certificates import (
     certificate_pem,
     fingerprint,
     general_name,
+    holder_of,
     issuer_of,
-    names_in,
-    own_names,
 )
 from headway.daemon.net.invitation import (
     NO_INVITATION,
     RefusedError,
-    SealedT,
     check_free,
     check_key,
     check_names,
     check_renewal,
     check_secret,
     checked,
-    is_true,
     sealed,
 )
 from headway.daemon.net.join_token import SECRET_BYTES, SIGNER_NAME, AskCertificate, JoinAnswer
 from headway.daemon.net.signing_request import read_signing_request
-from headway.stages.sockets.roles import ROLE_URI, without_roles
+from headway.stages.sockets.roles import ROLE_URI
 from headway.stages.sockets.tls_identity import CA_FILE
 
 log = structlog.get_logger()
@@ -161,7 +158,7 @@ class Signer:
             validity=timedelta(seconds=invitation.valid_s),
             now=datetime.fromtimestamp(now, UTC),
         )
-        record = replace(_issued(certificate, invitation, now), key_sha256=digest)
+        record = _issued(certificate, name, role, digest, now)
         used = self._written(replace(invitation, key_sha256=digest))
         unchanged = [
             Compare.unchanged(Keys.invitation(name), invited_at),
@@ -174,7 +171,7 @@ class Signer:
                 unchanged,
                 [
                     Put(Keys.invitation(name), used, lease_id),
-                    Put(Keys.issued(name), self._written(record)),
+                    Put(Keys.issued(name), encode(record)),
                 ],
             )
         except (ConflictError, LeaseLostError) as error:
@@ -187,55 +184,39 @@ class Signer:
     async def renew(self, shown: bytes, request: str) -> str:
         """Return the next certificate for the holder of one, in PEM. Raises RefusedError.
 
-        shown: its present one in PEM, whose key it has proven in TLS. request: PEM of PKCS #10, with another key.
+        shown: its present one in PEM, whose key it has proven in TLS. request: PEM of PKCS #10, with another key. The
+        next one bears what the present one does, whatever names are in the request.
         """
         now = datetime.fromtimestamp(self._clock(), UTC)
-        key, names = read_signing_request(request)
-        serial, name = self._shown(shown, names)
+        key, _ = read_signing_request(request)
+        present, name = self._shown(shown)
+        serial, digest = f"{present.serial_number:X}", _digest(key)
         issued, issued_at, _ = await self._read(Keys.issued(name), IssuedRecord)
-        issued = issued if issued is not None and is_true(issued, self._seal_keys) else None
-        is_revoked = await self._etcd.get(Keys.revoked(name)) is not None
-        digest = _digest(key)
+        is_revoked = await self._is_revoked(name)
         issued = check_renewal(issued, serial, digest, name=name, is_revoked=is_revoked, now=now.timestamp())
-        check_names(issued.name, issued.role, names, role_uri=ROLE_URI)
-        validity = timedelta(seconds=issued.valid_s)
-        certificate = self._authority.certify(
-            key, issued.name, hosts=issued.hosts, role=issued.role, validity=validity, now=now
-        )
-        record = replace(
-            issued,
-            serial=f"{certificate.serial_number:X}",
-            issued_at=now.timestamp(),
-            expires_at=certificate.not_valid_after_utc.timestamp(),
-            key_sha256=digest,
-            renews=serial if serial == issued.serial else issued.renews,
-        )
+        certificate = self._authority.certify_again(present, key, now=now)
+        renews = serial if serial == issued.serial else issued.renews
+        record = _issued(certificate, name, issued.role, digest, now.timestamp(), renews=renews)
         unchanged = [Compare.unchanged(Keys.issued(name), issued_at), Compare.absent(Keys.revoked(name))]
         try:
-            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), self._written(record))])
+            await self._etcd.transaction(unchanged, [Put(Keys.issued(name), encode(record))])
         except ConflictError as error:
             raise RefusedError("something changed meanwhile: ask again") from error
-        log.info("renewed", name=issued.name, role=issued.role, serial=record.serial)
+        log.info("renewed", name=name, role=record.role, serial=record.serial)
         return certificate_pem(certificate).decode()
 
-    def _shown(self, pem: bytes, asked: Iterable[str]) -> tuple[str, str]:
-        """Return the serial number of a caller's certificate, and that of its names for which another is asked.
-
-        Raises RefusedError.
-        """
+    def _shown(self, pem: bytes) -> tuple[x509.Certificate, str]:
+        """Return a caller's certificate, and its holder's name. Raises RefusedError."""
         try:
             certificate = x509.load_pem_x509_certificate(pem)
-            borne = own_names(names_in(certificate))
+            name = holder_of(certificate)
         except ValueError as error:
             raise RefusedError("the certificate is not of this authority") from error
         if issuer_of(certificate, self._trusted()) is None:
             raise RefusedError("the certificate is not of this authority")
-        # Which of its names is the holder's, and which are its hosts', it does not tell.
-        wanted = {name.casefold() for name in without_roles(asked)}
-        name = next((name for name in borne if name.casefold() in wanted), next(iter(borne), ""))
         if not is_node_name(name):
             raise RefusedError("the certificate bears no name")
-        return f"{certificate.serial_number:X}", name
+        return certificate, name
 
     async def _check_others(self, wish: InvitationRecord) -> None:
         """Raise RefusedError for a host that is another holder's name: peers would take it for that one."""
@@ -250,8 +231,8 @@ class Signer:
         """The first one seals. What the authority before this one has sealed is true as well, while that is trusted."""
         return self._authority.derived_keys(SEAL_PURPOSE, trusted=self._trusted())
 
-    def _written(self, record: SealedT) -> bytes:
-        return encode(sealed(record, self._seal_keys[0]))
+    def _written(self, invitation: InvitationRecord) -> bytes:
+        return encode(sealed(invitation, self._seal_keys[0]))
 
     async def _is_revoked(self, name: str) -> bool:
         return await self._etcd.get(Keys.revoked(name)) is not None
@@ -295,13 +276,15 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _issued(certificate: x509.Certificate, invitation: InvitationRecord, now: float) -> IssuedRecord:
+def _issued(
+    certificate: x509.Certificate, name: str, role: str, key_sha256: str, now: float, *, renews: str = ""
+) -> IssuedRecord:
     return IssuedRecord(
-        name=invitation.name,
-        role=invitation.role,
+        name=name,
+        role=role,
         serial=f"{certificate.serial_number:X}",
         issued_at=now,
         expires_at=certificate.not_valid_after_utc.timestamp(),
-        valid_s=invitation.valid_s,
-        hosts=invitation.hosts,
+        key_sha256=key_sha256,
+        renews=renews,
     )

@@ -147,6 +147,6 @@ def entries() -> dict[str, object]:
     """Records about certificates, by key."""
     return {
         Keys.revoked("me"): RevokedRecord(name="me", revoked_at=1.0, revoked_by="you"),
-        Keys.issued("n"): IssuedRecord(name="n", role="node", serial="A", issued_at=1.0, expires_at=2.0, valid_s=1.0),
+        Keys.issued("n"): IssuedRecord(name="n", role="node", serial="A", issued_at=1.0, expires_at=2.0),
         Keys.invitation("n"): _invitation(),
     }

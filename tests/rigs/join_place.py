@@ -42,8 +42,6 @@ class JoinPlace:
     """By how much the clock of the signer is ahead."""
     asked: list[AskCertificate] = field(default_factory=list)
     """What has come with a secret."""
-    port_ahead_s: float = 0.0
-    """By how much the clock of the port is ahead."""
     told: list[str] = field(default_factory=list)
     """What keeps everybody from joining."""
 
@@ -114,7 +112,6 @@ async def join_place(
         folder=folder,
         limits=limits,
         tell=place.told.append,
-        wall_clock=lambda: time.time() + place.port_ahead_s,
     )
     front = PortProcess("127.0.0.1", 0, daemon_port=9, folder=folder)
     place.address = shared_address(f"127.0.0.1:{front.port}", SERVER_NAME)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from headway.daemon.cluster.client import EtcdClient
-from headway.daemon.net import join_port
 from headway.daemon.net.invitation import NO_INVITATION
 from headway.daemon.net.join_client import join
 from headway.daemon.net.join_port import JoinLimits
@@ -37,15 +36,6 @@ async def test_a_port_that_gets_no_certificate_says_so(place: JoinPlace, monkeyp
 
 def _full_disk(**_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-async def test_a_port_lives_by_the_clock_of_the_day(place: JoinPlace) -> None:
-    """The machine started with a clock that was three days slow, or slept for three days: others join afterwards."""
-    place.port_ahead_s = -3 * 86400
-    with pytest.raises(UnavailableError, match="certificate has expired"):
-        await place.join(await place.invited("b"))
-    place.port_ahead_s = 0
-    assert (await place.join(await place.invited("b"))).answer.certificate
 
 
 async def test_a_port_that_says_a_byte_now_and_then_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +120,3 @@ async def test_a_flood_is_not_heard_and_a_machine_joins_after_it(
         token = await place.invited("n")
         request = signing_request("n", new_key())
         assert (await asyncio.to_thread(join, token, request, patience_s=20.0)).answer.certificate
-
-
-async def test_a_deleted_socket_of_the_port_is_made_again(
-    place: JoinPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cleaner of /tmp took the folder's sockets: a machine joins all the same, a little later."""
-    monkeypatch.setattr(join_port, "SOCKET_CHECK_S", 0.1)
-    token = await place.invited("a")
-    await place.join(token)
-    socket = next(path for path in tmp_path.iterdir() if path.is_socket())
-    socket.unlink()
-    async with asyncio.timeout(20):
-        while not socket.is_socket():
-            await asyncio.sleep(0.05)
-    await place.join(await place.invited("b"))

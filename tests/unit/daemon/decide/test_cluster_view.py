@@ -223,7 +223,7 @@ def test_a_revoked_node_is_not_there(is_first: bool) -> None:
 def test_certificates_are_known_by_small_letters() -> None:
     """A record under another name is set aside, and an invitation is nobody's business."""
     view = ClusterView()
-    issued = IssuedRecord(name="Ann", role="reader", serial="A", issued_at=1.0, expires_at=2.0, valid_s=1.0)
+    issued = IssuedRecord(name="Ann", role="reader", serial="A", issued_at=1.0, expires_at=2.0)
     put(view, Keys.issued("Ann"), issued, 1)
     put(view, Keys.invitation("Ben"), issued, 2)
     put(view, Keys.revoked("b"), RevokedRecord(name="c", revoked_at=1.0), 3)

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.net import renewals
 from headway.daemon.net.certificates import CLOCK_SKEW, CertificateAuthority, certificate_pem, fingerprint, key_pem
-from headway.daemon.net.renewals import Renewals, keep_renewed
+from headway.daemon.net.renewals import Renewals, due_at, keep_renewed
 from headway.daemon.net.signing_request import new_key
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
@@ -189,3 +190,13 @@ async def test_nothing_is_decided_before_etcd_has_told_what_was_issued(place: Pl
     await asyncio.wait({running})
     assert "make another one" not in told[0]
     assert "cannot be renewed now" in told[0], "it asks, and finds no daemon with the authority"
+
+
+def test_it_is_due_when_a_third_is_left(tmp_path: Path) -> None:
+    """Of the life since it was made, not since the earlier moment that allows for clocks; and nodes spread a little."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+    pem = (authority.issue("n", validity=timedelta(days=30)) / "cert.pem").read_bytes()
+    certificate = x509.load_pem_x509_certificate(pem)
+    left_days = (certificate.not_valid_after_utc.timestamp() - due_at(certificate)) / 86400
+    assert left_days == pytest.approx(10.0)
+    assert due_at(certificate, spread=1.0) - due_at(certificate) == pytest.approx(86400.0)
