@@ -175,7 +175,10 @@ class Search:
             by_name = sorted(self._slots, key=self._by_name.__getitem__)
             names = dict.fromkeys(slot.node for slot in by_name)
             for nodes in combinations(names, min(self._placement.max_nodes or len(names), len(names))):
-                yield from permutations([slot for slot in by_name if slot.node in nodes])
+                here = [slot for slot in by_name if slot.node in nodes]
+                # The fastest devices may lie far from each other: without delay fewer may be faster.
+                for number in range(len(here), 0 if self._costs.spec.train.delay == 0 else len(here) - 1, -1):
+                    yield from permutations(here, number)
 
     def _arranged(self, slots: Sequence[DeviceSlot], arrange: "_Arrange") -> Order:
         """Return seats site by site, and within a site class by class: only those of one class can be replicas."""
@@ -373,7 +376,8 @@ class Search:
             if found is None:
                 number //= 2
             else:
-                best = found
+                # Without delay replicas cost time to fill the pipe: what is left may be cut better than just as well.
+                best = found if self._costs.spec.train.delay else self._along(found.cut.slots, found) or found
                 limit = min(limit, best.seconds * WORTH_A_STAGE)
                 number = min(number, len(best.cut.slots) // 2) or int(len(best.cut.slots) > 1)
         return best
