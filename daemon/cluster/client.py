@@ -66,20 +66,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What had changed below a prefix at one revision, without values: far less than a listing."""
-
-    revision: int
-    """etcd's revision when it answered."""
-    revisions: dict[str, int]
-    """Revisions of the keys that were set since, and still existed."""
-    num_keys: int
-    """Number of all keys below the prefix."""
-    cluster_id: int
-    raft_term: int
-
-
-@dataclass(frozen=True, slots=True)
 class EtcdStatus:
     """An etcd member's report about itself."""
 
@@ -184,25 +170,6 @@ class EtcdClient:
             if not reply.more:
                 return Snapshot(revision, tuple(entries), cluster_id, raft_term)
             start = reply.kvs[-1].key + b"\0"
-
-    async def changes_since(self, prefix: str, revision: int, *, at: int, below: str = "") -> Changes:
-        """Return which keys of a prefix were set after a revision, and how many keys there are, as of another
-        revision. It costs far less than a listing. below: as in `get_prefix`.
-
-        Raises CompactedError when etcd does not have the later revision.
-        """
-        start, end = range_of(prefix, below)
-        request = etcd_pb2.RangeRequest(
-            key=start, range_end=end, keys_only=True, min_mod_revision=revision + 1, revision=at
-        )
-        reply = await self._range(request)
-        return Changes(
-            reply.header.revision,
-            {to_text(entry.key): entry.mod_revision for entry in reply.kvs},
-            reply.count,
-            reply.header.cluster_id,
-            reply.header.raft_term,
-        )
 
     async def put(self, key: str, value: bytes, *, lease_id: int = 0) -> int:
         """Set a key; return the revision. Raises LeaseLostError when the lease is gone."""

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from headway.daemon.base.errors import CompactedError, InvariantLostError, StoreError, StoreUnreachableError
-from headway.daemon.cluster.client import Changes, EtcdClient, KeyValue, Snapshot
+from headway.daemon.cluster.client import EtcdClient, KeyValue, Snapshot
 from headway.daemon.cluster.format import to_builtins
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.records import Phase, PlanRecord
@@ -54,37 +54,6 @@ def went_back(
         if revision < known.get(key, 0) <= found.revision:
             return f"{key} is of revision {revision} after {known[key]}"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """How far a view is known to be right."""
-
-    revision: int = 0
-    """The view has every change up to this revision; 0: nothing is verified."""
-    asked_at: int = 0
-    """Revision of etcd at the last comparison. By the next one the watch must have shown all changes up to it."""
-
-
-def due(verified: Verified, seen: HistoryMark) -> int:
-    """Return the revision at which etcd and the view must be alike. seen: the view's progress."""
-    return max(seen.revision, verified.asked_at)
-
-
-def why_wrong(seen: HistoryMark, found: Changes, *, held: Mapping[str, int]) -> str:
-    """Return why the view must be listed again; empty: it has every change that its watch had to show.
-
-    seen: the view's progress. found: the changes since it was last verified, as of the revision that is due. held: the
-    keys of the view, with the revision of each.
-    """
-    if found.cluster_id != seen.cluster_id or found.revision < seen.revision or found.raft_term < seen.raft_term:
-        return "its history is another one"
-    wrong = sorted(key for key, revision in found.revisions.items() if held.get(key) != revision)
-    if wrong:
-        return f"the watch has missed {len(wrong)} changes, such as that of {wrong[0]}"
-    if found.num_keys != len(held):
-        return f"it has {found.num_keys} keys, and the view {len(held)}"
-    return ""
 
 
 BURST: Final = 30.0
@@ -149,10 +118,8 @@ def may_wait(key: str, *, is_deleted: bool, leads: bool) -> bool:
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 RETRY_PAUSE_S = 0.5
-AUDIT_PERIOD_S = 60.0
-"""Least interval of comparisons of the view with etcd."""
-AUDIT_PER_NODE_S = 0.3
-"""The interval grows with the cluster, because etcd looks at every key for each comparison of each daemon."""
+FORGETS_EVERY_S = 60.0
+"""Interval at which the memory of what is gone is dropped."""
 REFUSED_FOR_S = 60.0
 """Seconds for which etcd may refuse this client before the refusal is final: a role may be changing."""
 
@@ -166,7 +133,6 @@ class ClusterWatch:
         *,
         view: ClusterView | None = None,
         clock: Callable[[], float] = time.monotonic,
-        audit_period_s: float = AUDIT_PERIOD_S,
         refused_for_s: float = REFUSED_FOR_S,
         chooses_relays: bool = False,
     ) -> None:
@@ -191,21 +157,18 @@ class ClusterWatch:
         self._client = client
         self._clock = clock
         self._pace = WatchPace()
-        self._audit_period_s = audit_period_s
         self._refused_for_s = refused_for_s
         self._chooses_relays = chooses_relays
         self._refused_since: float | None = None
         self._mark = HistoryMark()
-        self._verified = Verified()
+        self._forgot_at = clock()
         self._signal = asyncio.Event()
         self._applied = asyncio.Event()
         """Set, and replaced, when the view has got a change, also one that wakes nobody yet."""
         self._waking: asyncio.TimerHandle | None = None
         self._has_probes = False
         self._watching: asyncio.Timeout | None = None
-        """Ends the present watch."""
-        self._is_called = False
-        """True if that is for the records for the leader."""
+        """Ends the present watch, to get the records for the leader."""
 
     async def run(self) -> None:
         """Follow etcd until cancelled, waiting while it is away.
@@ -221,7 +184,7 @@ class ClusterWatch:
 
     async def _follow(self) -> None:
         """List and watch, repeatedly. Raises StoreError when etcd refuses this client."""
-        is_audit, is_right, pause = False, False, FIRST_PAUSE_S
+        is_right, pause = False, FIRST_PAUSE_S
         while True:
             # A daemon that led goes on hearing of ways: dropped and listed again, they would be an older history.
             needs_probes = self._has_probes or self._chooses_relays or self.leads()
@@ -230,14 +193,13 @@ class ClusterWatch:
             if not is_right:
                 seen = self._mark
                 listed = await self._list(below=_below(needs_probes))
-                is_audit = is_audit and needs_probes is self._has_probes
                 self._has_probes = needs_probes
-                self._take_listing(listed, seen, is_audit=is_audit)
-            is_audit, is_right, started_at = False, False, self._clock()
+                self._take_listing(listed, seen)
+            is_right, started_at = False, self._clock()
             try:
                 await self._watch()
             except TimeoutError:
-                is_audit, is_right = True, self._is_called or await self._is_right()
+                is_right = True  # the records for the leader are called for
                 continue
             except CompactedError as error:
                 _log.warning("watch_compacted", etcd=error.target, reason=error.reason)
@@ -247,13 +209,12 @@ class ClusterWatch:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     async def _watch(self) -> None:
-        """Take changes. Raises TimeoutError when the view is to be compared with etcd, or lacks the records for the
-        leader that it needs (`_is_called`), and what the watch raises.
+        """Take changes. Raises TimeoutError when the view lacks the records for the leader that it needs, and what the
+        watch raises: a watch that ends may have missed changes, so everything is listed again.
         """
-        below, start, self._is_called = _below(self._has_probes), self.revision + 1, False
+        below, start = _below(self._has_probes), self.revision + 1
         try:
-            # etcd's watches have lost events in some releases: compare now and then
-            async with asyncio.timeout(self._audit_in_s() * random.uniform(0.9, 1.1)) as self._watching:
+            async with asyncio.timeout(None) as self._watching:
                 async for batch in self._client.watch(PREFIX, below=below, from_revision=start, rest_s=self._rest_s):
                     self._take_batch(batch)
         finally:
@@ -292,7 +253,6 @@ class ClusterWatch:
             async with asyncio.timeout(timeout_s):
                 while not (self._has_probes and self.revision):
                     if self._watching is not None and not self._watching.expired():
-                        self._is_called = True
                         self._watching.reschedule(asyncio.get_running_loop().time())
                     await self._applied.wait()
         except TimeoutError:
@@ -302,26 +262,6 @@ class ClusterWatch:
     def _rest_s(self) -> float:
         rest_s = self._pace.rest_s(len(self.view.nodes))
         return rest_s if rest_s and self.may_rest() else 0.0
-
-    def _audit_in_s(self) -> float:
-        return max(self._audit_period_s, AUDIT_PER_NODE_S * len(self.view.nodes))
-
-    async def _is_right(self) -> bool:
-        """Return whether the view has every change that the watch had to show. Raises StoreError."""
-        seen = self._mark
-        try:
-            at, below = due(self._verified, seen), _below(self._has_probes)
-            found = await self._client.changes_since(PREFIX, self._verified.revision, at=at, below=below)
-        except (StoreUnreachableError, CompactedError):
-            return False  # the listing waits until etcd answers, and finds out whether its history went back
-        if reason := why_wrong(seen, found, held=self.view.revisions):
-            _log.warning("view_listed_again", etcd=self._client.target, reason=reason)
-            return False
-        self._verified = Verified(seen.revision, found.revision)
-        self._forget(below=seen.revision)
-        # Nothing has changed up to there, although etcd has: what it compacts is not asked for again.
-        self._came_to(at)
-        return True
 
     async def _took_probes(self) -> bool:
         """Apply the records for the leader; return whether etcd lists them. Raises StoreError.
@@ -340,8 +280,9 @@ class ClusterWatch:
 
     def _forget(self, *, below: int) -> None:
         """Drop what the view remembers of keys and nodes that are gone. No change before a revision can arrive now."""
+        self._forgot_at = self._clock()
         self.view.forget_deleted(below=below)
-        self.view.forget_absent(now=self._clock())
+        self.view.forget_absent(now=self._forgot_at)
 
     async def _list(self, *, below: str) -> Snapshot:
         while True:
@@ -353,7 +294,7 @@ class ClusterWatch:
                 _log.info("listing_compacted", reason=error.reason)
             await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
 
-    def _take_listing(self, listed: Snapshot, seen: HistoryMark, *, is_audit: bool) -> None:
+    def _take_listing(self, listed: Snapshot, seen: HistoryMark) -> None:
         """Apply a listing. seen: etcd's progress before the listing was requested; the view has every change
         up to it.
         """
@@ -366,16 +307,11 @@ class ClusterWatch:
             view.set_in_sight(False, now=now)
             view.start_anew(now=now)
             _log.error("etcd_history_went_back", etcd=self._client.target, reason=reason, epoch=view.epoch)
-        elif is_audit:
-            missed = [key for key, revision in revisions.items() if known[key] < revision <= seen.revision]
-            if missed:
-                _log.error("watch_missed_changes", keys=missed[:10], num_keys=len(missed), revision=seen.revision)
         self._apply(listed.entries)
         for key in [key for key in view.revisions if key not in revisions]:
             view.apply(key, None, mod_revision=listed.revision, create_revision=0, now=now)
         self._forget(below=listed.revision)
         self._mark = found
-        self._verified = Verified(listed.revision, listed.revision)
         self.revision = listed.revision
         self._reached(True, "")
         self._bump()
@@ -399,6 +335,8 @@ class ClusterWatch:
         self._pace.heard(now=self._clock())
         self._apply(batch.events)
         self._came_to(batch.revision)
+        if self._clock() >= self._forgot_at + FORGETS_EVERY_S:
+            self._forget(below=batch.revision)
         is_measured = all(is_for_leader(event.key) for event in batch.events)
         if is_measured and not leads and self.view.blocked is blocked:
             return

@@ -12,11 +12,9 @@ DEADLINE_S = 30.0
 
 
 @asynccontextmanager
-async def watching(
-    client: EtcdClient, *, audit_period_s: float = 3600.0, leads: Callable[[], bool] = lambda: True
-) -> AsyncIterator[ClusterWatch]:
+async def watching(client: EtcdClient, *, leads: Callable[[], bool] = lambda: True) -> AsyncIterator[ClusterWatch]:
     """A watch that runs inside the block."""
-    cluster = ClusterWatch(client, audit_period_s=audit_period_s)
+    cluster = ClusterWatch(client)
     cluster.leads = leads
     running = asyncio.create_task(cluster.run())
     try:

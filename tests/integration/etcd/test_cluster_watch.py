@@ -1,15 +1,14 @@
 """A ClusterView that is kept current from a real etcd."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from headway.daemon.base.errors import CompactedError, StoreUnreachableError
-from headway.daemon.cluster.client import Changes, EtcdClient, Snapshot
+from headway.daemon.base.errors import StoreUnreachableError
+from headway.daemon.cluster.client import EtcdClient, Snapshot
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import PREFIX, Keys
 from headway.daemon.cluster.measurements import ProbeRecord
@@ -86,26 +85,18 @@ async def test_a_view_rests_in_a_storm_and_is_right_after_it(etcd: Etcd, client:
 async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most of what nodes write is for the leader. The others hear nothing of it, and an audit misses nothing. A daemon
-    that begins to lead has what was there and hears what comes.
+    """Most of what nodes write is for the leader. The others hear nothing of it. A daemon that begins to lead has
+    what was there and hears what comes.
     """
     probes = [ProbeRecord(incarnation=f"a-{life}", peers={}) for life in range(3)]
     await client.put(Keys.probes("a"), encode(probes[0]))
-    leads, num_compared, compare = False, 0, client.changes_since
-    listed = noted_listings(client, monkeypatch)
-
-    async def counted(prefix: str, revision: int, **options: Any) -> Changes:
-        nonlocal num_compared
-        num_compared += 1
-        return await compare(prefix, revision, **options)
-
-    monkeypatch.setattr(client, "changes_since", counted)
-    async with watching(client, audit_period_s=0.3, leads=lambda: leads) as cluster, asyncio.timeout(DEADLINE_S):
+    leads, listed = False, noted_listings(client, monkeypatch)
+    async with watching(client, leads=lambda: leads) as cluster, asyncio.timeout(DEADLINE_S):
         heard = await client.put(KEY, encode(DesiredRecord()))
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         await client.put(Keys.probes("a"), encode(probes[1]))
-        while num_compared < 3:
-            await asyncio.sleep(0.01)
+        heard = await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         assert (cluster.view.probes, listed) == ({}, [PREFIX])
         leads = True
         assert await cluster.probes_seen(timeout_s=DEADLINE_S)
@@ -114,11 +105,11 @@ async def test_a_view_has_the_leaders_own_records_only_where_they_are_needed(
         assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
         assert cluster.view.probes == {"a": probes[2]}
         assert await cluster.probes_seen(timeout_s=0.0)
-        leads, num_compared = False, 0
-        while num_compared < 3:
-            await asyncio.sleep(0.01)
-        assert listed == [PREFIX, Keys.FOR_LEADER], "the audits of the larger view are right as well"
-        assert cluster.view.probes == {"a": probes[2]}, "a daemon that no longer leads goes on hearing of them"
+        leads = False
+        heard = await client.put(Keys.probes("a"), encode(probes[0]))
+        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
+        assert listed == [PREFIX, Keys.FOR_LEADER]
+        assert cluster.view.probes == {"a": probes[0]}, "a daemon that no longer leads goes on hearing of them"
 
 
 async def test_etcd_that_is_away_when_a_daemon_wins_is_in_sight_again(
@@ -166,28 +157,10 @@ async def test_a_daemon_that_leads_again_takes_etcd_for_the_same(own_server_conf
             assert (cluster.view.epoch, set(cluster.view.probes)) == (0, {"a"})
 
 
-async def test_what_others_write_is_compacted_without_a_new_listing(
-    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A quiet view, while etcd's revision rises by records that it does not hear of."""
-    listed = noted_listings(client, monkeypatch)
-    async with watching(client, audit_period_s=0.2, leads=lambda: False) as cluster:
-        heard = await client.put(KEY, encode(DesiredRecord()))
-        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
-        for life in range(10):
-            last = await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation=f"a-{life}", peers={})))
-        assert await cluster.caught_up(last, timeout_s=DEADLINE_S), "two comparisons later"
-        await client.compact(last)
-        await asyncio.sleep(1.0)
-        heard = await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
-        assert await cluster.caught_up(heard, timeout_s=DEADLINE_S)
-        assert listed == [PREFIX]
-
-
 async def test_a_daemon_that_wins_while_etcd_lists_has_the_leaders_records(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listing was asked for without them. It does not wait for the next comparison with etcd."""
+    """The listing was asked for without them. It asks for them at once."""
     await client.put(Keys.probes("a"), encode(ProbeRecord(incarnation="a-1", peers={})))
     leads, list_all = False, client.get_prefix
 
@@ -235,72 +208,3 @@ async def test_the_view_catches_up_after_an_outage_with_a_compaction(own_server_
                 assert cluster.reachable_since > lost_at
     finally:
         await server.stop()
-
-
-async def test_an_audit_repairs_what_a_watch_has_lost(
-    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The watch drops every event, as some releases of etcd did: the next audit finds them all the same."""
-
-    async def deaf(*arguments: object, **options: object) -> AsyncIterator[None]:
-        await asyncio.Event().wait()
-        yield None
-
-    monkeypatch.setattr(client, "watch", deaf)
-    async with watching(client, audit_period_s=0.2) as cluster:
-        async with asyncio.timeout(DEADLINE_S):
-            while not cluster.is_reachable:
-                await cluster.changed(cluster.version)
-        await client.put(KEY, encode(DesiredRecord(state=Desired.PAUSED)))
-        await until_desired(cluster, Desired.PAUSED)
-        await client.delete(KEY)
-        async with asyncio.timeout(DEADLINE_S):
-            while cluster.view.revision_of(KEY):
-                await cluster.changed(cluster.version)
-
-
-async def test_a_view_that_is_right_is_not_listed_again(
-    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An audit asks what had changed, and how many keys there were. The watch goes on as if nothing had been, and what
-    comes and goes while etcd is asked is no mistake of the view.
-    """
-    compared, compare = asyncio.Semaphore(0), client.changes_since
-    listed = noted_listings(client, monkeypatch)
-
-    async def compare_amid_changes(prefix: str, revision: int, *, at: int, below: str) -> Changes:
-        await client.delete(OTHER)
-        await client.put(KEY, encode(DesiredRecord(state=Desired.CANCELLED)))
-        found = await compare(prefix, revision, at=at, below=below)
-        compared.release()
-        return found
-
-    monkeypatch.setattr(client, "changes_since", compare_amid_changes)
-    async with watching(client, audit_period_s=0.5) as cluster, asyncio.timeout(DEADLINE_S):
-        for wish in (Desired.PAUSED, Desired.RUNNING):
-            await client.put(OTHER, encode(DesiredRecord()))
-            await client.put(KEY, encode(DesiredRecord(state=wish)))
-            await compared.acquire()
-            await until_desired(cluster, Desired.CANCELLED)
-        while cluster.view.revision_of(OTHER):
-            await cluster.changed(cluster.version)
-    assert listed == [PREFIX]
-
-
-async def test_etcd_says_what_was_set_since_a_revision_and_how_many_keys_there_were(client: EtcdClient) -> None:
-    """The count has also the keys that were set before. What comes later is not counted."""
-    await client.put("/headway/a", b"1")
-    await client.put("/headway/gone", b"1")
-    revision = await client.put("/headway/b", b"1")
-    await client.put("/other", b"1")
-    later = await client.put("/headway/c", b"1")
-    await client.delete("/headway/gone")
-    last = await client.put("/headway/d", b"1")
-    found = await client.changes_since("/headway/", revision, at=later)
-    assert (found.revisions, found.num_keys, found.revision) == ({"/headway/c": later}, 4, last)
-    assert found.cluster_id == (await client.get_prefix("/headway/")).cluster_id
-    with pytest.raises(CompactedError, match="future revision"):
-        await client.changes_since("/headway/", revision, at=last + 1)
-    await client.compact(last)
-    with pytest.raises(CompactedError, match="compacted"):
-        await client.changes_since("/headway/", revision, at=later)

@@ -68,16 +68,16 @@ def test_a_node_that_is_there_is_not_forgotten() -> None:
     assert (view.arrived_at, view.arrived_in, view.departures) == ({"a": 2.0}, {"a": 3}, {"a": (1.0,)})
 
 
-def test_every_audit_of_etcd_forgets_nodes_that_are_gone() -> None:
+def test_every_listing_of_etcd_forgets_nodes_that_are_gone() -> None:
     """Nothing else happens in this cluster: a day after the last node went, a listing takes its memory away."""
     now, key = 0.0, Keys.node("a")
     watch = ClusterWatch(cast(Any, SimpleNamespace(target="etcd")), clock=lambda: now)
     there = Snapshot(3, (KeyValue(key, encode(NODE), 3, 3, 1, 7),), cluster_id=1, raft_term=1)
     for listed in (there, replace(there, revision=4, entries=())):
-        watch._take_listing(listed, watch._mark, is_audit=True)
+        watch._take_listing(listed, watch._mark)
     assert watch.view.absent_since == {"a": 0.0}
     now = ABSENT_FOR_S + 1.0
-    watch._take_listing(replace(there, revision=4, entries=()), watch._mark, is_audit=True)
+    watch._take_listing(replace(there, revision=4, entries=()), watch._mark)
     assert watch.view.absent_since == {}
 
 
