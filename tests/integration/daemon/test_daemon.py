@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from headway.daemon.base.errors import RecoveryError
@@ -16,7 +15,7 @@ from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState
 from headway.daemon.cluster.state_key import JOURNAL, StateKey
-from headway.proto import control_pb2, control_pb2_grpc
+from headway.proto import control_pb2
 from tests.rigs.paces import paced_layers
 
 BATCHES = 60
@@ -56,21 +55,6 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     assert await playground.ended("a") == 0
     await playground.nothing_left()
     assert (await playground.view()).nodes == {}
-
-
-async def test_a_client_without_a_certificate_is_refused(playground: Any) -> None:
-    """TLS without a client's certificate, and no TLS at all: no answer from the Node service."""
-    await playground.started("a")
-    address = (await playground.view()).nodes["a"].address
-    identity = playground.etcd.identity
-    options = (("grpc.ssl_target_name_override", "a"),)
-    nameless = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(identity.ca), options=options)
-    plain = grpc.aio.insecure_channel(address)
-    for channel in (nameless, plain):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await control_pb2_grpc.NodeStub(channel).Describe(control_pb2.DescribeRequest(), timeout=5)
-        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        await channel.close()
 
 
 @pytest.mark.slow

@@ -11,11 +11,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.cli import program as cli
 from headway.daemon.cluster.client import EtcdClient
 from headway.daemon.cluster.cluster_records import InvitationRecord
 from headway.daemon.cluster.format import decode, encode
@@ -23,7 +22,7 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.net.certificates import CertificateAuthority, names_in
 from headway.daemon.net.invitation import NO_INVITATION, RefusedError
 from headway.daemon.net.join_client import join
-from headway.daemon.net.join_token import AskCertificate, JoinAnswer, write_token
+from headway.daemon.net.join_token import AskCertificate, JoinAnswer
 from headway.daemon.net.signer import open_authority
 from headway.daemon.net.signing_request import new_key, signing_request
 from headway.stages.errors import UnavailableError
@@ -118,39 +117,6 @@ async def test_a_connection_that_is_cut_before_the_answer_costs_nothing(
     monkeypatch.setattr(place.signer, "join", dying)
     joined = await asyncio.to_thread(join, token, signing_request("n", new_key()), patience_s=20.0)
     assert (joined.answer.certificate, len(signed)) == (signed[1].certificate, 2)
-
-
-async def test_the_same_line_is_run_again_after_a_lost_answer(
-    place: JoinPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command gives up, because the authority is cut off after it has signed, and says what to do. The same command
-    then ends well, and key and certificate of the folder fit. On another machine the line is worth nothing.
-    """
-    line = write_token(await place.invited("n"))
-    join_at_authority, num_asked = place.signer.join, 0
-
-    async def cut_off(asked: AskCertificate) -> JoinAnswer:
-        nonlocal num_asked
-        answer, num_asked = await join_at_authority(asked), num_asked + 1
-        if num_asked == 1:
-            raise EOFError
-        return answer
-
-    monkeypatch.setattr(place.signer, "join", cut_off)
-    monkeypatch.setattr(join, "__kwdefaults__", {"patience_s": 0.0})
-
-    async def joins(folder: str) -> tuple[int, str]:
-        code = await asyncio.to_thread(cli.run, ["join", line, "--dir", str(tmp_path / folder)])
-        return code, capsys.readouterr().err
-
-    code, told = await joins("n")
-    assert (code, told.count("\n")) == (3, 1)
-    assert told.endswith("then run the same line here again\n")
-    assert await joins("n") == (0, "")
-    certificate = x509.load_pem_x509_certificate((tmp_path / "n/cert.pem").read_bytes())
-    key = load_pem_private_key((tmp_path / "n/key.pem").read_bytes(), password=None)
-    assert certificate.public_key() == key.public_key()
-    assert await joins("elsewhere") == (2, f"headway: {NOT_INVITED}\n")
 
 
 async def test_two_machines_with_one_token_at_once_get_one_certificate(place: JoinPlace) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 
 from headway.daemon.agent.probing import measure
 from headway.daemon.base import places as checkpoint_place
-from headway.daemon.base.addresses import NodeEndpoint
 from headway.daemon.base.errors import ConfigError, RecoveryError
 from headway.daemon.blobs.checkpoint import copy_to_checkpoint
 from headway.daemon.client.checkpoint_folder import folder_access
@@ -29,7 +26,7 @@ from headway.daemon.net.reaching import dial_ports
 from headway.proto import control_pb2
 from headway.stages.data.shard_writer import DataForm, writing_shards
 from headway.stages.data.tokens import TokenShards
-from headway.stages.errors import PeerError, ProtocolError, UnavailableError
+from headway.stages.errors import ProtocolError
 from tests.rigs.moody_file_system import moody
 from tests.rigs.node_network import DATA, FILE, HELD_BY_B, Network
 
@@ -60,37 +57,6 @@ async def test_the_checkpoint_is_the_last_resort(network: Network, tmp_path: Pat
     network.job.checkpoint = CheckpointRecord(timeline=1, boundary=6, url="c", files={"head": FILE})
     with pytest.raises(RecoveryError, match="no node holds it, and it is not the newest checkpoint's"):
         await network.read(network.a, forward=True)
-
-
-async def test_a_daemon_at_another_nodes_address_answers_for_nobody(network: Network) -> None:
-    """a is asked for at b's address, as after a change of addresses: b's certificate is not a's."""
-    with pytest.raises(UnavailableError, match=r"does not carry the expected name a$") as caught:
-        await network.client.describe(NodeEndpoint("a", network.b.address))
-    assert caught.value.peer == f"node a at {network.b.address}"
-
-
-async def test_only_a_node_itself_is_let_stand_by(network: Network) -> None:
-    """The certificate names it, not the request; the token ends with the stream."""
-    ended: list[str] = []
-
-    @contextmanager
-    def standing_by(node: str) -> Iterator[str]:
-        try:
-            yield f"token of {node}"
-        finally:
-            ended.append(node)
-
-    network.desks["a"].standing_by = standing_by
-    with pytest.raises(PeerError, match=r"the certificate of test.* is not that of node b"):
-        await anext(network.client.stand_by(network.a.endpoint, "b"))
-    with pytest.raises(PeerError, match="node b has no one_port"):
-        await anext(network.client.stand_by(network.b.endpoint, "test"))
-    async with aclosing(network.client.stand_by(network.a.endpoint, "test")) as replies:
-        assert (await anext(replies)).token == "token of test"
-        assert not ended
-    async with asyncio.timeout(10):
-        while not ended:
-            await asyncio.sleep(0.01)
 
 
 async def test_ways_are_proven_from_the_other_side(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +26,8 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Put
 from headway.daemon.net.certificates import certificate_pem, key_pem, names_in, write_private
-from headway.daemon.net.renewals import Renewals, asked_of_authority
+from headway.daemon.net.renewals import asked_of_authority
 from headway.daemon.net.signing_request import new_key
-from headway.daemon.node import relay_host
-from headway.daemon.node.identity import open_identity
 from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import Identity, TlsIdentity
@@ -205,35 +202,6 @@ async def test_a_relay_renews_its_certificate_and_hears_no_revoked_node(
         finally:
             process.terminate()
     assert process.returncode == 0, (tmp_path / "relay.log").read_text()
-
-
-async def test_a_relay_whose_renewals_fail_hears_who_is_revoked(
-    playground: Playground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error that nobody foresaw costs the renewals alone, and they are tried again."""
-    tried = list[float]()
-
-    async def fail(_: Renewals) -> None:
-        tried.append(time.monotonic())
-        raise ValueError("nobody foresaw this")
-
-    monkeypatch.setattr(Renewals, "run", fail)
-    folder = playground.etcd.authority.issue("relay", role=Role.NODE)
-    config = relay_host.RelayConfig(listen="", certificates=folder, etcd=(playground.etcd.endpoint,))
-    identity, refused = open_identity(folder, tmp_path / "renewals"), list[Collection[str]]()
-    limits: Any = SimpleNamespace(revoke=refused.append)
-    following = asyncio.create_task(relay_host._follow(config, identity, ("relay",), limits))
-    try:
-        async with asyncio.timeout(20.0):
-            while len(tried) < 2:
-                await asyncio.sleep(0.05)
-            record = RevokedRecord(name="node", revoked_at=time.time())
-            await playground.client.transaction([], [Put(Keys.revoked("node"), encode(record))])
-            while not refused or "node" not in refused[-1]:
-                await asyncio.sleep(0.05)
-    finally:
-        following.cancel()
-        await asyncio.wait({following})
 
 
 async def stands_by(port: int, identity: TlsIdentity) -> str:

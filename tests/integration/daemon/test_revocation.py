@@ -145,25 +145,6 @@ async def test_who_is_revoked_is_known_before_anybody_is_answered(etcd: Etcd, cl
         await asyncio.wait([following])
 
 
-async def test_a_daemon_ends_whichever_of_its_names_is_revoked(etcd: Etcd, client: EtcdClient) -> None:
-    """Every other daemon refuses the certificate then: half a member would be planned with."""
-    cluster, ended = ClusterWatch(client), asyncio.get_running_loop().create_future()
-    revocations = Revocations(
-        cluster, names=["n", "A.example"], where="cert.pem", revoke=lambda _: None, on_own=ended.set_result
-    )
-    tasks = [asyncio.create_task(each.run()) for each in (cluster, revocations)]
-    try:
-        await client.put(Keys.revoked("other"), encode(RevokedRecord(name="other", revoked_at=1.0)))
-        await client.put(Keys.revoked("a.example"), encode(RevokedRecord(name="a.example", revoked_at=1.0)))
-        async with asyncio.timeout(SOON_S):
-            error = await ended
-        assert "has revoked A.example: `headway certs restore A.example` undoes that" in str(error)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
 async def test_nobody_revokes_the_own_name(etcd: Etcd) -> None:
     """The last operator would be locked out, in whatever letters the name is written; nothing is revoked then."""
     me = etcd.authority.issue("me", role=Role.OPERATOR, hosts=["laptop.example"])
@@ -199,19 +180,6 @@ async def test_a_revoked_operators_commands_change_nothing(etcd: Etcd) -> None:
         await restore(mine, ["ann"])
         await cancel(hers, "j")
         assert (await administrator.get_prefix(PREFIX)).entries != before
-
-
-async def test_a_nodes_certificate_restores_nobody(etcd: Etcd) -> None:
-    """Neither itself nor another: the command ends before it writes, with one line."""
-    me, n = (etcd.authority.issue(name, role=role) for name, role in (("me", Role.OPERATOR), ("n", Role.NODE)))
-    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=me)) as session:
-        await revoke(session, ["n", "x"])
-    async with ClusterSession(ClusterAddress(etcd=(etcd.endpoint,), certificates=n)) as session:
-        with pytest.raises(ConfigError, match="an operator of another name restores it"):
-            await restore(session, ["n"])
-        with pytest.raises(ConfigError, match=r"is of n \(node\), and only an operator may change anything"):
-            await restore(session, ["x"])
-        assert (await session.view()).is_revoked("n")
 
 
 async def test_a_revoked_name_is_not_invited(etcd: Etcd, tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
 """Who may do what, over real mTLS: a daemon asks callers for their role, a client knows its own, etcd has users."""
 
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from headway.daemon.base.errors import ConfigError, RecoveryError, StoreError
-from headway.daemon.blobs.peer_client import NodeClient
+from headway.daemon.base.errors import ConfigError, StoreError
 from headway.daemon.client.cluster_access import ClusterAddress, ClusterSession
 from headway.daemon.client.job_requests import cancel
 from headway.daemon.cluster.binary import find_etcd_binary
@@ -20,57 +17,9 @@ from headway.daemon.cluster.records import PhaseRecord, SpecRecord
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.local.processes import EtcdServer, EtcdServerConfig
 from headway.daemon.net.certificates import CertificateAuthority
-from headway.proto import control_pb2
-from headway.stages.errors import ProtocolError
 from headway.stages.sockets.roles import Role
 from headway.stages.sockets.tls_identity import TlsIdentity
 from tests.integration.conftest import Etcd
-from tests.rigs.node_network import DATA, KEY, Network
-
-
-async def first_of(stream: AsyncIterator[object]) -> None:
-    """Read the first message of a stream."""
-    async for _ in stream:
-        return
-
-
-CALLS: dict[str, Callable[[NodeClient, Network], Awaitable[object]]] = {
-    "Describe": lambda client, network: client.describe(network.a.endpoint),
-    "Status": lambda client, network: client.status(network.a.endpoint),
-    "Accompany": lambda client, network: first_of(client.accompany(network.a.endpoint, "a")),
-    "Logs": lambda client, network: first_of(client.logs(network.a.endpoint, control_pb2.LogsRequest(job="j"))),
-    "Probe": lambda client, network: first_of(client.probe(network.a.endpoint, 1000, timeout_s=10)),
-    "FetchState": lambda client, network: first_of(client.fetch_state(network.a.endpoint, KEY)),
-    "TryFolder": lambda client, network: client.try_folder(network.a.endpoint, "checkpoints"),
-    "HasData": lambda client, network: client.has_data(network.a.endpoint, "0" * 64, ""),
-}
-ALLOWED = {
-    Role.NODE: {"Describe", "Status", "Accompany", "Logs", "Probe", "FetchState", "HasData"},
-    Role.OPERATOR: set(CALLS),
-    Role.READER: {"Describe", "Status", "Accompany", "Logs"},
-    None: set(CALLS),
-}
-
-
-@pytest.mark.parametrize("role", ALLOWED, ids=str)
-async def test_a_daemon_asks_each_caller_for_its_role(network: Network, tmp_path: Path, role: Role | None) -> None:
-    """Each call of each role: answered, or refused in one line that names the certificate and who may."""
-    await network.a.hold(DATA)
-    authority = CertificateAuthority.open(tmp_path / "authority")
-    client = NodeClient(TlsIdentity.read(authority.issue("ann", role=role)))
-    refused = {}
-    try:
-        for name, call in CALLS.items():
-            with suppress(RecoveryError):  # answered: there is no such file or log
-                try:
-                    await call(client, network)
-                except ProtocolError as error:
-                    refused[name] = str(error)
-    finally:
-        await client.close()
-    assert refused.keys() == CALLS.keys() - ALLOWED[role]
-    for name, line in refused.items():
-        assert f"{name} is refused: the certificate is of ann ({role}), and only" in line
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.NODE])

@@ -1,11 +1,7 @@
 """The messages when a command and etcd reject each other's certificates, or when the server is not etcd."""
 
 import asyncio
-import http.server
-import ssl
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +18,7 @@ from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.daemon.node.identity import read_identity
 from headway.daemon.node.settings import NodeConfig
-from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
+from headway.stages.sockets.tls_identity import CA_FILE, CERTIFICATE_FILE, TlsIdentity
 from tests.integration.conftest import Etcd
 
 BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -118,35 +114,6 @@ async def test_the_folder_of_another_cluster_is_told(person: Person, tmp_path: P
     assert "its certificate is not signed by this side's ca.pem" in await person.reads(foreign)
     (foreign / CA_FILE).write_bytes((person.authority.directory / CA_FILE).read_bytes())
     assert "does not take this side's certificate: it is of another authority" in await person.reads(foreign)
-
-
-@contextmanager
-def web_server(certificates: Path | None) -> Iterator[str]:
-    """Something else on etcd's port; without certificates it speaks no TLS."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    if certificates is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificates / CERTIFICATE_FILE, certificates / KEY_FILE)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-async def test_another_service_on_etcds_port_is_told(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A web server, without TLS and with it, by a client with certificates and without."""
-    monkeypatch.setattr(http.server.BaseHTTPRequestHandler, "log_message", lambda *_: None)
-    me = issued(person.authority, "me")
-    with web_server(None) as endpoint:
-        assert "what listens there speaks no TLS" in await person.reads(me, endpoint=endpoint)
-        assert "what listens there is another service, or wants TLS" in await person.reads(None, endpoint=endpoint)
-    with web_server(me) as endpoint:
-        assert "is another service, such as a web server" in await person.reads(me, endpoint=endpoint)
 
 
 async def test_a_server_of_ours_that_is_not_etcd_or_not_as_expected_is_told(person: Person) -> None:

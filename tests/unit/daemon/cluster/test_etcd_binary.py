@@ -25,28 +25,17 @@ def no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda _: None)
 
 
-def test_the_flag_goes_before_the_variable(executable: Path, tmp_path: Path) -> None:
-    """Both name one: the flag's is taken."""
-    other = tmp_path / "other"
+def test_the_flag_goes_before_the_variable_the_extra_and_the_path(
+    executable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is taken where those before it name none."""
+    other, on_path = tmp_path / "other", {"PATH": str(executable.parent)}
     other.touch(mode=0o755)
     assert find_etcd_binary(executable, environment={"HEADWAY_ETCD_BINARY": str(other)}) == executable
-
-
-def test_the_variable_goes_before_the_extra(executable: Path) -> None:
-    """The extra is installed here, and the variable wins."""
-    assert find_etcd_binary(environment={"HEADWAY_ETCD_BINARY": str(executable)}) == executable
-
-
-def test_the_extra_goes_before_the_path(executable: Path) -> None:
-    """The extra's own binary, although another lies on PATH."""
-    found = find_etcd_binary(environment={"PATH": str(executable.parent)})
-    assert found.parent.name == "etcdbin"
-
-
-@pytest.mark.usefixtures("no_extra")
-def test_the_path_is_the_last_resort(executable: Path) -> None:
-    """No flag, no variable, no extra: what lies on PATH."""
-    assert find_etcd_binary(environment={"PATH": str(executable.parent)}) == executable
+    assert find_etcd_binary(environment={"HEADWAY_ETCD_BINARY": str(other), **on_path}) == other
+    assert find_etcd_binary(environment=on_path).parent.name == "etcdbin", "that of the extra"
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+    assert find_etcd_binary(environment=on_path) == executable
 
 
 @pytest.mark.usefixtures("no_extra")

@@ -1,7 +1,6 @@
 """A node dials ports for its plans, and dials those that do not answer again."""
 
 import asyncio
-import gc
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -286,28 +285,3 @@ async def test_a_dial_that_a_plan_waits_for_outlives_run_and_no_other() -> None:
         await ended.wait()
         answer.set_result("")
         assert await proving == ""
-
-
-async def test_a_failed_dial_without_a_waiter_logs_no_error() -> None:
-    """Python otherwise logs exceptions of tasks that nobody has awaited."""
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    is_asked, fails = asyncio.Event(), asyncio.Event()
-
-    async def dial(target: Target) -> str:
-        is_asked.set()
-        await fails.wait()
-        raise KeyError(target.node)
-
-    place = Place()
-    place.reaching._dial = dial
-    proving = asyncio.create_task(place.reaching.prove(WORKER))
-    await is_asked.wait()
-    proving.cancel()
-    await asyncio.wait({proving})
-    del proving  # it would keep the error for as long as the test
-    fails.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    gc.collect()
-    assert not complaints

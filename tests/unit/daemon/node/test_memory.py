@@ -1,11 +1,9 @@
 """A node remembers generations across restarts, for a limited number of jobs."""
 
 import errno
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,33 +79,6 @@ def test_a_generation_that_cannot_be_written_does_not_count(
         assert memory.generations == {"demo": 3, "demo/u": 3}
     assert saw(memory, "demo", "u", 4)
     assert memory.generations == {"demo": 4, "demo/u": 4}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_a_full_file_system_keeps_the_old_memory(tmp_path: Path) -> None:
-    """A small state folder, filled by somebody else: an error, the old numbers, and with room again the new ones."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False).returncode:
-        pytest.skip("may not mount")
-    memory = NodeMemory(folder)
-    try:
-        memory.open()
-        assert saw(memory, "demo", "u", 3)
-        filler = folder / "filler"
-        with suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-        with pytest.raises(OSError, match="No space left"):
-            saw(memory, "demo", "u", 4)
-        again = NodeMemory(folder)
-        assert again._read_generations() == {"demo": 3, "demo/u": 3}
-        filler.unlink()
-        assert saw(memory, "demo", "u", 4)
-        assert again._read_generations() == {"demo": 4, "demo/u": 4}
-    finally:
-        memory.close()
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_recreated_state_folder_is_locked_again(memory: NodeMemory, tmp_path: Path) -> None:

@@ -72,28 +72,16 @@ async def test_the_watchdog_is_fed_while_the_loop_runs_and_starves_when_it_hangs
             bound.recv(100)
 
 
-async def test_another_processes_watchdog_is_not_fed(manager: tuple[socket.socket, str]) -> None:
-    """WATCHDOG_PID names somebody else."""
-    _, path = manager
-    environment = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "100000", "WATCHDOG_PID": str(os.getpid() + 1)}
-    assert Notifier(environment).watchdog_interval_s == 0
-
-
-async def test_without_a_manager_nothing_happens() -> None:
-    """There is no NOTIFY_SOCKET."""
+async def test_what_is_not_for_this_process_changes_nothing(manager: tuple[socket.socket, str]) -> None:
+    """No NOTIFY_SOCKET, another process's watchdog, and a manager that is gone."""
+    bound, path = manager
     with Notifier({}) as notifier:
         notifier.ready("up")
-        notifier.stopping("goes")
-
-
-async def test_a_manager_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    """The manager's socket was closed after we connected."""
-    path = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
-        bound.bind(path)
-        with Notifier({"NOTIFY_SOCKET": path}) as notifier:
-            bound.close()
-            notifier.status("hello?")
+    environment = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "100000", "WATCHDOG_PID": str(os.getpid() + 1)}
+    with Notifier(environment) as notifier:
+        assert notifier.watchdog_interval_s == 0
+        bound.close()
+        notifier.status("hello?")
 
 
 async def test_a_wrong_notify_socket_is_logged_once(tmp_path: Path) -> None:

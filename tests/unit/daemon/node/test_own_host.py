@@ -1,4 +1,4 @@
-"""A daemon starts only where it can listen at the host that others dial."""
+"""A daemon starts only where it can listen at the host that others dial, also behind a provider's mapped port."""
 
 import asyncio
 import errno
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.daemon.base.errors import ConfigError
-from headway.daemon.node.own_host import check_advertised_host
+from headway.daemon.node.own_host import check_advertised_host, mapped_address
 from headway.daemon.node.settings import NodeConfig
 from headway.stages.errors import UnavailableError
 
@@ -75,13 +75,6 @@ async def test_an_address_that_the_system_denies_is_a_wrong_setting(monkeypatch:
 
     monkeypatch.setattr(socket, "socket", Forbidden)
     assert f"cannot listen at {FOREIGN} (Permission denied)" in await refusal(node(FOREIGN))
-
-
-async def test_another_machines_ipv6_address_is_refused() -> None:
-    """With brackets or without, the line names the address alone."""
-    for told in ("2001:db8::9", "[2001:db8::9]"):
-        said = await refusal(node(told), LATE_OR_WITHOUT_IPV6)
-        assert said.startswith("advertise_host: '2001:db8::9': this machine cannot listen at")
 
 
 async def test_a_name_has_to_mean_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,16 +154,20 @@ async def test_loopback_without_ipv6_does_not_count(monkeypatch: pytest.MonkeyPa
     assert "cannot listen at any of its addresses" in await refusal(node("localhost"))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_wildcard_cannot_be_dialled(host: str) -> None:
-    """It can be listened at, and others would dial themselves."""
-    assert "that is every address, and none to dial" in await refusal(node(host))
-
-
-@pytest.mark.parametrize("host", ["gpu..7", "x" * 70])
-async def test_an_invalid_host_name_is_refused(host: str) -> None:
-    """An empty or a long label: no address and no name."""
-    assert f"advertise_host: '{host}': no address and no name" in await refusal(node(host))
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("0.0.0.0", "that is every address, and none to dial"),
+        ("::", "that is every address, and none to dial"),
+        ("gpu..7", "advertise_host: 'gpu..7': no address and no name"),
+        ("x" * 70, "no address and no name"),
+        ("2001:db8::9", "advertise_host: '2001:db8::9': this machine cannot listen at"),
+        ("[2001:db8::9]", "advertise_host: '2001:db8::9': this machine cannot listen at"),
+    ],
+)
+async def test_a_host_that_cannot_be_dialled_here_is_refused(host: str, told: str) -> None:
+    """A wildcard, an empty or a long label, another machine's address; the line names it without brackets."""
+    assert told in await refusal(node(host), LATE_OR_WITHOUT_IPV6)
 
 
 async def test_a_default_host_name_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,23 +178,40 @@ async def test_a_default_host_name_of_another_machine_is_refused(monkeypatch: py
     assert said.startswith("advertise_host: not set, and 'gpu-7' stands in for it: this machine cannot listen at")
 
 
-async def test_a_name_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a port behind it, an address is no longer one."""
+async def test_an_unknown_name_is_wrong_and_an_absent_name_server_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a port behind it, an address is no longer one. Another start may find the name server."""
+    answer = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     def resolve(host: str, port: int, *_: object) -> Resolved:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        raise answer
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     said = await refusal(node("10.0.0.7:7070"))
     assert "'10.0.0.7:7070': no address and no name that is known here (Name or service not known)" in said
-
-
-async def test_an_absent_name_server_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody says what the name means: an error that another start may cure."""
-
-    def resolve(host: str, port: int, *_: object) -> Resolved:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    answer = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     with pytest.raises(UnavailableError, match="the name server: "):
         await check_advertised_host(node("gpu-7"))
+
+
+RUNPOD = {"RUNPOD_PUBLIC_IP": "203.0.113.7", "RUNPOD_TCP_PORT_7070": "41022", "RUNPOD_TCP_PORT_22": "41000"}
+VAST = {"PUBLIC_IPADDR": "2001:db8::7", "VAST_TCP_PORT_7070": "50123", "VAST_TCP_PORT_70000": "50200"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "port", "address"),
+    [
+        (RUNPOD, 7070, "203.0.113.7:41022"),
+        (VAST, 7070, "[2001:db8::7]:50123"),
+        (VAST, 50200, "[2001:db8::7]:50200"),
+        (RUNPOD, 7071, ""),
+        (RUNPOD, 0, ""),
+        ({"RUNPOD_TCP_PORT_7070": "41022"}, 7070, ""),
+        (RUNPOD | {"RUNPOD_TCP_PORT_7070": "none"}, 7070, ""),
+        (RUNPOD | {"RUNPOD_TCP_PORT_7070": "70001"}, 7070, ""),
+        (RUNPOD | {"RUNPOD_TCP_PORT_x": "7071"}, 7071, ""),
+        ({}, 7070, ""),
+    ],
+)
+def test_the_address_outside(environment: dict[str, str], port: int, address: str) -> None:
+    """The provider's address with the port outside; a port that is not mapped, or not readably, has none."""
+    assert mapped_address(environment, port) == address
