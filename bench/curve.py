@@ -31,12 +31,12 @@ from headway.daemon.decide.job_view import JobView
 from headway.daemon.jobs.job import FaultSpec, JobSection, JobSpec
 from headway.daemon.jobs.resolve import data_folder, default_cache_dir, resolve_job
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.outages import Parting, can_destroy
 from headway.daemon.local.reference_loop import BatchResult, reference
 from headway.daemon.models.model_folder import write_model
 from headway.optim.spec import GroupSpec, OptimSpec
 from headway.stages.data.tokens import TokenShards
 from headway.stages.spec import ModelSpec, TrainSpec
+from tests.chaos.outages import Parting, can_destroy
 
 NAME = "curve"
 NUM_NODES = 3

@@ -10,7 +10,6 @@ from headway.daemon.cli.options import AsJson, Where, add, as_json_text, say
 from headway.daemon.local.fault_schedule import (
     DEFAULT_KINDS,
     FaultKind,
-    Strike,
     fault_schedule,
     parse_duration,
     parse_kinds,
@@ -19,9 +18,7 @@ from headway.daemon.local.fault_schedule import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
 
-    from headway.daemon.client.cluster_access import ClusterAddress
     from headway.daemon.local.campaign import Watcher
     from headway.daemon.local.fault_schedule import Blow
     from headway.daemon.local.injector import Injector
@@ -75,66 +72,58 @@ def chaos(
     only = tuple(filter(None, (name.strip() for name in nodes.split(","))))
 
     async def main(_force: "asyncio.Event") -> int:
-        name, watcher = await _run(
-            address, job, strikes, kinds=kinds, only=only, duration_s=duration_s, seed=seed, is_told=not as_json
-        )
+        import asyncio
+
+        from headway.daemon.client.cluster_access import ClusterSession
+        from headway.daemon.client.job_requests import node_of
+        from headway.daemon.local.campaign import Campaign, choose_job
+        from headway.daemon.local.injector import Injector, LocalTargets
+
+        targets = LocalTargets.of(address.state_dir) if address.state_dir is not None else None
+        async with ClusterSession(address) as session:
+            view = await session.view()
+            name = choose_job(view, job)
+            for node in only:
+                node_of(view, node)
+            async with Injector(session, targets=targets, job=name, nodes=only) as injector:
+                injector.refuse(kinds)
+                if not as_json:
+                    say(f"seed {seed}: {len(strikes)} faults within {duration_s:g} s, on job {name}")
+                tell = (lambda *_: None) if as_json else _tell
+                campaign = Campaign(session, injector, job=name, strikes=strikes, tell=tell)
+                drawing = asyncio.create_task(_draw(injector, duration_s, is_shown=not as_json))
+                try:
+                    watcher = await campaign.run()
+                finally:
+                    drawing.cancel()
+                    await asyncio.wait({drawing})
         return _judged(name, watcher, seed=seed, as_json=as_json)
 
     return run_interruptible(main, on_first="resuming stopped processes")
 
 
-async def _run(
-    address: "ClusterAddress",
-    job: str | None,
-    strikes: "Sequence[Strike]",
-    *,
-    kinds: "Sequence[FaultKind]",
-    only: "Sequence[str]",
-    duration_s: float,
-    seed: int,
-    is_told: bool,
-) -> "tuple[str, Watcher]":
-    """Strike at a job; return its name, and what was seen of it. is_told: each fault and recovery is printed."""
-    import asyncio
-
-    from headway.daemon.client.cluster_access import ClusterSession
-    from headway.daemon.client.job_requests import node_of
-    from headway.daemon.local.campaign import Campaign, choose_job
-    from headway.daemon.local.injector import Injector
-    from headway.daemon.local.outages import LocalTargets
-
-    targets = LocalTargets.of(address.state_dir) if address.state_dir is not None else None
-    async with ClusterSession(address) as session:
-        view = await session.view()
-        name = choose_job(view, job)
-        for node in only:
-            node_of(view, node)
-        async with Injector(session, targets=targets, job=name, nodes=only) as injector:
-            injector.refuse(kinds)
-            if is_told:
-                say(f"seed {seed}: {len(strikes)} faults within {duration_s:g} s, on job {name}")
-            tell = _tell if is_told else lambda *_: None
-            campaign = Campaign(session, injector, job=name, strikes=strikes, tell=tell)
-            drawing = asyncio.create_task(_draw(injector, duration_s, is_shown=is_told))
-            try:
-                return name, await campaign.run()
-            finally:
-                drawing.cancel()
-                await asyncio.wait({drawing})
-
-
 def _judged(job: str, watcher: "Watcher", *, seed: int, as_json: bool) -> int:
     """Print the faults and the verdict; return the exit code."""
-    from headway.daemon.local.campaign import cells, failures
-
-    reasons = failures(watcher)
+    reasons = watcher.failures
     if as_json:
         said = {"seed": seed, "job": job, "passed": not reasons, "reasons": reasons, "faults": watcher.blows}
         say(as_json_text(said))
-    else:
-        titles, *rows = cells(watcher.blows)
-        verdict = "NOT HELD" if reasons else f"held: the job is {watcher.phase}"
-        say("\n".join(["", *table(titles, rows), "", verdict, *(f"  {reason}" for reason in reasons)]))
+        return EXIT_NOT_HELD if reasons else 0
+    rows = [
+        (
+            str(blow.number),
+            blow.kind,
+            blow.target,
+            f"{blow.at_s:.1f} s",
+            "no" if blow.recovery_s is None else f"{blow.recovery_s:.2f} s",
+            "same" if blow.new_generation is None else str(blow.new_generation),
+            str(blow.recomputed),
+        )
+        for blow in watcher.blows
+    ]
+    titles = ("no", "fault", "target", "at", "recovered", "generation", "recomputed")
+    verdict = "NOT HELD" if reasons else f"held: the job is {watcher.phase}"
+    say("\n".join(["", *table(titles, rows), "", verdict, *(f"  {reason}" for reason in reasons)]))
     return EXIT_NOT_HELD if reasons else 0
 
 

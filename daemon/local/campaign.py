@@ -66,34 +66,17 @@ class Watcher:
         """Return the faults that are not overcome yet."""
         return [blow for blow in self.blows if blow.recovered_s is None]
 
-
-def failures(watcher: Watcher) -> tuple[str, ...]:
-    """Return why the cluster did not hold; empty: every fault was overcome."""
-    found = []
-    if watcher.phase is None:
-        found.append("the job was never seen")
-    elif watcher.phase in TERMINAL_PHASES - {Phase.FINISHED}:
-        found.append(f"the job is {watcher.phase.value}: {watcher.reason}")
-    for blow in watcher.open_blows:
-        found.append(f"fault {blow.number} ({blow.kind}, {blow.target}): no progress was seen after it")
-    return tuple(found)
-
-
-def cells(blows: Sequence[Blow]) -> list[tuple[str, ...]]:
-    """Return a row of cells for each fault, below one of titles."""
-    rows = [
-        (
-            str(blow.number),
-            blow.kind,
-            blow.target,
-            f"{blow.at_s:.1f} s",
-            "no" if blow.recovery_s is None else f"{blow.recovery_s:.2f} s",
-            "same" if blow.new_generation is None else str(blow.new_generation),
-            str(blow.recomputed),
-        )
-        for blow in blows
-    ]
-    return [("no", "fault", "target", "at", "recovered", "generation", "recomputed"), *rows]
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Return why the cluster did not hold; empty: every fault was overcome."""
+        found = []
+        if self.phase is None:
+            found.append("the job was never seen")
+        elif self.phase in TERMINAL_PHASES - {Phase.FINISHED}:
+            found.append(f"the job is {self.phase.value}: {self.reason}")
+        for blow in self.open_blows:
+            found.append(f"fault {blow.number} ({blow.kind}, {blow.target}): no progress was seen after it")
+        return tuple(found)
 
 
 Tell = Callable[[str, Blow], None]

@@ -6,7 +6,7 @@ targets that exist at that time.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -15,14 +15,13 @@ from headway.daemon.base.errors import ConfigError
 
 
 class FaultKind(StrEnum):
-    """The faults. docs/robustness.md has the catalogue."""
+    """The faults of the command. docs/robustness.md has the catalogue."""
 
     KILL = "kill"  # SIGKILL to a worker
     DAEMON_KILL = "daemon-kill"  # SIGKILL to a daemon; its workers die with it
     LEADER_KILL = "leader-kill"  # SIGKILL to the leading daemon
     WORKER_PAUSE = "worker-pause"  # SIGSTOP to a worker, later SIGCONT
     PAUSE = "pause"  # SIGSTOP to a node's daemon and all its workers, later SIGCONT: the node looks cut off
-    PARTITION = "partition"  # a node's TCP connections destroyed, repeatedly, to etcd too
     FLAP = "flap"  # a node paused and continued several times in a row
     SLOW = "slow"  # a worker that is stopped for most of each tenth of a second
     CORRUPT = "corrupt"  # one bit of a stored layer file flipped
@@ -31,35 +30,11 @@ class FaultKind(StrEnum):
     ETCD_KILL = "etcd-kill"  # SIGKILL to etcd, which its supervisor restarts
     LEASE_LOSS = "lease-loss"  # a healthy node's lease revoked
     LEADER_LOSS = "leader-loss"  # the leader's lease revoked
-    LINK_CUT = "link-cut"  # a worker's TCP connections to its neighbours destroyed
     DRAIN = "drain"  # a node is told to leave
-    UNREACHABLE = "unreachable"  # two nodes' connections with each other destroyed, repeatedly
-    STORAGE_AWAY = "storage-away"  # the checkpoint folder out of reach
-    POISON_JOB = "poison-job"  # a record in etcd that breaks rules or cannot be read
-    IDLE_CONNECTIONS = "idle-connections"  # hundreds of silent connections to a daemon's port
-    DISK_FULL = "disk-full"  # no file of a node's processes can grow
 
 
-REMOTE: Final = frozenset({FaultKind.LEASE_LOSS, FaultKind.LEADER_LOSS, FaultKind.DRAIN})
+REMOTE: Final = (FaultKind.DRAIN, FaultKind.LEADER_LOSS, FaultKind.LEASE_LOSS)
 """Faults that need only etcd, so they work on any cluster."""
-LASTING: Final = frozenset(
-    {
-        FaultKind.WORKER_PAUSE,
-        FaultKind.PAUSE,
-        FaultKind.PARTITION,
-        FaultKind.FLAP,
-        FaultKind.SLOW,
-        FaultKind.ETCD_STOP,
-        FaultKind.UNREACHABLE,
-        FaultKind.STORAGE_AWAY,
-        FaultKind.POISON_JOB,
-        FaultKind.IDLE_CONNECTIONS,
-        FaultKind.DISK_FULL,
-    }
-)
-"""Faults that last for a while and are then undone."""
-CUTTING: Final = frozenset({FaultKind.LINK_CUT, FaultKind.PARTITION, FaultKind.UNREACHABLE})
-"""Faults that destroy connections, for which the kernel requires root."""
 DEFAULT_KINDS: Final = (FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CORRUPT)
 SHORTEST_S: Final = 0.2
 FIRST_AFTER_S: Final = 1.0
@@ -72,11 +47,12 @@ class Strike:
     number: int
     at_s: float
     """Seconds since the beginning."""
-    kind: FaultKind
+    kind: str
+    """A FaultKind, or one of the soak's own."""
     ordinal: int
     """Ordinal of the target, modulo the number of targets that exist."""
     seconds: float
-    """Duration of a fault that lasts; 0 for the others."""
+    """Duration, if the fault lasts."""
     share: float
     """Number in [0, 1) that selects the damaged place in a file."""
 
@@ -109,7 +85,7 @@ class Blow:
 
 
 def fault_schedule(
-    *, seed: int, kinds: Sequence[FaultKind], rate_per_minute: float, duration_s: float, longest_s: float
+    *, seed: int, kinds: Sequence[str], rate_per_minute: float, duration_s: float, longest_s: float
 ) -> tuple[Strike, ...]:
     """Return the strikes in order of time: a Poisson process of this rate, with each kind drawn evenly from `kinds`.
 
@@ -135,22 +111,22 @@ def fault_schedule(
                 at_s=round(at_s, 3),
                 kind=kind,
                 ordinal=ordinal,
-                seconds=round(seconds, 3) if kind in LASTING else 0.0,
+                seconds=round(seconds, 3),
                 share=share,
             )
         )
 
 
-def parse_kinds(text: str) -> tuple[FaultKind, ...]:
+def parse_kinds(text: str, known: Collection[str] = tuple(FaultKind)) -> tuple[str, ...]:
     """Return the kinds of `kill,pause`. Raises ConfigError with the names that exist."""
-    kinds = []
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name not in list(FaultKind):
-            raise ConfigError(f"no such fault; choose from: {', '.join(FaultKind)}", f"--faults {name}")
-        kinds.append(FaultKind(name))
+    kinds = tuple(filter(None, (part.strip() for part in text.split(","))))
+    choices = f"choose from: {', '.join(dict.fromkeys(known))}"
+    for name in kinds:
+        if name not in known:
+            raise ConfigError(f"no such fault; {choices}", f"--faults {name}")
     if not kinds:
-        raise ConfigError(f"names no fault; choose from: {', '.join(FaultKind)}", "--faults")
-    return tuple(kinds)
+        raise ConfigError(f"names no fault; {choices}", "--faults")
+    return kinds
 
 
 _UNITS: Final = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

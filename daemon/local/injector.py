@@ -1,8 +1,8 @@
 """Injects faults, and undoes those that last.
 
-It continues stopped processes when the fault's time is over or when it is closed. If its own process is killed, the
-healer continues them. Only processes that were just found below the process that started the cluster are signalled: a
-daemon is its child, a worker is a child of a daemon. A process with a reused number is neither.
+It continues stopped processes when the fault's time is over or when it is closed. If its own process is killed, a shell
+at the end of a pipe continues them. Only processes that were just found below the process that started the cluster are
+signalled: a daemon is its child, a worker is a child of a daemon. A process with a reused number is neither.
 """
 
 import asyncio
@@ -11,24 +11,17 @@ import signal
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Self, TypeVar
 
 from headway.daemon.base.errors import ConfigError, StoreError
-from headway.daemon.client.cluster_access import ClusterSession
+from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterSession, read_cluster_file
 from headway.daemon.client.node_requests import drain
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.job_view import JobView
-from headway.daemon.local.fault_schedule import CUTTING, LASTING, REMOTE, Blow, FaultKind, Strike
-from headway.daemon.local.outages import (
-    Healer,
-    LocalTargets,
-    Outages,
-    Process,
-    can_destroy,
-    destroy_connections,
-    poison,
-)
+from headway.daemon.local.fault_schedule import REMOTE, Blow, FaultKind, Strike
+from headway.daemon.local.processes import LastWill
 
 SLOW_STOPPED_S: Final = 0.08
 SLOW_RUNNING_S: Final = 0.02
@@ -38,6 +31,99 @@ ETCD_RESTART_S: Final = 60.0
 POLL_S: Final = 0.1
 
 TargetT = TypeVar("TargetT")
+
+
+PROC = Path("/proc")
+LAYER_FILES = "*.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the cluster."""
+
+    name: str
+    """`node-2` for its daemon, `worker of node-2`, `etcd`."""
+    pid: int
+    arguments: tuple[str, ...] = ()
+
+    def flag(self, name: str) -> str | None:
+        """Return the value of `--name=value` among its arguments."""
+        start = f"--{name}="
+        return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
+
+
+class LocalTargets:
+    """The processes and files of the cluster that a process of this machine runs."""
+
+    def __init__(self, cluster_pid: int) -> None:
+        """cluster_pid: as in `cluster.json`. Raises ConfigError when this user may not signal the cluster's
+        processes.
+        """
+        self._cluster_pid = cluster_pid
+        if not self.daemons():
+            raise ConfigError("has no daemon that this user may signal", f"the cluster of process {cluster_pid}")
+
+    @classmethod
+    def of(cls, state_dir: Path) -> Self:
+        """Return the targets of the cluster on a state folder. Raises ConfigError."""
+        if (found := read_cluster_file(state_dir)) is None:
+            raise ConfigError("there is none: no cluster runs here", str(state_dir / CLUSTER_FILE))
+        return cls(found.pid)
+
+    def daemons(self) -> dict[str, Process]:
+        """Return node name to daemon."""
+        found = {}
+        for pid in _children(self._cluster_pid):
+            arguments = _arguments(pid)
+            process = Process("", pid, arguments)
+            name = process.flag("name")
+            if name is not None and "daemon" in arguments:
+                found[name] = Process(name, pid, arguments)
+        return dict(sorted(found.items()))
+
+    def etcd(self) -> Process | None:
+        """Return the cluster's etcd."""
+        for pid in _children(self._cluster_pid):
+            process = Process("etcd", pid, _arguments(pid))
+            if process.flag("listen-client-urls") is not None:
+                return process
+        return None
+
+    def workers(self, node: str) -> list[Process]:
+        """Return the workers of a node, with spares, oldest first."""
+        daemon = self.daemons().get(node)
+        if daemon is None:
+            return []
+        found = [Process(f"worker of {node}", pid, _arguments(pid)) for pid in sorted(_children(daemon.pid))]
+        return [process for process in found if any("headway.daemon.worker" in word for word in process.arguments)]
+
+    def layer_files(self) -> list[Path]:
+        """Return the finished layer files of all nodes' stores, in order of their names."""
+        found = []
+        for daemon in self.daemons().values():
+            if (folder := daemon.flag("store-dir")) is not None:
+                found += sorted(Path(folder).rglob(LAYER_FILES))
+        return found
+
+
+def _children(parent: int) -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit() and _parent(entry) == parent]
+
+
+def _parent(entry: Path) -> int | None:
+    """Return the parent of a process; None when it is gone, or dead and not yet waited for."""
+    try:
+        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return int(parent) if state not in "ZX" else None
+
+
+def _arguments(pid: int) -> tuple[str, ...]:
+    try:
+        return tuple((PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+    except OSError:
+        return ()
 
 
 class Hit(NamedTuple):
@@ -68,11 +154,11 @@ class Injector:
         self._job = job
         self._nodes = frozenset(nodes)
         self._began = time.monotonic()
-        self._healer = Healer()
-        self._outages = Outages(session, targets, self._healer)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.will = LastWill()
+        """Undoes what lasts if this process is killed."""
 
-    async def __aenter__(self) -> "Injector":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,30 +170,32 @@ class Injector:
         return time.monotonic() - self._began
 
     @property
-    def _targets(self) -> LocalTargets:
+    def targets(self) -> LocalTargets:
+        """Return the processes of a cluster on this machine."""
         assert self._local_targets is not None, "refused before"
         return self._local_targets
 
-    def refuse(self, kinds: Sequence[FaultKind]) -> None:
+    def refuse(self, kinds: Sequence[str]) -> None:
         """Raise ConfigError for the first kind that is impossible on this cluster."""
         for kind in kinds:
             if self._local_targets is None and kind not in REMOTE:
                 what = "needs a cluster of this machine (`headway up`)"
-                raise ConfigError(f"{what}; other clusters allow: {', '.join(sorted(REMOTE))}", f"--faults {kind}")
-            if kind in CUTTING and not can_destroy():
-                raise ConfigError("needs root", f"--faults {kind}")
+                raise ConfigError(f"{what}; other clusters allow: {', '.join(REMOTE)}", f"--faults {kind}")
 
     async def strike(self, strike: Strike, view: ClusterView) -> Blow | None:
         """Inject a fault. Return its target, or None when no target exists. A fault that lasts continues in the
         background.
         """
         began_s = self.now_s
-        if (hit := await self._hit(strike, view)) is None:
+        if (hit := await self.hit(strike, view)) is None:
             return None
-        target = f"{hit.target} for {strike.seconds:.1f} s" if strike.kind in LASTING else hit.target
-        number, kind, until_s = strike.number, strike.kind.value, began_s if hit.lasting is None else None
         blow = Blow(
-            number=number, kind=kind, target=target, at_s=began_s, until_s=until_s, takes_worker=hit.takes_worker
+            number=strike.number,
+            kind=str(strike.kind),
+            target=hit.target,
+            at_s=began_s,
+            until_s=began_s if hit.lasting is None else None,
+            takes_worker=hit.takes_worker,
         )
         if hit.lasting is not None:
             task = asyncio.create_task(self._until_over(blow, hit.lasting))
@@ -120,7 +208,7 @@ class Injector:
         for task in self._tasks:
             task.cancel()
         await self.finish()
-        self._healer.close()
+        self.will.close()
 
     async def finish(self) -> None:
         """Wait for the end of every lasting fault; the longest strike bounds the wait."""
@@ -133,7 +221,8 @@ class Injector:
         finally:
             blow.until_s = self.now_s
 
-    async def _hit(self, strike: Strike, view: ClusterView) -> Hit | None:
+    async def hit(self, strike: Strike, view: ClusterView) -> Hit | None:
+        """Begin a fault. Return what it has met, or None when no target exists."""
         match strike.kind:
             case FaultKind.LEASE_LOSS | FaultKind.LEADER_LOSS | FaultKind.DRAIN:
                 return await self._by_etcd(strike, view)
@@ -141,56 +230,47 @@ class Injector:
                 return self._damage(strike)
             case FaultKind.ETCD_STOP | FaultKind.ETCD_KILL:
                 return self._at_etcd(strike)
-            case FaultKind.STORAGE_AWAY | FaultKind.POISON_JOB:
-                return self._at_job(strike, view)
-            case FaultKind.KILL | FaultKind.WORKER_PAUSE | FaultKind.SLOW | FaultKind.LINK_CUT:
-                return await self._at_worker(strike, view)
-            case FaultKind.DAEMON_KILL | FaultKind.LEADER_KILL | FaultKind.PAUSE | FaultKind.FLAP:
-                return self._at_daemon(strike, view)
-            case FaultKind.PARTITION | FaultKind.UNREACHABLE | FaultKind.DISK_FULL | FaultKind.IDLE_CONNECTIONS:
-                return self._at_node(strike, view)
+            case FaultKind.KILL | FaultKind.WORKER_PAUSE | FaultKind.SLOW:
+                return self._at_worker(strike, view)
+        return self._at_daemon(strike, view)
 
-    async def _at_worker(self, strike: Strike, view: ClusterView) -> Hit | None:
-        if (victim := _pick(self._plan_workers(view), strike)) is None:
+    def _at_worker(self, strike: Strike, view: ClusterView) -> Hit | None:
+        if (victim := pick(self.plan_workers(view), strike)) is None:
             return None
-        match strike.kind:
-            case FaultKind.KILL:
-                _kill(victim.pid)
-                return Hit(f"{victim.name} (pid {victim.pid})", takes_worker=True)
-            case FaultKind.LINK_CUT:
-                number = await asyncio.to_thread(destroy_connections, [victim.pid])
-                return Hit(f"{number} connections of {victim.name}")
-        stopped = self._slow if strike.kind is FaultKind.SLOW else self._pause
-        return Hit(victim.name, stopped([victim.pid], strike.seconds))
+        if strike.kind == FaultKind.KILL:
+            _signal(victim.pid, signal.SIGKILL)
+            return Hit(f"{victim.name} (pid {victim.pid})", takes_worker=True)
+        stopped = self._slow if strike.kind == FaultKind.SLOW else self._pause
+        return lasting(victim.name, strike, stopped([victim.pid], strike.seconds))
 
     def _at_daemon(self, strike: Strike, view: ClusterView) -> Hit | None:
-        daemons = self._daemons()
-        if strike.kind is FaultKind.LEADER_KILL:
+        daemons = self.daemons()
+        if strike.kind == FaultKind.LEADER_KILL:
             leader = view.leader.node if view.leader is not None else ""
             daemons = [daemon for daemon in daemons if daemon.name == leader]
-        if (victim := _pick(daemons, strike)) is None:
+        if (victim := pick(daemons, strike)) is None:
             return None
         if strike.kind in (FaultKind.DAEMON_KILL, FaultKind.LEADER_KILL):
-            in_plan = any(worker.name == f"worker of {victim.name}" for worker in self._plan_workers(view))
-            _kill(victim.pid)
+            in_plan = any(worker.name == f"worker of {victim.name}" for worker in self.plan_workers(view))
+            _signal(victim.pid, signal.SIGKILL)
             return Hit(f"{victim.name} (pid {victim.pid})", takes_worker=in_plan)
-        pids = [victim.pid, *(worker.pid for worker in self._targets.workers(victim.name))]
-        stopped = self._flap if strike.kind is FaultKind.FLAP else self._pause
-        return Hit(victim.name, stopped(pids, strike.seconds))
+        pids = [victim.pid, *(worker.pid for worker in self.targets.workers(victim.name))]
+        stopped = self._flap if strike.kind == FaultKind.FLAP else self._pause
+        return lasting(victim.name, strike, stopped(pids, strike.seconds))
 
     def _at_etcd(self, strike: Strike) -> Hit | None:
-        if (etcd := self._targets.etcd()) is None:
+        if (etcd := self.targets.etcd()) is None:
             return None
-        if strike.kind is FaultKind.ETCD_STOP:
-            return Hit(etcd.name, self._pause([etcd.pid], strike.seconds))
-        _kill(etcd.pid)
+        if strike.kind == FaultKind.ETCD_STOP:
+            return lasting(etcd.name, strike, self._pause([etcd.pid], strike.seconds))
+        _signal(etcd.pid, signal.SIGKILL)
         return Hit(f"etcd (pid {etcd.pid})", self._another_etcd(etcd.pid))
 
     async def _another_etcd(self, pid: int) -> None:
         """Wait until the cluster's supervisor has restarted etcd, within a limit."""
         deadline = time.monotonic() + ETCD_RESTART_S
         while time.monotonic() < deadline:
-            etcd = self._targets.etcd()
+            etcd = self.targets.etcd()
             if etcd is not None and etcd.pid != pid:
                 return
             await asyncio.sleep(POLL_S)
@@ -198,11 +278,12 @@ class Injector:
     async def _pause(self, pids: Sequence[int], seconds: float) -> None:
         try:
             for pid in pids:
-                self._healer.stop(pid)
+                self.will.promise("kill", "-CONT", str(pid))
+                _signal(pid, signal.SIGSTOP)
             await asyncio.sleep(seconds)
         finally:
             for pid in reversed(pids):
-                self._healer.go_on(pid)
+                _signal(pid, signal.SIGCONT)
 
     async def _flap(self, pids: Sequence[int], seconds: float) -> None:
         for _ in range(NUM_FLAPS):
@@ -216,12 +297,12 @@ class Injector:
             await asyncio.sleep(SLOW_RUNNING_S)
 
     def _damage(self, strike: Strike) -> Hit | None:
-        if (path := _pick(self._targets.layer_files(), strike)) is None:
+        if (path := pick(self.targets.layer_files(), strike)) is None:
             return None
         try:
             with path.open("r+b") as file:
                 offset = int(strike.share * file.seek(0, os.SEEK_END))
-                if strike.kind is FaultKind.TRUNCATE:
+                if strike.kind == FaultKind.TRUNCATE:
                     file.truncate(offset)
                 else:
                     file.seek(offset)
@@ -232,46 +313,15 @@ class Injector:
             return None  # replaced by a newer file after it was listed
         return Hit(f"{'/'.join(path.parts[-5:])} at byte {offset}")
 
-    def _at_node(self, strike: Strike, view: ClusterView) -> Hit | None:
-        names = [daemon.name for daemon in self._daemons()]
-        if (name := _pick(names, strike)) is None:
-            return None
-        others, seconds = [other for other in names if other != name], strike.seconds
-        match strike.kind:
-            case FaultKind.PARTITION:
-                return Hit(name, self._outages.parted(name, seconds))
-            case FaultKind.DISK_FULL:
-                return Hit(name, self._outages.full_disk(name, seconds))
-            case FaultKind.UNREACHABLE if others:
-                other = others[int(strike.share * len(others))]
-                return Hit(f"{name} and {other}", self._outages.parted(name, seconds, other=other))
-            case FaultKind.IDLE_CONNECTIONS if name in view.nodes:
-                return Hit(name, self._outages.idle_connections(view.nodes[name].address, seconds))
-        return None
-
-    def _at_job(self, strike: Strike, view: ClusterView) -> Hit | None:
-        job: JobView | None = next((each for each in view.jobs_in_order() if self._job in (None, each.name)), None)
-        if job is None or job.submission is None:
-            return None
-        if strike.kind is FaultKind.STORAGE_AWAY:
-            folder = self._targets.checkpoint_folder(job.submission.spec.fault.checkpoint_dir)
-            if folder is None or not folder.exists():
-                return None
-            return Hit(str(folder), self._outages.storage_away(folder, strike.seconds))
-        name = f"chaos-poison-{strike.number:04d}"
-        what, key, value = poison(strike.ordinal, name, job.submission)
-        prefix = key if key == Keys.node(name) else Keys.job(name)
-        return Hit(what, self._outages.poisoned(key, value, prefix, strike.seconds))
-
     async def _by_etcd(self, strike: Strike, view: ClusterView) -> Hit | None:
-        if (name := _pick(self._allowed(sorted(view.nodes)), strike)) is None:
+        if (name := pick(self._allowed(sorted(view.nodes)), strike)) is None:
             return None
         try:
             async with asyncio.timeout(ETCD_TIMEOUT_S):
-                if strike.kind is FaultKind.DRAIN:
+                if strike.kind == FaultKind.DRAIN:
                     await drain(self._session, name)
                     return Hit(name)
-                is_leader = strike.kind is FaultKind.LEADER_LOSS
+                is_leader = strike.kind == FaultKind.LEADER_LOSS
                 entry = await self._session.client.get(Keys.LEADER if is_leader else Keys.node(name))
                 if entry is None or not entry.lease_id:
                     return None
@@ -283,11 +333,12 @@ class Injector:
     def _allowed(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self._nodes or name in self._nodes]
 
-    def _daemons(self) -> list[Process]:
-        daemons = self._targets.daemons()
+    def daemons(self) -> list[Process]:
+        """Return the daemons that may be struck at."""
+        daemons = self.targets.daemons()
         return [daemons[name] for name in self._allowed(daemons)]
 
-    def _plan_workers(self, view: ClusterView) -> list[Process]:
+    def plan_workers(self, view: ClusterView) -> list[Process]:
         """Return the workers that compute a stage now, if they are processes below their daemons."""
         running = {
             (record.node, record.pid)
@@ -296,13 +347,19 @@ class Injector:
             for record in job.workers_of(job.plan).values()
         }
         nodes = self._allowed(sorted({node for node, _ in running}))
-        return [process for node in nodes for process in self._targets.workers(node) if (node, process.pid) in running]
+        return [process for node in nodes for process in self.targets.workers(node) if (node, process.pid) in running]
 
 
-def _pick(targets: Sequence[TargetT], strike: Strike) -> TargetT | None:
+def pick(targets: Sequence[TargetT], strike: Strike) -> TargetT | None:
+    """Return the target of a strike's ordinal; None: there is none."""
     return targets[strike.ordinal % len(targets)] if targets else None
 
 
-def _kill(pid: int) -> None:
+def lasting(target: str, strike: Strike, work: Awaitable[None]) -> Hit:
+    """Return the hit of a fault that lasts for the strike's seconds."""
+    return Hit(f"{target} for {strike.seconds:.1f} s", work)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -279,40 +280,69 @@ def _last_line(path: Path) -> str:
     return lines[-1][:500] if lines else "it wrote nothing"
 
 
-TIMEOUT_S = 10.0
-
-_SCRIPT = """
-read -r swept && exit 0
-for attempt in 1 2 3 4 5 6 7 8; do
-    rm -rf -- "$@" && sleep 0.5
-done
+WILL_TIMEOUT_S: Final = 10.0
+_DO_ALL = """
+all=""
+while IFS= read -r command; do all="$all
+$command"; done
+eval "$all" >/dev/null 2>&1
+exit 0
 """
-"""A line on the pipe means a clean end. The pipe's end without a line means that the parent and its children
-are gone.
-"""
+_SWEEP = (
+    'is_any_left() { for each; do [ -e "$each" ] && return 0; done; return 1; }; '
+    'for attempt in 1 2 3 4 5 6 7 8; do is_any_left "$@" || exit 0; rm -rf -- "$@"; sleep 0.5; done'
+)
+"""More than once, because children of a killed process write until they are gone too."""
 
 
-class Sweeper:
-    """Watches over folders until `sweep`."""
+class LastWill:
+    """Commands that a shell runs when this process ends, however it ends, or at `close`.
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = tuple(folders)
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT, "headway-sweeper", *map(str, self._folders)],
+    The shell reads them from a pipe, whose end is this process's end. A command that runs after a clean end finds
+    nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _DO_ALL, "headway-last-will"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._told: set[str] = set()
+
+    def promise(self, *command: str) -> None:
+        """Have a command run at the end, once however often it is promised."""
+        line = shlex.join(command)
+        if line in self._told:
+            return
+        assert "\n" not in line, "one command is one line"
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(line.encode() + b"\n")
+        self._shell.stdin.flush()
+        self._told.add(line)
+
+    def close(self) -> None:
+        """Run the commands now. Idempotent."""
+        if self._shell.stdin is not None and not self._shell.stdin.closed:
+            self._shell.stdin.close()
+        self._shell.wait(WILL_TIMEOUT_S)
+
+
+class Sweeper:
+    """Deletes folders and files at `sweep`, or when this process is gone."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._will = LastWill()
+        self._will.promise("sh", "-c", _SWEEP, "sweep", *map(str, paths))
 
     def sweep(self) -> None:
-        """Delete the folders now and end the watch. Idempotent."""
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.write(b"swept\n")
-            self._process.stdin.close()
-        self._process.wait(TIMEOUT_S)
+        """Delete them now. Idempotent."""
+        for path in self._paths:
+            shutil.rmtree(path, ignore_errors=True)
+        self._will.close()
 
 
 FIRST_BACKOFF_S: Final = 0.2

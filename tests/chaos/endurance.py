@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from headway.daemon.local.fault_schedule import parse_kinds
+from tests.chaos.outages import kinds_of
 from tests.chaos.residue import Residue
 from tests.chaos.soak import say
 from tests.chaos.soak_job import KINDS, Outcome, SoakCase, last_warnings, overdue_leaves, train_under_faults
@@ -74,7 +74,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--layer-s", type=float, default=0.004, help="least seconds of a layer's forward")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", type=parse_kinds, default=KINDS, help="as of `headway chaos --faults`")
+    parser.add_argument("--kinds", type=kinds_of, default=KINDS, help="as of `headway chaos --faults`")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the run's state, kept on trouble")
     return parser.parse_args(arguments)
 

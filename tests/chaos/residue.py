@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.daemon.local.outages import LocalTargets, Process
+from headway.daemon.local.injector import LocalTargets, Process
 from tests.chaos.checker import Sample
 
 PROC, IN_MEMORY = Path("/proc"), Path("/dev/shm")

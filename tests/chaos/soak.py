@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from headway.daemon.local.fault_schedule import parse_kinds
+from tests.chaos.outages import kinds_of
 from tests.chaos.soak_job import KINDS, Outcome, SoakCase, soak
 from tests.integration.exactness.training import Oracle
 
@@ -37,7 +37,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--rate", type=float, default=RATE_PER_MINUTE, help="faults per minute")
     parser.add_argument(
-        "--faults", type=parse_kinds, default=KINDS, help="kinds, as of `headway chaos`; all but partition"
+        "--faults", type=kinds_of, default=KINDS, help="kinds, as of `headway chaos`; all but partition"
     )
     parser.add_argument("--keep-all", action="store_true", help="keep the state of the others too")
     parser.add_argument("--quiet", action="store_true", help="no line per fault")

@@ -17,41 +17,23 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.cluster.records import Phase
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.jobs.job import FaultSpec, JobSpec, PlacementSpec
-from headway.daemon.local.campaign import ETCD_REST_S, Campaign, Watcher, failures
+from headway.daemon.local.campaign import ETCD_REST_S, Campaign, Watcher
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.fault_schedule import CUTTING, Blow, FaultKind, Strike, fault_schedule
-from headway.daemon.local.injector import Injector
-from headway.daemon.local.outages import NUM_CONNECTIONS, LocalTargets, can_destroy
+from headway.daemon.local.fault_schedule import Blow, FaultKind, Strike, fault_schedule
+from headway.daemon.local.injector import LocalTargets
 from tests.chaos.checker import Bounds, FaultSeen, Sample, check
+from tests.chaos.outages import CUTTING, NUM_CONNECTIONS, SoakInjector, can_destroy
 from tests.chaos.read_history import read_history
 from tests.chaos.residue import Residue, sample_for_ever
 from tests.integration.exactness.training import Oracle, Result, assert_same_bits, come_to, finished, small_job
 from tests.rigs.paces import paced_layers
 
 KINDS = (
-    FaultKind.KILL,
-    FaultKind.KILL,
-    FaultKind.DAEMON_KILL,
-    FaultKind.LEADER_KILL,
-    FaultKind.WORKER_PAUSE,
-    FaultKind.PAUSE,
-    FaultKind.SLOW,
-    FaultKind.FLAP,
-    FaultKind.CORRUPT,
-    FaultKind.TRUNCATE,
-    FaultKind.ETCD_STOP,
-    FaultKind.ETCD_KILL,
-    FaultKind.LEASE_LOSS,
-    FaultKind.LEADER_LOSS,
-    FaultKind.DRAIN,
-    FaultKind.LINK_CUT,
-    FaultKind.UNREACHABLE,
-    FaultKind.STORAGE_AWAY,
-    FaultKind.POISON_JOB,
-    FaultKind.IDLE_CONNECTIONS,
-    FaultKind.DISK_FULL,
+    *("kill", "kill", "daemon-kill", "leader-kill", "worker-pause", "pause", "slow", "flap", "corrupt", "truncate"),
+    *("etcd-stop", "etcd-kill", "lease-loss", "leader-loss", "drain", "link-cut", "unreachable", "storage-away"),
+    *("poison-job", "idle-connections", "disk-full"),
 )
-IMPOSSIBLE = frozenset() if can_destroy() else CUTTING
+IMPOSSIBLE = () if can_destroy() else CUTTING
 """Left out where they are drawn, so that a seed's other faults are the same on every machine."""
 LEASE_TTL_S = 2
 LONGEST_S = 6.0
@@ -78,7 +60,7 @@ class SoakCase:
     schedule: str
     reduction_groups: int
     clip_norm: float
-    kinds: tuple[FaultKind, ...] = KINDS
+    kinds: tuple[str, ...] = KINDS
     layer_s: float = 0.0
     """Least seconds of a layer's forward; its backward takes twice as long. A long job then costs little to compute."""
     is_paused_at_end: bool = False
@@ -219,7 +201,7 @@ async def train_under_faults(
             watcher, seen = await _strike(case, cluster, session, samples, say)
             faults += seen
             outcome.blows, outcome.phase = watcher.blows, str(watcher.phase)
-            outcome.troubles += _unmet(watcher)
+            outcome.troubles += watcher.failures
             if not outcome.troubles:
                 return await _finished(session, case, folder)
     except Exception as error:  # a soak goes on with its next case
@@ -257,9 +239,8 @@ async def _strike(
 
     sampling = asyncio.create_task(sample_for_ever(targets, samples))
     try:
-        async with Injector(session, targets=targets, job=case.name) as injector:
+        async with SoakInjector(session, targets=targets, job=case.name) as injector:
             begin = time.monotonic() - injector.now_s
-            injector.refuse([kind for kind in case.kinds if kind not in IMPOSSIBLE])
             campaign = Campaign(session, injector, job=case.name, strikes=case.strikes(), tell=tell, settle_s=HANG_S)
             watcher = await campaign.run()
             seen = [
@@ -286,10 +267,6 @@ async def _leave_and_join(cluster: LocalCluster, node: str) -> None:
 def _how(blow: Blow) -> str:
     how = "in the same generation" if blow.new_generation is None else f"in generation {blow.new_generation}"
     return f"training continued after {blow.recovery_s:.2f} s {how}; batches recomputed: {blow.recomputed}"
-
-
-def _unmet(watcher: Watcher) -> list[str]:
-    return list(failures(watcher))
 
 
 async def _finished(session: ClusterSession, case: SoakCase, folder: Path) -> Result:

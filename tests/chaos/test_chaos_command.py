@@ -16,8 +16,7 @@ from headway.daemon.client.job_watch import wait_for_phase
 from headway.daemon.cluster.records import Phase
 from headway.daemon.jobs.job import FaultSpec
 from headway.daemon.local.cluster import LocalCluster
-from headway.daemon.local.outages import can_destroy
-from tests.integration.exactness.training import TIMEOUT_S, Oracle, assert_same_bits, finished, small_job
+from tests.integration.exactness.training import TIMEOUT_S, small_job
 
 
 @pytest.mark.parametrize(
@@ -88,32 +87,3 @@ async def test_a_real_job_is_struck_at_and_holds(tmp_path: Path) -> None:
         assert pausing.returncode == 128 + signal.SIGINT
         for pid in cluster.node_pids.values():
             assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(not can_destroy(), reason="needs root")
-async def test_a_node_is_parted_longer_than_its_lease(tmp_path: Path) -> None:
-    """The others go on without it, it comes back as the same process, and the job ends with the reference's bits."""
-    spec = small_job("parted", batches=400)
-    spec = replace(spec, fault=FaultSpec(snapshot_every=5, checkpoint_every=0))
-    settings = {"quarantine_after": 0, "lease_ttl_s": 2}
-    async with (
-        LocalCluster(tmp_path / "state", num_nodes=3, node_settings=settings) as cluster,
-        ClusterSession(cluster.address) as session,
-    ):
-        await submit(session, spec)
-        await wait_for_phase(session, "parted", frozenset({Phase.RUNNING}), timeout_s=TIMEOUT_S)
-        pids = cluster.node_pids
-        parting = await chaos_program(
-            cluster.state_dir, "parted", "--faults", "partition", "--rate", "10/min", "--for", "20s", "--longest", "8s",
-            "--seed", "10", "--json",
-        )  # fmt: skip
-        out, error = await asyncio.wait_for(parting.communicate(), TIMEOUT_S)
-        assert parting.returncode == 0, f"{out.decode()}\n{error.decode()}"
-        told = json.loads(out)
-        assert told["passed"]
-        assert {fault["kind"] for fault in told["faults"]} == {"partition"}
-        assert cluster.node_pids == pids
-        outcome = await finished(session, "parted", tmp_path / "exported")
-    assert_same_bits(outcome, Oracle(tmp_path / "plain")(spec))

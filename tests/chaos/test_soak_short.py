@@ -4,15 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from headway.daemon.local.fault_schedule import FaultKind
+from tests.chaos.outages import can_destroy
 from tests.chaos.soak_job import SoakCase, soak
 from tests.integration.exactness.training import Oracle
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [4])
-async def test_random_faults_change_no_bit(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kinds"),
+    [
+        (4, ("kill", "daemon-kill", "worker-pause", "corrupt", "lease-loss")),
+        pytest.param(4, ("partition",), marks=pytest.mark.skipif(not can_destroy(), reason="needs root")),
+    ],
+)
+async def test_random_faults_change_no_bit(tmp_path: Path, seed: int, kinds: tuple[str, ...]) -> None:
     """Three nodes, about four random faults: the reference's bits, every rule of the history kept, nothing left."""
     case = SoakCase(
         seed=seed,
@@ -23,7 +29,7 @@ async def test_random_faults_change_no_bit(tmp_path: Path, seed: int) -> None:
         schedule="2bw",
         reduction_groups=1,
         clip_norm=0.5,
-        kinds=(FaultKind.KILL, FaultKind.DAEMON_KILL, FaultKind.WORKER_PAUSE, FaultKind.CORRUPT, FaultKind.LEASE_LOSS),
+        kinds=kinds,
     )
     told: list[str] = []
     outcome = await soak(case, tmp_path, Oracle(tmp_path / "oracle"), say=told.append)

@@ -1,20 +1,17 @@
-"""Faults that last: each coroutine takes a resource from a local cluster for some seconds and returns it.
+"""The soak's own faults: each takes a resource from a local cluster for some seconds and returns it.
 
 TCP connections are destroyed by the kernel, which lists and destroys sockets over netlink (sock_diag(7)). A round takes
 one or two milliseconds, less than a TLS handshake. So rounds without pause let no connection through. A full disk is
 imitated by a limit on the size of files, zero (prlimit(2)): every write to a regular file then fails with an OSError;
-sockets and pipes still work. What outlives this process is undone by a shell at the end of a pipe.
+sockets and pipes still work.
 """
 
 import asyncio
 import os
 import re
 import resource
-import shlex
-import signal
 import socket
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -23,11 +20,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from headway.daemon.base.errors import ConfigError, StoreError
-from headway.daemon.client.cluster_access import CLUSTER_FILE, ClusterSession, read_cluster_file
+from headway.daemon.base.errors import StoreError
+from headway.daemon.client.cluster_access import ClusterSession
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import SpecRecord
+from headway.daemon.decide.cluster_view import ClusterView
+from headway.daemon.local.fault_schedule import FaultKind, Strike, parse_kinds
+from headway.daemon.local.injector import Hit, Injector, LocalTargets, lasting, pick
+from headway.daemon.local.processes import LastWill
+
+CUTTING: Final = ("partition", "link-cut", "unreachable")
+"""Faults that destroy connections, for which the kernel requires root."""
+ALL_KINDS: Final = (*FaultKind, *CUTTING, "storage-away", "poison-job", "idle-connections", "disk-full")
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Return the kinds of `kill,disk-full`. Raises ConfigError."""
+    return parse_kinds(text, ALL_KINDS)
+
 
 KERNEL_TIMEOUT_S = 5.0
 PAUSE_S = 0.0005
@@ -171,82 +182,14 @@ def _raise_error(kind: int, body: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-TIMEOUT_S = 10.0
-
-_SCRIPT = """
-undo=""
-while IFS= read -r command; do undo="$undo
-$command"; done
-eval "$undo" >/dev/null 2>&1
-exit 0
-"""
-
-
-class Healer:
-    """Stops and continues processes, and holds the commands that undo other faults.
-
-    When this process ends, the shell undoes the remaining faults. Every command may run twice: a second run must do
-    nothing.
-
-    """
-
-    def __init__(self) -> None:
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT, "headway-healer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._told: set[str] = set()
-        self._stopped: set[int] = set()
-
-    def promise(self, *command: str) -> None:
-        """Run a command when this process ends. It must do nothing if the fault was already undone."""
-        line = shlex.join(command)
-        if line in self._told:
-            return
-        assert "\n" not in line, "one command is one line"
-        assert self._shell.stdin is not None
-        self._shell.stdin.write(line.encode() + b"\n")
-        self._shell.stdin.flush()
-        self._told.add(line)
-
-    def stop(self, pid: int) -> None:
-        """Send SIGSTOP, after registering its undoing. An ended process is no error."""
-        self.promise("kill", "-CONT", str(pid))
-        self._stopped.add(pid)
-        _signal(pid, signal.SIGSTOP)
-
-    def go_on(self, pid: int) -> None:
-        """Send SIGCONT."""
-        self._stopped.discard(pid)
-        _signal(pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        """Continue every stopped process. Idempotent."""
-        for pid in list(self._stopped):
-            self.go_on(pid)
-        if self._shell.stdin is not None and not self._shell.stdin.closed:
-            self._shell.stdin.close()
-        self._shell.wait(TIMEOUT_S)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
 UNLIMITED: Final = "unlimited"
 
 
 class FullDisk:
     """Limits processes, and restores their previous limits."""
 
-    def __init__(self, healer: Healer) -> None:
-        self._healer = healer
+    def __init__(self, will: LastWill) -> None:
+        self._will = will
         self._limits_before: dict[int, tuple[int, int]] = {}
 
     def spread(self, pids: Collection[int]) -> None:
@@ -256,7 +199,7 @@ class FullDisk:
                 soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
                 # a child inherits its parent's limit of zero
                 self._limits_before[pid] = (hard if soft == 0 else soft, hard)
-                self._healer.promise("prlimit", f"--pid={pid}", f"--fsize={_text(hard)}:{_text(hard)}")
+                self._will.promise("prlimit", f"--pid={pid}", f"--fsize={_text(hard)}:{_text(hard)}")
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
 
     def end(self, pids: Collection[int]) -> None:
@@ -311,10 +254,10 @@ AWAY = ".away"
 class StorageAway:
     """Makes a local folder unreachable, and restores it when the last overlapping fault ends."""
 
-    def __init__(self, folder: Path, healer: Healer) -> None:
+    def __init__(self, folder: Path, will: LastWill) -> None:
         self._folder = folder
         self._away = folder.with_name(folder.name + AWAY)
-        self._healer = healer
+        self._will = will
         self._num_takers = 0
 
     def take(self) -> None:
@@ -323,7 +266,7 @@ class StorageAway:
         if self._num_takers > 1:
             return
         script = 'test -e "$1" && { rm -f "$0"; mv -T "$1" "$0"; }'
-        self._healer.promise("sh", "-c", script, str(self._folder), str(self._away))
+        self._will.promise("sh", "-c", script, str(self._folder), str(self._away))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.rename(self._away)
         self._folder.touch()
@@ -343,120 +286,58 @@ AGAIN_S: Final = 0.5
 ETCD_TIMEOUT_S: Final = 10.0
 
 
-PROC = Path("/proc")
-LAYER_FILES = "*.safetensors"
+class SoakInjector(Injector):
+    """Also takes connections, disks, the checkpoint folder and etcd's good sense. Cancelling a fault ends it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process of the cluster."""
-
-    name: str
-    """`node-2` for its daemon, `worker of node-2`, `etcd`."""
-    pid: int
-    arguments: tuple[str, ...] = ()
-
-    def flag(self, name: str) -> str | None:
-        """Return the value of `--name=value` among its arguments."""
-        start = f"--{name}="
-        return next((word.removeprefix(start) for word in self.arguments if word.startswith(start)), None)
-
-
-class LocalTargets:
-    """The processes and files of the cluster that a process of this machine runs."""
-
-    def __init__(self, cluster_pid: int) -> None:
-        """cluster_pid: as in `cluster.json`. Raises ConfigError when this user may not signal the cluster's
-        processes.
-        """
-        self._cluster_pid = cluster_pid
-        if not self.daemons():
-            raise ConfigError("has no daemon that this user may signal", f"the cluster of process {cluster_pid}")
-
-    @classmethod
-    def of(cls, state_dir: Path) -> Self:
-        """Return the targets of the cluster on a state folder. Raises ConfigError."""
-        if (found := read_cluster_file(state_dir)) is None:
-            raise ConfigError("there is none: no cluster runs here", str(state_dir / CLUSTER_FILE))
-        return cls(found.pid)
-
-    def daemons(self) -> dict[str, Process]:
-        """Return node name to daemon."""
-        found = {}
-        for pid in _children(self._cluster_pid):
-            arguments = _arguments(pid)
-            process = Process("", pid, arguments)
-            name = process.flag("name")
-            if name is not None and "daemon" in arguments:
-                found[name] = Process(name, pid, arguments)
-        return dict(sorted(found.items()))
-
-    def etcd(self) -> Process | None:
-        """Return the cluster's etcd."""
-        for pid in _children(self._cluster_pid):
-            process = Process("etcd", pid, _arguments(pid))
-            if process.flag("listen-client-urls") is not None:
-                return process
-        return None
-
-    def workers(self, node: str) -> list[Process]:
-        """Return the workers of a node, with spares, oldest first."""
-        daemon = self.daemons().get(node)
-        if daemon is None:
-            return []
-        found = [Process(f"worker of {node}", pid, _arguments(pid)) for pid in sorted(_children(daemon.pid))]
-        return [process for process in found if any("headway.daemon.worker" in word for word in process.arguments)]
-
-    def layer_files(self) -> list[Path]:
-        """Return the finished layer files of all nodes' stores, in order of their names."""
-        found = []
-        for daemon in self.daemons().values():
-            if (folder := daemon.flag("store-dir")) is not None:
-                found += sorted(Path(folder).rglob(LAYER_FILES))
-        return found
-
-    def checkpoint_folder(self, checkpoint_dir: str) -> Path | None:
-        """Return a job's checkpoint folder on this machine; None: it lies elsewhere."""
-        roots = [root for daemon in self.daemons().values() if (root := daemon.flag("checkpoint-root")) is not None]
-        if "://" in checkpoint_dir or not (roots or Path(checkpoint_dir).is_absolute()):
-            return None
-        return Path(*roots[:1], checkpoint_dir)
-
-
-def _children(parent: int) -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit() and _parent(entry) == parent]
-
-
-def _parent(entry: Path) -> int | None:
-    """Return the parent of a process; None when it is gone, or dead and not yet waited for."""
-    try:
-        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return None
-    return int(parent) if state not in "ZX" else None
-
-
-def _arguments(pid: int) -> tuple[str, ...]:
-    try:
-        return tuple((PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
-    except OSError:
-        return ()
-
-
-class Outages:
-    """The outages of one cluster. Cancelling a coroutine ends its outage."""
-
-    def __init__(
-        self,
-        session: ClusterSession,
-        targets: LocalTargets | None,
-        healer: Healer,
-    ) -> None:
-        self._session = session
-        self._targets = targets
-        self._healer = healer
-        self._storages: dict[Path, StorageAway] = {}
+    def __init__(self, session: ClusterSession, *, targets: LocalTargets | None, job: str | None = None) -> None:
+        super().__init__(session, targets=targets, job=job)
+        self.storages: dict[Path, StorageAway] = {}
         """Every folder that was ever out of reach. Overlapping faults are one outage."""
+
+    async def hit(self, strike: Strike, view: ClusterView) -> Hit | None:
+        """Begin a fault of `ALL_KINDS`."""
+        match strike.kind:
+            case "storage-away" | "poison-job":
+                return self._at_job(strike, view)
+            case "link-cut":
+                if (victim := pick(self.plan_workers(view), strike)) is None:
+                    return None
+                number = await asyncio.to_thread(destroy_connections, [victim.pid])
+                return Hit(f"{number} connections of {victim.name}")
+            case "partition" | "unreachable" | "disk-full" | "idle-connections":
+                return self._at_node(strike, view)
+        return await super().hit(strike, view)
+
+    def _at_node(self, strike: Strike, view: ClusterView) -> Hit | None:
+        names = [daemon.name for daemon in self.daemons()]
+        if (name := pick(names, strike)) is None:
+            return None
+        others, seconds = [other for other in names if other != name], strike.seconds
+        match strike.kind:
+            case "partition":
+                return lasting(name, strike, self.parted(name, seconds))
+            case "disk-full":
+                return lasting(name, strike, self.full_disk(name, seconds))
+            case "unreachable" if others:
+                other = others[int(strike.share * len(others))]
+                return lasting(f"{name} and {other}", strike, self.parted(name, seconds, other=other))
+            case "idle-connections" if name in view.nodes:
+                return lasting(name, strike, self.idle_connections(view.nodes[name].address, seconds))
+        return None
+
+    def _at_job(self, strike: Strike, view: ClusterView) -> Hit | None:
+        job = next((each for each in view.jobs_in_order() if self._job in (None, each.name)), None)
+        if job is None or job.submission is None:
+            return None
+        if strike.kind == "storage-away":
+            folder = checkpoint_folder(self.targets, job.submission.spec.fault.checkpoint_dir)
+            if folder is None or not folder.exists():
+                return None
+            return lasting(str(folder), strike, self.storage_away(folder, strike.seconds))
+        name = f"chaos-poison-{strike.number:04d}"
+        what, key, value = poison(strike.ordinal, name, job.submission)
+        prefix = key if key == Keys.node(name) else Keys.job(name)
+        return lasting(what, strike, self.poisoned(key, value, prefix, strike.seconds))
 
     async def parted(self, node: str, seconds: float, *, other: str = "") -> None:
         """Cut a node off from everybody, etcd too, or from another node alone: destroy connections as they open."""
@@ -468,7 +349,7 @@ class Outages:
 
     async def full_disk(self, node: str, seconds: float) -> None:
         """Let no file of a node's processes grow."""
-        disk = FullDisk(self._healer)
+        disk = FullDisk(self.will)
         try:
             async for _ in self._looks(seconds):
                 disk.spread(await asyncio.to_thread(self._pids_of, node))
@@ -477,7 +358,7 @@ class Outages:
 
     async def storage_away(self, folder: Path, seconds: float) -> None:
         """Put the checkpoint folder out of reach until the last overlapping fault ends."""
-        storage = self._storages.setdefault(folder, StorageAway(folder, self._healer))
+        storage = self.storages.setdefault(folder, StorageAway(folder, self.will))
         try:
             storage.take()
             await asyncio.sleep(seconds)
@@ -523,9 +404,16 @@ class Outages:
 
     def _pids_of(self, node: str) -> tuple[int, ...]:
         """Return the processes of a node's daemon and workers; a new worker is included a moment after its start."""
-        assert self._targets is not None, "refused before"
-        daemon = self._targets.daemons().get(node)
-        return (daemon.pid, *(worker.pid for worker in self._targets.workers(node))) if daemon is not None else ()
+        daemon = self.targets.daemons().get(node)
+        return (daemon.pid, *(worker.pid for worker in self.targets.workers(node))) if daemon is not None else ()
+
+
+def checkpoint_folder(targets: LocalTargets, checkpoint_dir: str) -> Path | None:
+    """Return a job's checkpoint folder on this machine; None: it lies elsewhere."""
+    roots = [root for daemon in targets.daemons().values() if (root := daemon.flag("checkpoint-root")) is not None]
+    if "://" in checkpoint_dir or not (roots or Path(checkpoint_dir).is_absolute()):
+        return None
+    return Path(*roots[:1], checkpoint_dir)
 
 
 NUM_HUGE_LAYERS: Final = 50_000_000
