@@ -1,83 +1,244 @@
-"""However the model is cut, the losses and weights are bit for bit those of the plain loop."""
+"""However the model is cut, the losses and weights are bit for bit those of the plain loop.
 
+Each kind of job runs on a few cuts, on the CPU and on devices whose copies are late, and on all of them in a slow run.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from headway.daemon.jobs.job import JobSpec
 from headway.optim.spec import OptimSpec
 from headway.stages.ids import Boundary
 from headway.stages.schedule.operations import Backward, Forward, Update
-from headway.stages.spec import ScheduleName, weight_version
+from headway.stages.spec import RECOMPUTES, TIED, AdapterSpec, ModelSpec, weight_version
 from headway.stages.state.journal import Journal
 from tests.rigs.pipeline import (
     ADAMW,
     EF,
-    JOBS,
+    MODEL,
     NARROW,
     Pipeline,
     Trace,
     assert_exact,
+    assert_replicas_agree,
     initial_layers,
     load_all,
     make_job,
+    oracle_results,
     save_all,
     with_train,
 )
+from tests.rigs.pipeline import JOBS as PLAIN
 
-
-def cuts() -> list[object]:
-    """Every job on every cut; half of them in a quick run."""
-    return [
-        pytest.param(name, number, marks=() if (j + n) % 2 == 0 else pytest.mark.slow, id=f"{name}-{number}")
-        for j, name in enumerate(JOBS)
-        for n, number in enumerate((1, 3, 2, 5))
-    ]
-
-
-@pytest.mark.parametrize(("name", "num_stages"), cuts())
-def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, num_stages: int) -> None:
-    """A job on 1, 2, 3 and 5 stages → the losses and weights of the reference."""
-    job = JOBS[name]
-    layers, journal = initial_layers(job), Journal()
-    assert Pipeline(job, layers, journal, num_stages=num_stages).run() == [job.train.batches] * num_stages
-    assert_exact(job, layers, journal)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "dtype", "optim", "before", "after"),
-    [
-        ("2bw", "float32", EF, 3, 2),
-        ("2bw", "bfloat16", EF, 1, 5),
-        ("2bw", "bfloat16", NARROW, 2, 3),
-        ("2bw", "float32", ADAMW, 2, 3),
-        ("1f1b", "float32", ADAMW, 5, 1),
-    ],
+TIED_MODEL = replace(MODEL, tie_word_embeddings=True)
+WINDOWS = replace(MODEL, sliding_window=3, first_window_layer=1)
+MIXTRAL = replace(MODEL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+DOTS = replace(
+    MIXTRAL, qk_norm=True, router_scoring="sigmoid", router_bias=True, num_shared_experts=1, routed_scaling_factor=1.5
 )
-@pytest.mark.parametrize("through_files", [True, False])
-def test_a_stop_and_a_new_cut_lose_nothing(
+EXPERT_TARGETS = AdapterSpec(rank=2, targets=("v_proj", "gate_proj", "up_proj", "down_proj"), quantize="nf4")
+BIASED = replace(EF, router_bias_lr=0.05)
+NARROW_EF = replace(EF, matrices=replace(EF.matrices, newton_schulz_dtype="bfloat16", momentum_dtype="bfloat16"))
+MASK: dict[str, Any] = {"loss_mask": "data"}
+SEPARATE: dict[str, Any] = {"loss_mask": "data", "documents": "separate"}
+PAIRS: dict[str, Any] = {**SEPARATE, "objective": "dpo", "dpo_beta": 0.5}
+ROUTED: dict[str, Any] = {"router_balance_loss": 0.05, "router_z_loss": 0.01}
+GROUPS: dict[str, Any] = {"microbatches": 6, "reduction_groups": 3}
+
+
+def adapted(model: ModelSpec = MODEL, **adapter: Any) -> ModelSpec:
+    return replace(model, adapter=AdapterSpec(rank=2, **adapter))
+
+
+def job(optim: OptimSpec = EF, model: ModelSpec = MODEL, **train: Any) -> JobSpec:
+    return make_job(with_train(**train), optim, model=model)
+
+
+JOBS = {
+    **{re.sub("[^a-z0-9]+", "-", name.lower()): plain for name, plain in PLAIN.items()},
+    # numbers of microbatches whose inverse is rounded
+    "3-microbatches": job(microbatches=3, batches=3),
+    "5-microbatches-2-groups": job(microbatches=5, reduction_groups=2, batches=3),
+    "7-microbatches-3-groups": job(microbatches=7, reduction_groups=3, batches=3),
+    # many reduction groups
+    "2bw-clip-4-groups": job(microbatches=8, reduction_groups=4, clip_norm=0.05),
+    "2bw-narrow-3-groups": job(NARROW_EF, microbatches=7, reduction_groups=3, dtype="bfloat16"),
+    "1f1b-adamw-3-groups": job(ADAMW, schedule="1f1b", microbatches=8, reduction_groups=3, clip_norm=0.0),
+    "1f1b-clip-4-groups": job(schedule="1f1b", microbatches=8, reduction_groups=4, clip_norm=0.05),
+    "gpipe-clip-3-groups": job(schedule="gpipe", microbatches=8, reduction_groups=3, clip_norm=0.05),
+    # a tied embedding
+    "tied-2bw-clip": job(model=TIED_MODEL, **GROUPS, clip_norm=0.05),
+    "tied-2bw-bfloat16": job(
+        NARROW, TIED_MODEL, microbatches=5, reduction_groups=2, dtype="bfloat16", loss_chunk=5
+    ),
+    "tied-1f1b-no-clip": job(ADAMW, TIED_MODEL, schedule="1f1b", clip_norm=0.0),
+    "tied-gpipe-clip": job(model=TIED_MODEL, schedule="gpipe", microbatches=4, reduction_groups=2, clip_norm=0.05),
+    "tied-2bw-recomputed": job(model=TIED_MODEL, microbatches=4, reduction_groups=4, recompute="block"),
+    # a loss with a mask, one batch without any target
+    "masked-3-groups": job(**MASK, microbatches=8, reduction_groups=3, batches=3),
+    "masked-bfloat16-block-again": job(**MASK, dtype="bfloat16", loss_chunk=5, recompute="block"),
+    "masked-1f1b-attention-again": job(ADAMW, **MASK, schedule="1f1b", recompute="attention"),
+    "masked-gpipe-no-clip": job(ADAMW, **MASK, schedule="gpipe", clip_norm=0.0),
+    "documents-attention-again": job(**SEPARATE, recompute="attention"),
+    "documents-1f1b-block-again": job(**SEPARATE, schedule="1f1b", dtype="bfloat16", recompute="block"),
+    "documents-windows-3-groups": job(model=WINDOWS, **SEPARATE, microbatches=5, reduction_groups=3),
+    # preferences, one batch without any pair
+    "pairs-3-groups": job(model=adapted(alpha=4.0), **PAIRS, microbatches=8, reduction_groups=3),
+    "pairs-1f1b-chunks": job(
+        ADAMW, adapted(alpha=4.0), **PAIRS, schedule="1f1b", loss_chunk=5, recompute="attention"
+    ),
+    "pairs-bfloat16-held-out": job(
+        model=adapted(alpha=4.0), **PAIRS, dtype="bfloat16", recompute="block", eval_every=2
+    ),
+    "pairs-windows-tied": job(model=adapted(replace(WINDOWS, tie_word_embeddings=True), alpha=4.0), **PAIRS),
+    # mixtures of experts
+    "experts-groups": job(BIASED, DOTS, **GROUPS, **ROUTED, clip_norm=0.05),
+    "experts-recomputed": job(BIASED, DOTS, recompute="block", **ROUTED),
+    "experts-1f1b-bfloat16": job(model=MIXTRAL, schedule="1f1b", dtype="bfloat16", loss_chunk=5, **ROUTED),
+    "experts-tied-attention": job(
+        model=replace(MIXTRAL, tie_word_embeddings=True), recompute="attention", **ROUTED
+    ),
+    # adapters: the embedding is frozen
+    "adapter-2bw": job(model=adapted()),
+    "adapter-1f1b-block-again": job(model=adapted(), schedule="1f1b", recompute="block"),
+    "adapter-experts-nf4": job(
+        model=replace(DOTS, adapter=EXPERT_TARGETS, router_bias=False), router_balance_loss=0.1
+    ),
+    **{
+        f"adapter-{quantizer}-{again}": job(
+            model=adapted(quantize=quantizer), recompute=again, dtype="bfloat16"
+        )
+        for quantizer in ("nf4", "int8")
+        for again in RECOMPUTES
+    },
+    **{f"adapter-dropout-{again}": job(model=adapted(dropout=0.2), recompute=again) for again in RECOMPUTES},
+    # evaluations beside the training
+    "evaluated-2bw": job(eval_every=2, eval_microbatches=3, batches=5),
+    "evaluated-documents-bfloat16": job(**SEPARATE, eval_every=1, dtype="bfloat16", loss_chunk=5),
+    "evaluated-1f1b-recomputed": job(
+        ADAMW, schedule="1f1b", eval_every=3, microbatches=7, reduction_groups=3, recompute="block"
+    ),
+    "evaluated-gpipe": job(schedule="gpipe", eval_every=2, recompute="attention"),
+    "evaluated-4-groups": job(eval_every=2, eval_microbatches=5, microbatches=8, reduction_groups=4),
+}  # fmt: skip
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (1,),
+    (1, 1, 1),
+    (2, 2),
+    (1,) * 5,
+    (3, 2),
+    (1, 1),
+    (2, 1, 2),
+    (1, 3, 1),
+    (2,),
+    (1, 2),
+    (3,),
+)
+"""Workers of each stage."""
+ALWAYS = {("tied-2bw-clip", (1, 1, 1), 1), ("evaluated-4-groups", (3, 2), 1)}
+"""In a quick run too."""
+
+
+def cases() -> Iterator[object]:
+    """Each job on two cuts, and on late devices on a third one; on all cuts and several seeds in a slow run."""
+    for number, (name, each) in enumerate(JOBS.items()):
+        shapes = [shape for shape in SHAPES if max(shape) <= each.train.reduction_groups]
+        half = len(shapes) // 2
+        picked = [(shapes[(number + step) % len(shapes)], late) for step, late in ((0, None), (half, None), (1, 1))]
+        for shape in shapes:
+            for late_seed in (None, 1, 2, 3):
+                is_quick = (shape, late_seed) in picked or (name, shape, late_seed) in ALWAYS
+                words = [name, *map(str, shape), *([] if late_seed is None else [f"late{late_seed}"])]
+                yield pytest.param(
+                    name, shape, late_seed, id="-".join(words), marks=() if is_quick else pytest.mark.slow
+                )
+
+
+@pytest.mark.parametrize(("name", "shape", "late_seed"), [*cases()])
+def test_any_cut_gives_the_bits_of_the_plain_loop(name: str, shape: tuple[int, ...], late_seed: int | None) -> None:
+    """A job on a cut → the losses and weights of the reference, on each worker of a stage, also with shared updates."""
+    job = JOBS[name]
+    for shares_updates in {False, len(shape) > 1 and max(shape) > 1}:
+        layers, journal = initial_layers(job), Journal()
+        pipeline = Pipeline(
+            job,
+            layers,
+            journal,
+            num_stages=len(shape),
+            replicas=shape,
+            late_seed=late_seed,
+            shares_updates=shares_updates,
+        )
+        assert pipeline.run() == [job.train.batches] * sum(shape)
+        assert_exact(job, layers, journal)
+        assert_replicas_agree(pipeline, layers)
+        if job.model.trains_tie:
+            embed, head = (layers[layer].weights()[parameter] for layer, parameter in TIED.items())
+            assert torch.equal(embed, head)
+            assert not torch.equal(embed, initial_layers(job)["embed"].weights()["weight"])
+    if job.train.eval_every:
+        told = [result.batch for result in oracle_results(job)[0] if result.eval_loss is not None]
+        assert told == list(range(0, job.train.batches, job.train.eval_every))
+
+
+STOPS = [
+    ("2bw-muon-ef", (1, 1, 1), (1, 1), None, True),
+    ("2bw-muon-ef", (1, 1, 1), (1, 1), None, False),
+    ("2bw-muon-ef", (1, 1, 1), (1, 1), 0, False),
+    ("2bw-bfloat16", (1,), (1,) * 5, None, True),
+    ("2bw-narrow-optimizer-bfloat16", (1, 1), (1, 1, 1), None, False),
+    ("1f1b-adamw-no-clip", (1,) * 5, (1,), None, True),
+    ("2bw-clip-4-groups", (3, 1), (1, 2, 1), None, True),
+    ("1f1b-clip-4-groups", (1,), (2, 2), None, True),
+    ("gpipe-clip-3-groups", (2, 1, 2), (3,), None, True),
+    ("tied-2bw-clip", (1, 1, 1), (1, 1), None, True),
+    ("experts-groups", (1, 1, 1), (1, 1), None, True),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after", "late_seed", "through_files"), STOPS)
+def test_a_stop_and_another_cut_lose_nothing(
     tmp_path: Path,
-    schedule: ScheduleName,
-    dtype: str,
-    optim: OptimSpec,
-    before: int,
-    after: int,
+    name: str,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    late_seed: int | None,
     through_files: bool,
 ) -> None:
-    """Stop in the middle, cut anew, from files or from the live state → the bits of a run that nobody disturbed."""
-    job = make_job(with_train(schedule=schedule, dtype=dtype, batches=8), optim)
+    """The lead of the first stage chooses where all stop; another cut goes on, files or live state → equal bits."""
+    job = replace(JOBS[name], train=replace(JOBS[name].train, batches=8))
     layers, journal = initial_layers(job), Journal()
-    first = Pipeline(job, layers, journal, num_stages=before, stop_after_batch=2)
-    boundaries = set(first.run())
-    assert boundaries == {first.stop}
-    boundary = boundaries.pop()
-    assert 3 <= boundary < 8
+    first = Pipeline(
+        job, layers, journal, num_stages=len(before), replicas=before, stop_after_batch=1, late_seed=late_seed
+    )
+    assert set(first.run()) == {first.stop}
+    assert_replicas_agree(first, layers)
+    boundary = first.stop
+    assert boundary is not None
+    assert 2 <= boundary < 8
     assert journal.rows[-1].batch + 1 == boundary
     if through_files:
-        save_all(tmp_path, job, layers, journal)
+        assert save_all(tmp_path, job, layers, journal) == boundary
         layers, journal = load_all(tmp_path, job, boundary)
-    Pipeline(job, layers, journal, num_stages=after, generation=2).run()
+    second = Pipeline(
+        job,
+        layers,
+        journal,
+        num_stages=len(after),
+        replicas=after,
+        more_layers=lambda: load_all(tmp_path, job, boundary)[0],
+        generation=2,
+        late_seed=late_seed,
+    )
+    second.run()
     assert_exact(job, layers, journal)
+    assert_replicas_agree(second, layers)
     assert [row.generation for row in journal.rows] == [1] * boundary + [2] * (8 - boundary)
 
 
@@ -126,3 +287,15 @@ def test_stages_report_the_boundary_they_started_from_when_stopped_at_once() -> 
     for name, layer in layers.items():
         for parameter, tensor in again[name].weights().items():
             assert torch.equal(layer.weights()[parameter], tensor)
+
+
+def test_the_state_of_both_copies_of_a_tied_embedding_is_equal() -> None:
+    """Momentum, variance and Error Feedback too: what is moved with either end goes on alike."""
+    job = JOBS["tied-2bw-clip"]
+    layers = initial_layers(job)
+    Pipeline(job, layers, Journal(), num_stages=3).run()
+    of_embed, of_head = layers["embed"].tensors(), layers["head"].tensors()
+    tied = {key for key in of_embed if key.endswith("/weight")}
+    assert len(tied) >= 5
+    for key in tied:
+        assert torch.equal(of_embed[key], of_head[key.removesuffix("weight") + TIED["head"]]), key

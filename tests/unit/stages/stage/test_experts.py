@@ -1,7 +1,6 @@
 """Mixtures of experts in a pipeline: the plain loop's bits at any cut, with replicas and what is computed again."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,8 @@ from tests.rigs.pipeline import (
     EF,
     MODEL,
     Pipeline,
-    assert_exact,
-    assert_replicas_agree,
     initial_layers,
-    load_all,
     make_job,
-    save_all,
     with_train,
 )
 
@@ -29,52 +24,7 @@ MIXTRAL = replace(MODEL, num_experts=4, num_experts_per_tok=2, moe_intermediate_
 DOTS = replace(
     MIXTRAL, qk_norm=True, router_scoring="sigmoid", router_bias=True, num_shared_experts=1, routed_scaling_factor=1.5
 )
-LOSSES = {"router_balance_loss": 0.05, "router_z_loss": 0.01}
 BIASED = replace(EF, router_bias_lr=0.05)
-JOBS = {
-    "2bw-groups": make_job(
-        with_train(microbatches=6, reduction_groups=3, clip_norm=0.05, **LOSSES), BIASED, model=DOTS
-    ),
-    "2bw-recomputed": make_job(with_train(recompute="block", **LOSSES), BIASED, model=DOTS),
-    "1f1b-bfloat16": make_job(with_train(schedule="1f1b", dtype="bfloat16", loss_chunk=5, **LOSSES), EF, model=MIXTRAL),
-    "2bw-tied-attention": make_job(
-        with_train(recompute="attention", **LOSSES), EF, model=replace(MIXTRAL, tie_word_embeddings=True)
-    ),
-}
-
-
-@pytest.mark.parametrize("late_seed", [None, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", JOBS)
-def test_any_cut_has_the_bits_of_the_plain_loop(name: str, late_seed: int | None) -> None:
-    """One, three and five stages, on the CPU and on late devices."""
-    job = JOBS[name]
-    for num_stages in (1, 3, 5):
-        layers, journal = initial_layers(job), Journal()
-        assert set(Pipeline(job, layers, journal, num_stages=num_stages, late_seed=late_seed).run()) == {4}
-        assert_exact(job, layers, journal)
-
-
-@pytest.mark.parametrize("shares_updates", [False, True])
-def test_replicas_have_the_bits_of_the_plain_loop(*, shares_updates: bool) -> None:
-    """The load of the experts is added up like any gradient, and the experts' matrices are shared like any."""
-    job = JOBS["2bw-groups"]
-    layers, journal = initial_layers(job), Journal()
-    pipeline = Pipeline(job, layers, journal, num_stages=2, replicas=(3, 2), shares_updates=shares_updates)
-    assert set(pipeline.run()) == {4}
-    assert_exact(job, layers, journal)
-    assert_replicas_agree(pipeline, layers)
-
-
-def test_a_stop_and_another_cut_change_no_bit(tmp_path: Path) -> None:
-    """Experts, routers and biases go through files with all of their state."""
-    job = JOBS["2bw-groups"]
-    layers, journal = initial_layers(job), Journal()
-    stopped = Pipeline(job, layers, journal, num_stages=3, stop_after_batch=0).run()
-    assert 0 < stopped[0] < job.train.batches
-    save_all(tmp_path, job, layers, journal)
-    layers, journal = load_all(tmp_path, job, stopped[0])
-    assert set(Pipeline(job, layers, journal, num_stages=2, generation=2).run()) == {4}
-    assert_exact(job, layers, journal)
 
 
 def test_the_biases_move_against_the_load() -> None:

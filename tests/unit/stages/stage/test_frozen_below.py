@@ -23,7 +23,6 @@ from tests.rigs.pipeline import (
     MODEL,
     CountingTokens,
     Pipeline,
-    assert_exact,
     factory_of,
     initial_layers,
     make_job,
@@ -31,54 +30,6 @@ from tests.rigs.pipeline import (
 )
 
 ADAPTED = replace(MODEL, adapter=AdapterSpec(rank=2))
-
-
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
-@pytest.mark.parametrize("num_stages", [2, 4, 5])
-@pytest.mark.parametrize("recompute", ["none", "block"])
-def test_a_stage_with_the_embedding_alone_has_the_bits_of_the_plain_loop(
-    schedule: str, num_stages: int, recompute: str
-) -> None:
-    """Five stages: the first has the embedding alone. Four: it has a block too."""
-    job = make_job(with_train(schedule=schedule, recompute=recompute), EF, model=ADAPTED)
-    layers, journal = initial_layers(job), Journal()
-    pipeline = Pipeline(job, layers, journal, num_stages=num_stages)
-    pipeline.run()
-    assert_exact(job, layers, journal)
-
-
-@pytest.mark.parametrize("quantizer", ["nf4", "int8"])
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-def test_a_quantized_base_has_the_bits_of_the_plain_loop(quantizer: Quantizer, num_stages: int, recompute: str) -> None:
-    """Each stage has the codes of its own layers, and dequantizes them in the forward and in the backward."""
-    job = make_job(with_train(recompute=recompute, dtype="bfloat16"), EF, model=quantized_by(quantizer))
-    layers, journal = initial_layers(job), Journal()
-    Pipeline(job, layers, journal, num_stages=num_stages).run()
-    assert_exact(job, layers, journal)
-
-
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-def test_dropout_drops_the_same_at_any_cut(num_stages: int, recompute: str) -> None:
-    """Also where a backward computes attention or a block again, after the forwards of later microbatches."""
-    adapter = AdapterSpec(rank=2, dropout=0.2)
-    job = make_job(with_train(recompute=recompute), EF, model=replace(MODEL, adapter=adapter))
-    layers, journal = initial_layers(job), Journal()
-    Pipeline(job, layers, journal, num_stages=num_stages).run()
-    assert_exact(job, layers, journal)
-
-
-@pytest.mark.parametrize("num_stages", [1, 3])
-def test_adapters_of_experts_have_the_bits_of_the_plain_loop(num_stages: int) -> None:
-    """Each expert has three of its own, beside codes in 4 bits."""
-    adapter = AdapterSpec(rank=2, targets=("v_proj", "gate_proj", "up_proj", "down_proj"), quantize="nf4")
-    model = replace(MODEL, adapter=adapter, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
-    job = make_job(with_train(router_balance_loss=0.1), EF, model=replace(model, num_shared_experts=1))
-    layers, journal = initial_layers(job), Journal()
-    Pipeline(job, layers, journal, num_stages=num_stages).run()
-    assert_exact(job, layers, journal)
-    assert "mlp.experts.3.down_proj.lora_B.weight" in layers["block.0"].weights()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

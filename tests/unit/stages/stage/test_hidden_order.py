@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.local.reference_loop import reference
 from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.model.decoder import build_layer, token_loss
@@ -17,7 +16,6 @@ from headway.stages.state.journal import Journal
 from tests.rigs.local_link import LocalLink
 from tests.rigs.pipeline import (
     ADAMW,
-    EF,
     CountingTokens,
     Pipeline,
     Trace,
@@ -25,22 +23,6 @@ from tests.rigs.pipeline import (
     make_job,
     with_train,
 )
-
-
-@pytest.mark.parametrize(("num_microbatches", "num_groups", "num_stages"), [(3, 1, 2), (5, 2, 1), (7, 3, 3)])
-def test_a_number_of_microbatches_that_is_no_power_of_two_gives_the_bits_of_the_plain_loop(
-    num_microbatches: int, num_groups: int, num_stages: int
-) -> None:
-    """1/3, 1/5 and 1/7 are rounded → only a total that is multiplied once has the reference's bits."""
-    job = make_job(with_train(microbatches=num_microbatches, reduction_groups=num_groups, batches=3), EF)
-    losses: list[float] = []
-    weights = reference(job, CountingTokens(), on_batch=lambda row: losses.append(row.loss))  # type: ignore[arg-type]
-    layers, journal = initial_layers(job), Journal()
-    Pipeline(job, layers, journal, num_stages=num_stages).run()
-    assert [row.loss for row in journal.rows] == losses
-    for name, parameters in weights.items():
-        for parameter, tensor in parameters.items():
-            assert torch.equal(layers[name].weights()[parameter], tensor), f"{name}.{parameter}"
 
 
 def first_gradient(job: JobSpec) -> dict[str, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 from headway.stages.ids import LayerName
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.schedule.operations import Backward, Forward, Update
-from headway.stages.spec import ScheduleName, weight_version
+from headway.stages.spec import weight_version
 from headway.stages.state.journal import Journal
 from headway.stages.telemetry.goodput import Goodput
 from tests.rigs.local_link import LocalLink
@@ -18,76 +18,11 @@ from tests.rigs.pipeline import (
     Pipeline,
     SnapshotPlan,
     Trace,
-    assert_exact,
-    assert_replicas_agree,
     initial_layers,
-    load_all,
     make_job,
-    save_all,
     timed,
     with_train,
 )
-from tests.rigs.stage_replicas import JOBS, REPLICAS
-
-
-def parameters() -> list[object]:
-    """Every job on every cluster; a third of them in a quick run."""
-    return [
-        pytest.param(name, counts, marks=() if (j + r) % 3 == 0 else pytest.mark.slow, id=f"{name}-{counts}")
-        for j, name in enumerate(JOBS)
-        for r, counts in enumerate(REPLICAS)
-    ]
-
-
-@pytest.mark.parametrize(("name", "replicas"), parameters())
-def test_any_number_of_replicas_gives_the_bits_of_the_plain_loop(name: str, replicas: tuple[int, ...]) -> None:
-    """A job on stages of one, two and three workers → the reference's losses and weights, on each of them."""
-    job = JOBS[name]
-    layers, journal = initial_layers(job), Journal()
-    pipeline = Pipeline(job, layers, journal, num_stages=len(replicas), replicas=replicas)
-    assert pipeline.run() == [job.train.batches] * sum(replicas)
-    assert_exact(job, layers, journal)
-    assert_replicas_agree(pipeline, layers)
-
-
-def changes() -> list[object]:
-    """Every schedule at every change; a third of them in a quick run."""
-    numbers = (((3, 1), (1, 2, 1)), ((1,), (2, 2)), ((2, 1, 2), (3,)))
-    return [
-        pytest.param(schedule, *both, marks=() if s == n else pytest.mark.slow, id=f"{schedule}-{both}")
-        for s, schedule in enumerate(("2bw", "1f1b", "gpipe"))
-        for n, both in enumerate(numbers)
-    ]
-
-
-@pytest.mark.parametrize(("schedule", "before", "after"), changes())
-def test_a_stop_and_another_number_of_replicas_lose_nothing(
-    tmp_path: Path, schedule: ScheduleName, before: tuple[int, ...], after: tuple[int, ...]
-) -> None:
-    """The lead of the first stage chooses where all stop; others go on from the leads' files → the same bits."""
-    job = make_job(with_train(schedule=schedule, microbatches=6, reduction_groups=3, batches=8), EF)
-    layers, journal = initial_layers(job), Journal()
-    first = Pipeline(job, layers, journal, num_stages=len(before), replicas=before, stop_after_batch=1)
-    assert set(first.run()) == {first.stop}
-    assert_replicas_agree(first, layers)
-    assert first.stop is not None
-    assert 2 <= first.stop < 8
-    boundary = save_all(tmp_path, job, layers, journal)
-    assert boundary == first.stop
-    layers, journal = load_all(tmp_path, job, boundary)
-    second = Pipeline(
-        job,
-        layers,
-        journal,
-        num_stages=len(after),
-        replicas=after,
-        more_layers=lambda: load_all(tmp_path, job, boundary)[0],
-        generation=2,
-    )
-    second.run()
-    assert_exact(job, layers, journal)
-    assert_replicas_agree(second, layers)
-    assert [row.generation for row in journal.rows] == [1] * boundary + [2] * (8 - boundary)
 
 
 def test_each_microbatch_is_computed_by_one_replica_on_the_version_before() -> None:
