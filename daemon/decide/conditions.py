@@ -169,9 +169,9 @@ def node_draining(situation: JobSituation) -> bool:
 
 
 def some_devices_owed_to_others(situation: JobSituation) -> bool:
-    """The job can continue with the remaining devices: see claims.py."""
+    """The job can continue with the remaining devices: see allocate.py."""
     return (
-        bool(situation.standing.gives_way_to)
+        bool(situation.gives_way_to)
         and situation.now >= situation.deadlines.change
         and situation.job.plan is not None
         and not situation.current.unready_workers(WorkerState.RUNNING)
@@ -182,8 +182,8 @@ def some_devices_owed_to_others(situation: JobSituation) -> bool:
 def all_devices_owed_to_others(situation: JobSituation) -> bool:
     """The job has run for a time slice, and cannot continue on the remaining devices."""
     return (
-        bool(situation.standing.gives_way_to)
-        and situation.now >= situation.standing.left_alone_until
+        bool(situation.gives_way_to)
+        and situation.now >= situation.left_alone_until
         and isinstance(situation.plans.best, PlanRefused)
     )
 

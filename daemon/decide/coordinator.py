@@ -33,7 +33,7 @@ from headway.daemon.decide.actions import (
     write_checkpoint,
     write_periodic_checkpoint,
 )
-from headway.daemon.decide.claims import NOTHING, Claims, settle_claims
+from headway.daemon.decide.allocate import NOTHING, Allocation, allocate, in_turn, is_queued
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.commands import BrokenJob, Command, Decision, Transaction, move
 from headway.daemon.decide.conditions import (
@@ -90,7 +90,6 @@ from headway.daemon.decide.conditions import (
     workers_late_to_stop,
 )
 from headway.daemon.decide.deadlines import LEASE_TTL_S
-from headway.daemon.decide.fair_share import in_turn, is_queued
 from headway.daemon.decide.plans import PlanMissingError, Plans, PlansAtOnce, urgency
 from headway.daemon.decide.quarantine import QUARANTINE_AFTER
 from headway.daemon.decide.situation import JobSituation
@@ -321,7 +320,7 @@ def decide(
         if not view.why_set_aside(job.name)  # no decision about the job: its devices stay assigned to it
     }
     # Shares depend on all jobs together, so they are settled before any job is decided about.
-    turn = _Turn(view, settle_claims(situations, view, now=now))
+    turn = _Turn(view, allocate(situations, view, now=now))
     judged = [turn.judged(situation) for situation in situations.values()]
     commands = [one.command for one in judged if one.command is not None]
     deadlines = [at for one in judged for at in one.deadlines]
@@ -360,9 +359,9 @@ class _Judged:
 class _Turn:
     """One decision's way through the jobs, first in first."""
 
-    def __init__(self, view: ClusterView, claims: Claims) -> None:
+    def __init__(self, view: ClusterView, allocation: Allocation) -> None:
         self.broken: list[BrokenJob] = []
-        self._claims = claims
+        self._allocation = allocation
         # Also of jobs that are set aside: their workers still run on these devices.
         self._owned = {job.name: job.devices for job in view.jobs.values()}
         self._ahead: list[str] = []
@@ -371,18 +370,18 @@ class _Turn:
         """Decide about the next job."""
         name = situation.job.name
         situation.busy = NOTHING.union(*(self._owned[other] for other in self._owned if other != name))
-        situation.busy |= self._claims.against(name)
-        situation.standing = self._claims.standing(situation, ahead=self._ahead)
+        situation.busy |= self._allocation.against(name)
+        situation.allocation, situation.ahead = self._allocation, tuple(self._ahead)
         if is_queued(situation.job):
             self._ahead.append(name)
         try:
-            if (raised := self._claims.errors.get(name)) is not None:
+            if (raised := self._allocation.errors.get(name)) is not None:
                 raise raised
             found = _judge(situation)
         except Exception as error:  # an unexpected error concerns one job; the other jobs are still decided about
             self.broken.append(broken(name, error))
             # A job that fails now must not keep devices from the jobs after it.
-            self._claims = self._claims.without(name)
+            self._allocation.claims.pop(name, None)
             found = _Judged(command=give_up(situation, self.broken[-1], error))
         # The next jobs see devices that were assigned a moment ago, though etcd does not show it yet.
         self._owned[name] |= found.takes
@@ -451,7 +450,7 @@ def waits(situation: JobSituation) -> tuple[float, ...]:
                 situation.deadlines.start,
                 situation.deadlines.end,
             )
-            shared = (situation.standing.left_alone_until, situation.view.unrest.settled_at)
+            shared = (situation.left_alone_until, situation.view.unrest.settled_at)
             changes = (situation.deadlines.change, situation.deadlines.better_plan)
             return (*losses, *begun, *shared, *changes, _reconsidered_at(situation))
         case Phase.CHANGING:

@@ -5,7 +5,7 @@ from typing import Final
 
 from headway.daemon.cluster.measurements import MemoryShortage
 from headway.daemon.cluster.records import Desired, Phase, PlanRecord, WorkerPart, WorkerRecord, WorkerState
-from headway.daemon.decide.claims import left_alone_s
+from headway.daemon.decide.allocate import left_alone_s
 from headway.daemon.decide.failures import STARTED, LostWorker, repetition
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.decide.quarantine import listed
@@ -31,8 +31,8 @@ def why_changed(situation: JobSituation, before: PlanRecord, after: ClusterPlan)
         causes.append(f"Node{'s' * (len(joined) > 1)} {listed(joined)} joined")
     if idle := sorted(added - newcomers):
         causes.append(f"Node{'s' * (len(idle) > 1)} {listed(idle)}, idle until now, can be used")
-    if situation.standing.gives_way_to:
-        causes.append(f"Gives devices to {_jobs(situation, situation.standing.gives_way_to)}")
+    if situation.gives_way_to:
+        causes.append(f"Gives devices to {_jobs(situation, situation.gives_way_to)}")
     cause = " and ".join(causes) or _better(situation, before, after)
     form, former = shape(after.workers), shape(before.workers)
     if form != former:
@@ -96,8 +96,8 @@ def why_stopped(situation: JobSituation, boundary: int | None) -> str:
     if ways := blocked_links(situation.next):
         return f"The new plan cannot come into force: {ways}; stops and writes a checkpoint"
     draining = situation.current.draining
-    if not draining and situation.standing.gives_way_to:
-        rivals = _jobs(situation, situation.standing.gives_way_to)
+    if not draining and situation.gives_way_to:
+        rivals = _jobs(situation, situation.gives_way_to)
         return f"Gives way to {rivals}: stops, writes a checkpoint, and is queued"
     return f"{_leaving(draining)} and the job cannot continue on the other nodes: writes a checkpoint"
 
@@ -279,10 +279,11 @@ def waits_for(situation: JobSituation) -> str:
             again = repetition(situation.job.phase.failures)
             return f"waits for nodes that may hold state newer than boundary {situation.origin.boundary}{again}"
         return "waits for the nodes to settle"
-    if situation.standing.after and not is_recovering:
-        return f"waits for its turn after job {situation.standing.after}"
+    allocation, name = situation.allocation, situation.job.name
+    if not is_recovering and (rival := allocation.rival(name, situation.ahead)):
+        return f"waits for its turn after job {rival}"
     if isinstance(situation.plans.on_everything, ClusterPlan):
-        owners = sorted(set(situation.standing.in_the_way) or _owners(situation))
+        owners = sorted(set(allocation.in_the_way(name)) or _owners(situation))
         return f"waits for devices of job {' and '.join(owners) or 'another'}{_what_has_to_happen(situation, owners)}"
     return "; ".join(filter(None, [best.reason, situation.plans.why_quarantined]))
 

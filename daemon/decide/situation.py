@@ -18,6 +18,7 @@ from headway.daemon.cluster.records import (
     WorkerState,
 )
 from headway.daemon.cluster.state_key import JOURNAL
+from headway.daemon.decide.allocate import Allocation, left_alone_s
 from headway.daemon.decide.boundaries import Origin, fewest_holders, find_origin
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.deadlines import LEASE_TTL_S, Deadlines
@@ -184,20 +185,6 @@ def _has_reached(worker: WorkerRecord, other: int, neighbour: WorkerRecord | Non
     return neighbour is None or processes.get(other, neighbour.incarnation) == neighbour.incarnation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The jobs that block this job, and the jobs that it blocks."""
-
-    gives_way_to: tuple[str, ...] = ()
-    """Jobs that are owed devices of this one."""
-    left_alone_until: float = 0.0
-    """Until this time the job is not stopped for others, but it may shrink. 0: there is no other job."""
-    in_the_way: tuple[str, ...] = ()
-    """Jobs that hold devices for which this job waits."""
-    after: str = ""
-    """The first waiting job ahead in the queue that could use devices of this job's choice."""
-
-
 PATIENCE_SNAPSHOTS: Final = 2
 """Falling back by more snapshots than this is worth a wait of LEASE_TTL_S for nodes that register their files again."""
 LONGEST_PATIENCE_S: Final = 6 * LEASE_TTL_S
@@ -215,7 +202,9 @@ class JobSituation:
     """Seconds since the epoch, for people to read."""
     busy: frozenset[DeviceKey] = field(default=frozenset())
     """Devices that other jobs have or claim."""
-    standing: Standing = field(default_factory=Standing)
+    allocation: Allocation = field(default_factory=Allocation)
+    ahead: tuple[str, ...] = ()
+    """Waiting jobs that are served before this one, in order."""
     quarantine_after: int = QUARANTINE_AFTER
     """Failures of a node within the quarantine's time, after which it is left out; 0: never."""
     plan_source: Plans = field(default_factory=PlansAtOnce)
@@ -252,6 +241,16 @@ class JobSituation:
 
     def _health(self, plan: PlanRecord | None) -> PlanHealth:
         return PlanHealth(plan=plan, job=self.job, view=self.view, now=self.now)
+
+    @cached_property
+    def gives_way_to(self) -> tuple[str, ...]:
+        """Return the jobs that are owed devices of this one."""
+        return self.allocation.claimed_from(self.job.name)
+
+    @property
+    def left_alone_until(self) -> float:
+        """Return until when the job is not stopped for others, although it may shrink; 0: there is no other job."""
+        return self.job.started_at + left_alone_s(self.job, self.view) if self.allocation.claimants else 0.0
 
     @cached_property
     def deadlines(self) -> Deadlines:

@@ -9,7 +9,7 @@ from headway.daemon.cluster.format import decode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Phase, PhaseRecord
 from headway.daemon.decide import coordinator
-from headway.daemon.decide.claims import _Settling
+from headway.daemon.decide.allocate import _Allocating
 from headway.daemon.decide.commands import BrokenJob, Transaction
 from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.plans import Purpose
@@ -100,14 +100,14 @@ def test_a_job_whose_claim_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -
         cluster.add_node(name)
     cluster.submit(small_spec("first"), user="alice@one")
     cluster.submit(small_spec("second"), user="bob@two")
-    original = _Settling._plan
+    original = _Allocating._plan
 
-    def broken(self: _Settling, situation: JobSituation, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
+    def broken(self: _Allocating, situation: JobSituation, purpose: Purpose, busy: frozenset[tuple[str, int]]) -> Any:
         if situation.job.name == "first":
             raise ZeroDivisionError("no layers")
         return original(self, situation, purpose, busy)
 
-    monkeypatch.setattr(_Settling, "_plan", broken)
+    monkeypatch.setattr(_Allocating, "_plan", broken)
     decision = decide(cluster.truth(), now=cluster.now + 10.0)
     by_job = {command.job: command for command in decision.commands}
     failing, starting = by_job["first"], by_job["second"]

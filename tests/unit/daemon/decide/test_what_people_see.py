@@ -9,8 +9,8 @@ from headway.daemon.cluster.cluster_records import UsageRecord
 from headway.daemon.cluster.format import encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import Desired, Phase
+from headway.daemon.decide.allocate import queue
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.fair_share import queue
 from headway.daemon.decide.job_view import JobView
 from headway.daemon.reports import job_report
 from headway.daemon.reports.job_report import report_line, reports_in

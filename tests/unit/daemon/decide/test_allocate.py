@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.daemon.cluster.records import DeviceKey
-from headway.daemon.decide.fair_share import Claimant, Dealt, _Dealing, coarse, deal
+from headway.daemon.decide.allocate import Claimant, Dealt, coarse, deal
 
 SLICE_S = 600.0
 
@@ -84,7 +84,7 @@ def test_on_one_node_users_take_turns_by_time_slices(used: float, winner: str) -
 def test_a_running_jobs_minimum_is_not_taken_within_its_slice() -> None:
     """A job that began a moment ago keeps the least that it needs, whichever user has used less."""
     running = runs("a", "alice", on("a", "b"), on("a", "b"), used=10**6, least_devices=2, least_nodes=2)
-    running = running.with_pinned(running.least_of_its_own())
+    running = replace(running, pinned=running.least_of_its_own())
     assert numbers([running, waits("b", "bob", on("a", "b"), rank=1)]) == {"a": 2, "b": 0}
 
 
@@ -142,7 +142,7 @@ def test_the_job_with_devices_to_spare_gives_one_up() -> None:
 
 def test_a_job_that_recovers_has_first_claim_on_what_is_free() -> None:
     """It lost one of two nodes; the free one is kept for it, and not given to the job that waits."""
-    recovering = runs("hurt", "alice", on("a"), ABC, is_recovering=True, had=2, rank=5).with_pinned(on("a"))
+    recovering = runs("hurt", "alice", on("a"), ABC, is_recovering=True, had=2, rank=5, pinned=on("a"))
     dealt = deal([recovering, waits("other", "bob", ABC, least_devices=2)], slice_s=SLICE_S)
     assert len(dealt.due["hurt"]) == 2
 
@@ -175,7 +175,7 @@ def clusters(draw: st.DrawFn) -> list[Claimant]:
             least_nodes=draw(st.integers(1, max(min(least, len({node for node, _ in holds or [("a", 0)]})), 1))),
         )
         is_new = draw(st.booleans())
-        found.append(claimant.with_pinned(claimant.least_of_its_own()) if is_new else claimant)
+        found.append(replace(claimant, pinned=claimant.least_of_its_own()) if is_new else claimant)
     return found
 
 
@@ -223,20 +223,3 @@ def test_an_allocation_is_cached_while_nothing_changes() -> None:
     assert coarse(123_456.0, slice_s=SLICE_S) == 123_000.0
     claimants = [runs("a", "alice", ABC, ABC), waits("b", "bob", ABC, rank=1)]
     assert deal(claimants, slice_s=SLICE_S) is deal(list(claimants), slice_s=SLICE_S)
-
-
-class OneByOne(_Dealing):
-    """Deals without shortcuts: a job looks at all devices, and is given each of its own in a turn."""
-
-    def _may_have(self, _claimant: Claimant, _devices: set[DeviceKey]) -> bool:
-        return False
-
-
-@given(clusters(), st.booleans(), st.data())
-def test_shortcuts_deal_the_same(claimants: list[Claimant], is_one_user: bool, data: st.DataObject) -> None:
-    """A job's own devices are looked at first, and given at once if nobody else is served and it may have them all."""
-    for index, claimant in enumerate(claimants):
-        most = data.draw(st.integers(claimant.least_nodes, 4))
-        user = "alice" if is_one_user else claimant.user
-        claimants[index] = replace(claimant, most_nodes=most, user=user)
-    assert _Dealing(claimants, SLICE_S).run() == OneByOne(claimants, SLICE_S).run()
