@@ -1,12 +1,10 @@
 """Decides which ended jobs are retired, and what is left of a job whose records are deleted. Pure.
 
 A retired job's records leave etcd: every daemon holds every record, and looks at every job. Its checkpoints stay, but
-nodes delete the state that a failed job could continue from. So no clock of the day decides about it: a leader whose
-date is months ahead would retire every job at once. A job's age is the time for which the leader's node has seen it
-ended, by a clock that nobody sets, over all lives of its daemon.
+nodes delete the state that a failed job could continue from. So no clock decides about it, but the number of ended
+jobs: a leader whose date is months ahead would retire every job at once.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from headway.daemon.cluster.cluster_records import RetiredRecord
@@ -14,7 +12,6 @@ from headway.daemon.cluster.records import TERMINAL_PHASES
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.job_view import JobView
 
-DAY_S: Final = 86400.0
 MAX_RETIRED: Final = 1000
 """Maximum number of records of retired jobs; the oldest are deleted."""
 
@@ -35,55 +32,16 @@ def retired_record(view: ClusterView, job: JobView, *, now: float) -> RetiredRec
     )
 
 
-Ending = tuple[str, str, float]
-"""The name and uid of a job, and the date of its end, which only tells this end from others."""
-
-
-class EndingsSeen:
-    """Since when this node has seen jobs ended, by the steady clock of its daemon."""
-
-    def __init__(self, earlier: Mapping[str, float] | None = None) -> None:
-        """earlier: for how many seconds daemons before this one have seen them, as `ages` told."""
-        self._since: dict[Ending, float] = {}
-        self._earlier = dict(earlier or {})
-
-    def look(self, view: ClusterView, *, now: float) -> Mapping[str, float]:
-        """Return for how many seconds each ended job has been one. now: seconds of a monotonic clock."""
-        ended = {_ending_of(job): job.name for job in view.jobs.values() if _has_ended(view, job)}
-        self._since = {ending: self._since.get(ending, now - self._earlier.get(_text(ending), 0.0)) for ending in ended}
-        return {name: now - self._since[ending] for ending, name in ended.items()}
-
-    def ages(self, *, now: float) -> Mapping[str, float]:
-        """Return for how many seconds each end has been seen, for a later daemon."""
-        return {_text(ending): now - since for ending, since in self._since.items()}
-
-
-def jobs_to_retire(
-    view: ClusterView, *, ended_for_s: Mapping[str, float], most: int, kept_days: float
-) -> list[JobView]:
-    """Return the ended jobs that are beyond the number or the age that is kept, the oldest first.
-
-    ended_for_s: age of each job that has ended. most: number of ended jobs that are kept. kept_days: their age; 0: any.
-    """
+def jobs_to_retire(view: ClusterView, *, most: int) -> list[JobView]:
+    """Return the ended jobs beyond the number that is kept, the oldest first."""
     ended = sorted((job for job in view.jobs.values() if _has_ended(view, job)), key=lambda job: job.phase.since)
-    num_beyond = max(len(ended) - most, 0)
-    is_old = [bool(kept_days) and ended_for_s.get(job.name, 0.0) > kept_days * DAY_S for job in ended]
-    return [job for rank, job in enumerate(ended) if rank < num_beyond or is_old[rank]]
+    return ended[: max(len(ended) - most, 0)]
 
 
 def names_to_forget(view: ClusterView, *, most: int = MAX_RETIRED) -> list[str]:
     """Return the oldest retired jobs beyond the number that is kept."""
     oldest_first = sorted(view.retired, key=lambda name: view.retired[name].retired_at)
     return oldest_first[: max(len(oldest_first) - most, 0)]
-
-
-def _ending_of(job: JobView) -> Ending:
-    return job.name, job.submission.uid if job.submission is not None else "", job.phase.since
-
-
-def _text(ending: Ending) -> str:
-    name, uid, since = ending
-    return f"{name}/{uid}/{since!r}"
 
 
 def _has_ended(view: ClusterView, job: JobView) -> bool:

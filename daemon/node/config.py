@@ -32,7 +32,6 @@ NOT_NEGATIVE = (
     "quarantine_after",
     "stop_timeout_s",
     "ended_jobs_kept",
-    "ended_jobs_kept_days",
 )
 LISTS = ("etcd", "allowed_places")
 """Keys with several values, which the environment and flags separate by commas."""

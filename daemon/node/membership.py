@@ -51,7 +51,7 @@ from headway.daemon.decide.coordinator import decide
 from headway.daemon.decide.plans import PlanCache
 from headway.daemon.decide.vanished_jobs import VanishedJobs, vanished_text
 from headway.daemon.leader.checkpoint_sweep import CheckpointSweep
-from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
+from headway.daemon.leader.job_retirement import JobRetirement
 from headway.daemon.leader.leadership import JobTroubles, Leadership
 from headway.daemon.net.rate_limit import OutgoingTransfers
 from headway.daemon.net.reach_dial import dial
@@ -141,8 +141,6 @@ class Membership:
             services.cluster.view,
             is_leading=lambda: self._leadership.is_leading,
             most=config.ended_jobs_kept,
-            kept_days=config.ended_jobs_kept_days,
-            kept_in=EndedAges(config.state_dir / "ended_jobs.json"),
         )
         self._leadership = self._candidate(record.incarnation)
         services.cluster.leads = lambda: self._leadership.is_leading

@@ -82,8 +82,6 @@ class NodeConfig:
     """
     ended_jobs_kept: int = 200
     """Number of ended jobs that are kept; older ones are retired. The leader's setting counts."""
-    ended_jobs_kept_days: float = 30.0
-    """Days after its end at which a job is retired; 0: its age does not matter. The leader's setting counts."""
     stop_timeout_s: float = 120.0
     """Maximum wait for the stop boundary."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"

@@ -21,7 +21,7 @@ from headway.daemon.cluster.records import CheckpointRecord, Desired, DesiredRec
 from headway.daemon.cluster.transaction import Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.leader.job_retirement import EndedAges, JobRetirement
+from headway.daemon.leader.job_retirement import JobRetirement
 from tests.rigs.simulated_cluster import small_spec
 
 
@@ -52,9 +52,7 @@ async def submitted(client: EtcdClient, name: str, phase: Phase, *, since: float
 
 def retirement(cluster: ClusterWatch, client: EtcdClient, **settings: Any) -> JobRetirement:
     is_leading = settings.pop("is_leading", True)
-    return JobRetirement(
-        client, cluster.view, is_leading=lambda: is_leading, **({"most": 1, "kept_days": 0} | settings)
-    )
+    return JobRetirement(client, cluster.view, is_leading=lambda: is_leading, **({"most": 1} | settings))
 
 
 async def view_of(client: EtcdClient) -> ClusterView:
@@ -150,56 +148,3 @@ async def test_a_removed_job_leaves_its_highest_generation(client: EtcdClient, t
     found = await view_of(client)
     assert not found.jobs
     assert found.retired["j"].generation == 5
-
-
-async def test_a_leader_whose_date_is_months_ahead_retires_no_job_of_today(
-    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A failed job could still be resumed from what nodes keep. After thirty days of steady time it is retired."""
-    await led(client)
-    revision = await submitted(client, "j", Phase.FAILED, since=time.time())
-    ahead_s, steady = 90 * 86400.0, [0.0]
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + ahead_s)
-    async with following(client) as cluster:
-        assert await cluster.caught_up(revision, timeout_s=10.0)
-        retiring = retirement(cluster, client, most=200, kept_days=30, clock=lambda: steady[0])
-        for days in (0, 29):
-            steady[0] = days * 86400.0
-            await retiring.look()
-            assert (await view_of(client)).jobs.keys() == {"j"}
-        steady[0] = 31 * 86400.0
-        await retiring.look()
-    assert (await view_of(client)).jobs.keys() == set()
-
-
-async def test_a_job_is_retired_by_age_although_every_daemon_lives_for_a_day(
-    client: EtcdClient, tmp_path: Path
-) -> None:
-    """Of thirty days that daemons of one node have seen, each loses an hour at most. A damaged file begins anew."""
-    await led(client)
-    revision = await submitted(client, "j", Phase.FINISHED, since=1.0)
-    file = tmp_path / "ended_jobs.json"
-    days, num_lives = 30.0, 0
-    async with following(client) as cluster:
-        assert await cluster.caught_up(revision, timeout_s=10.0)
-        while cluster.view.jobs:
-            num_lives += 1
-            now = 1e5 * num_lives  # each daemon's steady clock begins elsewhere
-            leader = retirement(
-                cluster,
-                client,
-                most=9,
-                kept_days=days,
-                kept_in=EndedAges(file),
-                clock=lambda: now,  # noqa: B023
-            )
-            for _ in range(48):
-                await leader.look()
-                now += 1800.0
-            if num_lives == 2:
-                file.write_text('{"j": NaN')
-            assert num_lives < 40
-            await asyncio.sleep(0)
-            await cluster.caught_up((await client.get_prefix(PREFIX)).revision, timeout_s=10.0)
-    assert 32 <= num_lives <= 34, "two lives were forgotten"

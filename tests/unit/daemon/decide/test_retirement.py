@@ -1,4 +1,4 @@
-"""Ended jobs are retired by number and age; a job that may go on is not."""
+"""Ended jobs are retired by number; a job that may go on is not."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,12 @@ from headway.daemon.cluster.records import (
     SpecRecord,
 )
 from headway.daemon.decide.cluster_view import ClusterView
-from headway.daemon.decide.retirement import DAY_S, EndingsSeen, jobs_to_retire, names_to_forget, retired_record
+from headway.daemon.decide.retirement import jobs_to_retire, names_to_forget, retired_record
 from headway.daemon.decide.situation import JobSituation
 from headway.daemon.reports.node_list import retired_line, sentence_on
 from tests.rigs.simulated_cluster import small_spec
 
+DAY_S = 86400.0
 NOW = 100 * DAY_S
 
 
@@ -44,9 +45,8 @@ class Scene:
         for leaf, record in records.items():
             self.put(Keys.of(name, leaf), record)
 
-    def due(self, *, most: int = 200, kept_days: float = 30.0) -> list[str]:
-        ages = {name: NOW - job.phase.since for name, job in self.view.jobs.items()}
-        return [job.name for job in jobs_to_retire(self.view, ended_for_s=ages, most=most, kept_days=kept_days)]
+    def due(self, *, most: int = 200) -> list[str]:
+        return [job.name for job in jobs_to_retire(self.view, most=most)]
 
 
 def test_of_many_ended_jobs_the_oldest_are_retired() -> None:
@@ -56,42 +56,6 @@ def test_of_many_ended_jobs_the_oldest_are_retired() -> None:
     assert scene.due() == []
     assert scene.due(most=2) == ["j4", "j3"]
     assert scene.due(most=0) == ["j4", "j3", "j2", "j1"]
-
-
-def test_a_job_is_retired_thirty_days_after_its_end() -> None:
-    scene = Scene()
-    scene.job("old", Phase.FINISHED, days=31)
-    scene.job("young", Phase.FINISHED, days=29)
-    assert scene.due() == ["old"]
-    assert scene.due(kept_days=0) == [], "age does not matter"
-
-
-def test_the_age_of_an_end_is_the_time_for_which_it_was_seen() -> None:
-    """The date of the record is of another clock, and counts for nothing. A job that is resumed and ends again is as
-    young as its second end.
-    """
-    scene, seen = Scene(), EndingsSeen()
-    scene.job("j", Phase.FAILED, days=99)
-    scene.job("runs", Phase.RUNNING, days=99)
-    assert seen.look(scene.view, now=5.0) == {"j": 0.0}
-    assert seen.look(scene.view, now=65.0) == {"j": 60.0}
-    scene.job("j", Phase.RUNNING, days=3)
-    assert seen.look(scene.view, now=70.0) == {}
-    scene.job("j", Phase.FAILED, days=2)
-    assert seen.look(scene.view, now=80.0) == {"j": 0.0}
-
-
-def test_an_age_goes_on_in_the_next_daemon_and_another_end_begins_anew() -> None:
-    """The next daemon's clock begins elsewhere, and the time between both counts for nothing."""
-    scene, first = Scene(), EndingsSeen()
-    scene.job("j", Phase.FAILED, days=99)
-    first.look(scene.view, now=5.0)
-    first.look(scene.view, now=65.0)
-    second = EndingsSeen(first.ages(now=65.0))
-    assert second.look(scene.view, now=1e6) == {"j": 60.0}
-    assert second.look(scene.view, now=1e6 + 5.0) == {"j": 65.0}
-    scene.job("j", Phase.FAILED, days=2)
-    assert second.look(scene.view, now=1e6 + 6.0) == {"j": 0.0}
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ("finished", "failed", "cancelled")])

@@ -19,17 +19,9 @@ from headway.daemon.decide.commands import Transaction
 from headway.daemon.decide.conditions import node_saw_later_plan
 from headway.daemon.decide.coordinator import TABLE, decide
 from headway.daemon.decide.deadlines import CHANGE_RETRY_S, START_DEADLINE_S
-from headway.daemon.decide.diagram import page
 from headway.daemon.decide.situation import JobSituation
 from tests.rigs.scenarios import cluster_of, events, plan, run_until, running_at_full_speed
 from tests.rigs.simulated_cluster import SimulatedCluster, small_spec
-
-
-def test_page_in_docs_is_the_table() -> None:
-    """docs/coordinator.md is what the module prints; else: python -m headway.daemon.decide.diagram."""
-    from pathlib import Path
-
-    assert (Path(__file__).parents[4] / "docs/coordinator.md").read_text() == page()
 
 
 def test_every_phase_has_a_way_out() -> None:

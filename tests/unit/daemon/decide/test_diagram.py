@@ -1,14 +1,15 @@
-"""Makes the page docs/coordinator.md from the coordinator's table: run as a module, it prints the page."""
+"""docs/coordinator.md is the coordinator's table. HEADWAY_WRITE=1 writes the page again."""
 
-import sys
+import os
+from pathlib import Path
 
 from headway.daemon.cluster.records import TERMINAL_PHASES, Phase
 from headway.daemon.decide.coordinator import TABLE, Row
 
 HEAD = """# How a job moves from phase to phase
 
-`python -m headway.daemon.decide.diagram` generates this page from the table in
-`daemon/decide/coordinator.py`, and a test compares them.
+`HEADWAY_WRITE=1 pytest tests/unit/daemon/decide/test_diagram.py` writes this page from the table in
+`daemon/decide/coordinator.py`; without the variable it compares them.
 
 The coordinator tries the rows of a phase from top to bottom. The first row whose condition holds becomes one
 transaction: it compares every record that was read, and writes the phase, its reason, an event and the job's other
@@ -60,5 +61,8 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-if __name__ == "__main__":
-    sys.stdout.write(page())
+def test_page_in_docs_is_the_table() -> None:
+    path = Path(__file__).parents[4] / "docs/coordinator.md"
+    if os.environ.get("HEADWAY_WRITE"):
+        path.write_text(page())
+    assert path.read_text() == page()
