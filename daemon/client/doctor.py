@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -72,19 +71,20 @@ def examine(find: Find | None, *, etcd_binary: Path | None, is_local: bool) -> l
 
     find: None: no cluster is named, and none lies here. is_local: a local cluster is meant, which needs a binary.
     """
-    findings = [
-        _python(),
-        _torch(),
-        _machine(),
-        _etcd_binary(etcd_binary, is_needed=is_local),
-        _loopback(),
-        _memory_folder(),
-        _temporary_folder(),
-        *_web_proxies(os.environ),
-    ]
+    findings = [_looked(*check) for check in _HERE]
+    findings.insert(3, _etcd_binary(etcd_binary, is_needed=is_local))
+    findings += _web_proxies(os.environ)
     if find is not None:
         findings += _cluster(find)
     return _said_once(findings)
+
+
+def _looked(what: str, look: Callable[[], str], remedy: str) -> Finding:
+    """Return what a look at this machine finds; an error of the system or a package is a fault."""
+    try:
+        return Finding(what=what, is_fine=True, found=look())
+    except (OSError, ImportError) as error:
+        return Finding(what=what, is_fine=False, found=str(error), advice=remedy)
 
 
 def _said_once(findings: list[Finding]) -> list[Finding]:
@@ -96,37 +96,67 @@ def _said_once(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _python() -> Finding:
-    is_fine = sys.version_info >= (3, 11)
-    return Finding(
-        what="Python",
-        is_fine=is_fine,
-        found=platform.python_version(),
-        advice="" if is_fine else "install Python 3.11 or newer",
-    )
+def _torch() -> str:
+    import torch
 
-
-def _torch() -> Finding:
-    try:
-        import torch
-    except ImportError as error:
-        return Finding(
-            what="torch", is_fine=False, found=str(error), advice="pip install torch, in the release of pyproject"
-        )
     from headway.stages.no_card import why_no_card
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     headway = importlib.metadata.version("headway")
-    found = f"{torch.__version__}, headway {headway}, {', '.join(names) or f'CPU only: {why_no_card()}'}"
-    return Finding(what="torch", is_fine=True, found=found)
+    return f"{torch.__version__}, headway {headway}, {', '.join(names) or f'CPU only: {why_no_card()}'}"
 
 
-def _machine() -> Finding:
+def _machine() -> str:
     limit, whole_bytes = memory_limit_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{whole_bytes / (1 << 30):.1f} GiB of memory, {num_cores():g} cores"
     if limit is not None and limit < whole_bytes:
         found = f"{limit / (1 << 30):.1f} GiB by a cgroup's limit, of the machine's {found}"
-    return Finding(what="memory and cores", is_fine=True, found=found)
+    return found
+
+
+def _loopback() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+    return "can be opened"
+
+
+def _memory_folder() -> str:
+    folder = folder_in_memory()
+    if folder is None:
+        return (
+            "/dev/shm is not there, or small for this memory: they go to the state folder; a tmpfs of half the memory "
+            "there makes changes of plan faster (docker run --shm-size)"
+        )
+    free = shutil.disk_usage(folder).free
+    found = f"{folder} has {free >> 20} MiB free"
+    if free < LEAST_SHARED_BYTES:
+        raise OSError(found)
+    return found
+
+
+def _temporary_folder() -> str:
+    with tempfile.TemporaryDirectory(prefix="headway-") as folder, socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(str(Path(folder) / "workers.sock"))
+    return f"can be made in {tempfile.gettempdir()}: links inside a node need no TLS"
+
+
+_HERE: Final[tuple[tuple[str, Callable[[], str], str], ...]] = (
+    ("Python", platform.python_version, ""),
+    ("torch", _torch, "pip install torch, in the release of pyproject"),
+    ("memory and cores", _machine, ""),
+    ("loopback port", _loopback, "let this user open sockets on 127.0.0.1"),
+    (
+        "layer files in memory",
+        _memory_folder,
+        "make it larger, or set store_dir to a folder with room for twice the node's state",
+    ),
+    (
+        "unix sockets",
+        _temporary_folder,
+        "set TMPDIR to a folder with a short path on a local file system",
+    ),
+)
+"""Each look at this machine: what it looks at, what it finds, and the remedy where it raises OSError or ImportError."""
 
 
 def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
@@ -140,47 +170,6 @@ def _etcd_binary(chosen: Path | None, *, is_needed: bool) -> Finding:
         is_fine = not (is_needed or chosen or os.environ.get(BINARY_VARIABLE))
         advice = "only `up`, `run` and `demo` need one here"
         return Finding(what="etcd binary", is_fine=is_fine, found=str(error), advice=advice)
-
-
-def _loopback() -> Finding:
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-    except OSError as error:
-        return Finding(
-            what="loopback port", is_fine=False, found=str(error), advice="let this user open sockets on 127.0.0.1"
-        )
-    return Finding(what="loopback port", is_fine=True, found="can be opened")
-
-
-def _memory_folder() -> Finding:
-    folder = folder_in_memory()
-    if folder is None:
-        return Finding(
-            what="layer files in memory",
-            is_fine=True,
-            found="/dev/shm is not there, or small for this memory: they go to the state folder",
-            advice="a tmpfs of half the memory there makes changes of plan faster (docker run --shm-size)",
-        )
-    free = shutil.disk_usage(folder).free
-    is_fine = free >= LEAST_SHARED_BYTES
-    advice = (
-        "" if is_fine else f"make {folder} larger, or set store_dir to a folder with room for twice the node's state"
-    )
-    return Finding(
-        what="layer files in memory", is_fine=is_fine, found=f"{folder} has {free >> 20} MiB free", advice=advice
-    )
-
-
-def _temporary_folder() -> Finding:
-    try:
-        with tempfile.TemporaryDirectory(prefix="headway-") as folder, socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(str(Path(folder) / "workers.sock"))
-    except OSError as error:
-        advice = "set TMPDIR to a folder with a short path on a local file system"
-        return Finding(what="unix sockets", is_fine=False, found=str(error), advice=advice)
-    found = f"can be made in {tempfile.gettempdir()}: links inside a node need no TLS"
-    return Finding(what="unix sockets", is_fine=True, found=found)
 
 
 def _web_proxies(environment: Mapping[str, str]) -> list[Finding]:

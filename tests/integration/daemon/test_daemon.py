@@ -16,7 +16,6 @@ from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.records import NodeRecord, Phase, WorkerState
 from headway.daemon.cluster.state_key import JOURNAL, StateKey
 from headway.proto import control_pb2
-from tests.rigs.paces import paced_layers
 
 BATCHES = 60
 LAYER_S = 0.005
@@ -55,47 +54,6 @@ async def test_a_job_runs_to_its_end_and_everything_about_it_can_be_asked_for(pl
     assert await playground.ended("a") == 0
     await playground.nothing_left()
     assert (await playground.view()).nodes == {}
-
-
-@pytest.mark.slow
-async def test_sigterm_of_one_of_two_is_a_planned_change(playground: Any) -> None:
-    """Node b leaves in the middle: its layers move to a, it exits with 0, and every batch is counted once."""
-    await playground.started("a", "b", environment=paced_layers(playground.folder, LAYER_S))
-    await playground.submit(batches=BATCHES, min_nodes=1)
-    running = await playground.batch(5)
-    assert len(running.plan.workers) == 2
-    playground.signal("b", signal.SIGTERM)
-    assert await playground.ended("b") == 0
-    paced_layers(playground.folder, 0)
-    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
-    assert job.phase.phase is Phase.FINISHED, job.phase.error
-    assert job.phase.generation == running.plan.generation + 1
-    client = NodeClient(playground.etcd.identity)
-    address = (await playground.view()).nodes["a"].endpoint
-    entries = [entry async for entry in client.journal(address, "tiny")]
-    await client.close()
-    assert [entry.batch for entry in entries] == list(range(BATCHES))
-    assert {entry.generation for entry in entries} == {running.plan.generation, job.phase.generation}
-
-
-@pytest.mark.slow
-async def test_a_killed_worker_sends_its_job_back_and_on(playground: Any) -> None:
-    """SIGKILL of the only worker, before a checkpoint: the job begins again by itself; the journal has it all once."""
-    await playground.started("a", environment=paced_layers(playground.folder, LAYER_S))
-    await playground.submit(batches=BATCHES)
-    running = await playground.batch(5)
-    (worker,) = running.workers_of(running.plan).values()
-    os.kill(worker.pid, signal.SIGKILL)
-    paced_layers(playground.folder, 0)
-    job = await playground.phase(Phase.FINISHED, Phase.FAILED)
-    assert job.phase.phase is Phase.FINISHED, job.phase.error
-    assert job.phase.generation > running.plan.generation
-    assert any("SIGKILL" in event.text or "worker" in event.text for event in job.events.values())
-    client = NodeClient(playground.etcd.identity)
-    address = (await playground.view()).nodes["a"].endpoint
-    entries = [entry async for entry in client.journal(address, "tiny")]
-    await client.close()
-    assert [entry.batch for entry in entries] == list(range(BATCHES))
 
 
 async def test_a_killed_daemon_leaves_no_worker(playground: Any) -> None:

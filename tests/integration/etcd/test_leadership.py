@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.daemon.base.errors import ConflictError, NoAccessError, RecoveryError
+from headway.daemon.base.errors import NoAccessError, RecoveryError
 from headway.daemon.blobs.file_threads import Beat
 from headway.daemon.cluster.client import EtcdClient, Snapshot
 from headway.daemon.cluster.cluster_records import LeaderRecord, NodeFailureRecord, RevokedRecord
@@ -19,7 +19,6 @@ from headway.daemon.cluster.format import decode, encode
 from headway.daemon.cluster.keys import Keys
 from headway.daemon.cluster.measurements import ProbeRecord
 from headway.daemon.cluster.records import DesiredRecord, NodeRecord
-from headway.daemon.cluster.transaction import Compare, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.commands import Command, Decision, Transaction, WriteManifest
 from headway.daemon.leader import leadership
@@ -297,15 +296,6 @@ async def test_a_leader_whose_lease_is_revoked_stops_and_stands_again(etcd: Etcd
         async with asyncio.timeout(DEADLINE_S):
             while (entry := await client.get(Keys.LEADER)) is None or entry.lease_id == first.lease_id:
                 await asyncio.sleep(0.02)
-
-
-async def test_a_write_under_an_old_leader_revision_conflicts(etcd: Etcd, client: EtcdClient) -> None:
-    """A transaction that compares a leader key which was taken over since is refused: this protects the cluster."""
-    revision = await client.put(Keys.LEADER, b"one")
-    await client.put(Keys.LEADER, b"two")
-    with pytest.raises(ConflictError, match=Keys.LEADER):
-        await client.transaction([Compare.unchanged(Keys.LEADER, revision)], [Put("/headway/x", b"")])
-    assert await client.get("/headway/x") is None
 
 
 async def test_a_manifest_that_hangs_is_tried_again(etcd: Etcd, client: EtcdClient) -> None:

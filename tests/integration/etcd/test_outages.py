@@ -199,31 +199,3 @@ async def test_an_empty_etcd_in_the_place_of_the_old_one_empties_the_view(server
         await client.put(KEY, PAUSED)
         await until_desired(cluster, Desired.PAUSED)
         assert cluster.revision < revision
-
-
-async def test_a_compaction_beyond_a_watcher_makes_it_list_again(
-    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between its listing and its watch, keys change and vanish, and that history is compacted: the view is right."""
-    async with EtcdClient(server.access()) as client, EtcdClient(server.access()) as other:
-        await client.put(KEY, RUNNING)
-        await client.put(LATER, RUNNING)
-        watch, has_compacted = client.watch, False
-
-        async def delayed(prefix: str, *, from_revision: int, **options: Any) -> AsyncIterator[object]:
-            nonlocal has_compacted
-            if not has_compacted:
-                await other.delete(LATER)
-                revision = await other.put(KEY, PAUSED)
-                await other.compact(revision)
-                has_compacted = True
-            async for batch in watch(prefix, from_revision=from_revision, **options):
-                yield batch
-
-        monkeypatch.setattr(client, "watch", delayed)
-        with capture_logs() as logs:
-            async with watching(client) as cluster:
-                await until_desired(cluster, Desired.PAUSED)
-                assert set(cluster.view.jobs) == {"j"}
-                assert cluster.view.epoch == 0
-        assert "watch_compacted" in [log["event"] for log in logs]

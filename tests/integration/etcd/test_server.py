@@ -76,28 +76,6 @@ async def test_keys_survive_a_kill(own_server_config: EtcdServerConfig) -> None:
         assert await client.get("/kept") is not None
 
 
-async def test_a_client_without_a_certificate_is_refused_in_one_line(etcd: Etcd) -> None:
-    """It trusts the server, but has nothing to show; and one that speaks no TLS at all. Both learn why."""
-    blind = TlsIdentity(etcd.identity.ca, b"", b"")
-    for identity in (blind, None):
-        access = EtcdAccess(endpoints=(etcd.endpoint,), identity=identity, timeout_s=0.7)
-        async with EtcdClient(access) as client:
-            with pytest.raises(StoreUnreachableError, match="certificate") as refused:
-                await client.get("/x")
-        assert etcd.endpoint in str(refused.value)
-        assert is_one_line(refused.value)
-
-
-async def test_a_certificate_of_another_authority_is_refused(etcd: Etcd, tmp_path: Path) -> None:
-    """Right server certificate, foreign client certificate: no answer, in time, in one line."""
-    foreign = TlsIdentity.read(CertificateAuthority.create(tmp_path / "foreign").issue("test"))
-    mixed = TlsIdentity(etcd.identity.ca, foreign.certificate, foreign.key)
-    async with EtcdClient(EtcdAccess(endpoints=(etcd.endpoint,), identity=mixed, timeout_s=0.7)) as client:
-        with pytest.raises(StoreUnreachableError) as refused:
-            await client.get("/x")
-    assert is_one_line(refused.value)
-
-
 @pytest.mark.parametrize("call", ["get", "put"])
 async def test_an_absent_etcd_is_reported_within_the_deadline(etcd: Etcd, call: str) -> None:
     """Nobody listens on the port: StoreUnreachableError, naming it, after one deadline and not much more."""
@@ -282,17 +260,6 @@ async def test_a_watch_that_rests_ends_when_its_server_does(own_server_config: E
             await asyncio.wait_for(waiting, 10.0)
 
 
-async def test_a_watch_ends_when_its_server_does(own_server_config: EtcdServerConfig) -> None:
-    """etcd is killed: the watch says at once that it is over, and which etcd it was."""
-    async with await EtcdServer.start(own_server_config) as server, EtcdClient(server.access()) as client:
-        revision = await client.put("/w/0", b"")
-        changes = client.watch("/w/", from_revision=revision)
-        await first_events(changes, 1)
-        await server.kill()
-        with pytest.raises(StoreUnreachableError, match=server.endpoint):
-            await asyncio.wait_for(first_events(changes, 1), 2.0)
-
-
 async def test_a_watch_of_the_future_does_not_wait_for_it(etcd: Etcd, client: EtcdClient) -> None:
     """A revision that etcd has yet to reach by a hundred changes, as after a restored backup: it ends at once."""
     revision = (await client.status()).revision
@@ -317,25 +284,6 @@ async def test_a_watch_notices_a_server_that_stands_still(
         with pytest.raises(StoreUnreachableError, match="said nothing"):
             await asyncio.wait_for(waiting, 3.0)
         os.kill(server.pid, signal.SIGCONT)
-
-
-@pytest.mark.slow
-async def test_a_lease_outlives_a_frozen_server(own_server_config: EtcdServerConfig) -> None:
-    """etcd stands still for two seconds of a lease of five: the lease and its key are still there afterwards."""
-    async with (
-        await EtcdServer.start(own_server_config) as server,
-        EtcdClient(server.access()) as client,
-        await client.grant_lease(5) as lease,
-    ):
-        await client.put("/alive", b"", lease_id=lease.id)
-        os.kill(server.pid, signal.SIGSTOP)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(lease.lost.wait(), 2.0)
-        os.kill(server.pid, signal.SIGCONT)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(lease.lost.wait(), 3.5)
-        lease.check()
-        assert await client.get("/alive") is not None
 
 
 async def test_etcd_away_ends_a_strict_lease_and_no_other(own_server_config: EtcdServerConfig) -> None:

@@ -26,9 +26,7 @@ def machine_without_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.chdir(tmp_path)
-    for look in ("_python", "_torch", "_loopback", "_memory_folder", "_temporary_folder"):
-        finding = Finding(what=look.strip("_"), is_fine=True, found="fine")
-        monkeypatch.setattr(doctor, look, lambda *_, finding=finding: finding)
+    monkeypatch.setattr(doctor, "_HERE", ())
     monkeypatch.setattr(doctor, "_cluster", lambda *_: [])
 
 
