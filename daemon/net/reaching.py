@@ -24,7 +24,7 @@ from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.cluster.transaction import Compare, Put
 from headway.daemon.decide.cluster_view import ClusterView
 from headway.daemon.decide.cluster_watch import ClusterWatch
-from headway.daemon.net.reach_target import MAX_REASON, Target
+from headway.daemon.net.reach_target import MAX_REASON, Target, worker_target
 from headway.proto import control_pb2
 
 log = structlog.get_logger()
@@ -57,17 +57,9 @@ Key = tuple[str, Port, int]
 def ports_of(node: NodeRecord) -> list[Target]:
     """Return the registered ports of a node: its daemon, and each of its workers."""
     daemon = Target(node=node.name, incarnation=node.incarnation, port=Port.DAEMON, address=node.address)
-    workers = (
-        replace(
-            daemon,
-            port=Port.WORKER,
-            address=worker.address,
-            device_index=worker.device_index,
-            worker=worker.incarnation,
-        )
-        for worker in node.workers
-    )
-    return [daemon, *workers]
+    workers = node.workers
+    whose = node.name, node.incarnation
+    return [daemon, *(worker_target(*whose, each.device_index, each.address, each.incarnation) for each in workers)]
 
 
 def is_current(view: ClusterView, target: Target) -> bool:

@@ -332,7 +332,6 @@ class Membership:
 
     def stands_by_nowhere(self, why: str) -> None:
         """Let plans leave this node out while nobody can reach it through a relay; an empty reason ends that."""
-        self._services.activities.trouble("relay", why)
         self._stay_out("relay", why)
 
     async def drain(self) -> None:
@@ -395,14 +394,13 @@ class Membership:
 
         A node that cannot write them ignores newer plans, and asks to be left out of them.
         """
-        memory, activities = self._services.memory, self._services.activities
+        memory = self._services.memory
         seen, trouble = generations_seen(self._services.cluster.view), ""
         if not memory.knows(seen):
             trouble = await self._use_state_folder(lambda: memory.saw_generations(seen))
         ahead = generations_ahead(memory.generations, self._services.cluster.view)
         if ahead != self._registration.record.generations:
             self._registration.change(generations=ahead)
-        activities.trouble("state folder", trouble)
         self._stay_out("state folder", trouble)
         return not trouble
 
@@ -420,20 +418,17 @@ class Membership:
             registration.change(host=host, address=join_address(host, port))
             supervisor.move(host)
 
-        def tell(trouble: str) -> None:
-            self._services.activities.trouble("address", trouble)
-            self._stay_out("address", trouble)
-
         return AddressWatch(
             registration.record.host,
             may_move=listens_at in ("", "0.0.0.0", "::"),
             towards_etcd=lambda: address_towards(config.etcd),
             moved=moved,
-            tell=tell,
+            tell=lambda trouble: self._stay_out("address", trouble),
         )
 
     def _stay_out(self, what: str, trouble: str) -> None:
-        """Let plans leave this node out while it has a fault; an empty reason ends that."""
+        """Say a fault, and let plans leave this node out while it has it; an empty reason ends that."""
+        self._services.activities.trouble(what, trouble)
         self._troubles[what] = trouble
         reasons = dict.fromkeys(reason for _, reason in sorted(self._troubles.items()) if reason)
         stays_out = shortened("; ".join(reasons))
@@ -445,7 +440,6 @@ class Membership:
         while True:
             await asyncio.sleep(LOCK_CHECK_S)
             trouble = await self._use_state_folder(self._services.memory.check_lock)
-            self._services.activities.trouble("state folder lock", trouble)
             self._stay_out("state folder lock", trouble)
 
     async def _keep_store(self) -> None:
@@ -460,7 +454,6 @@ class Membership:
                 trouble = f"store_dir {store.directory} cannot be written: its file system does not answer"
             except RecoveryError as error:
                 trouble = f"store_dir {store.directory} cannot be written: {error.reason}"
-            self._services.activities.trouble("layer store", trouble)
             self._stay_out("layer store", trouble)
             self._services.activities.trouble("state files", store.damage)
             self._services.activities.trouble("token shards", self._services.library.decay)

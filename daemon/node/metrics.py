@@ -76,56 +76,39 @@ def node_metrics(desk: NodeDesk, activities: Activities) -> Iterator[Metric]:
     ailments = activities.ailments
     yield _gauge("headway_node_ailments", "Present faults of this daemon.", len(ailments))
     yield _gauge("headway_unreadable_keys", "Records in etcd that are set aside.", len(view.unreadable))
-    failed = CounterMetricFamily(
-        "headway_activity_failures", "Failures of this daemon's activities; each was restarted.", labels=("activity",)
-    )
+    failed = _counter("headway_activity_failures", "Failures of its activities; each was restarted.", "activity")
     for activity, number in activities.num_failures.items():
         failed.add_metric((activity,), number)
     yield failed
     failures = len(view.failures.get(node, {}))
     yield _gauge("headway_node_failures", "Failures of this node within the last ten minutes.", failures)
-    seconds = CounterMetricFamily(
-        "headway_goodput_seconds",
-        "Seconds of this node's workers, by class of use.",
-        labels=("job", "stage", "worker", "class"),
-    )
-    replayed = CounterMetricFamily(
-        "headway_replayed_batches",
-        "Batches that this node's workers recomputed.",
-        labels=("job", "stage", "worker"),
-    )
-    resumed = CounterMetricFamily(
-        "headway_link_resumes",
-        "Links of this node's workers that broke and resumed.",
-        labels=("job", "stage", "worker"),
-    )
+    whose = "job", "stage", "worker"
+    seconds = _counter("headway_goodput_seconds", "Seconds of this node's workers, by class of use.", *whose, "class")
+    replayed = _counter("headway_replayed_batches", "Batches that this node's workers recomputed.", *whose)
+    resumed = _counter("headway_link_resumes", "Links of this node's workers that broke and resumed.", *whose)
     for name, job in sorted(view.jobs.items()):
         for (generation, position), record in sorted(job.goodput.items()):
             if record.node != node or job.plan is None or generation != job.plan.generation:
                 continue
             if position >= len(job.plan.workers):  # anybody may have written it
                 continue
-            whose = (name, str(job.plan.stage_index(position)), str(position))
+            its = (name, str(job.plan.stage_index(position)), str(position))
             spent: dict[str, float] = {}
             for kind, value in record.seconds.items():
                 kind = "waiting" if kind.startswith(WAITING) else kind
                 spent[kind] = spent.get(kind, 0.0) + value
             for kind, value in spent.items():
-                seconds.add_metric((*whose, kind), value)
-            replayed.add_metric(whose, record.num_replayed)
-            resumed.add_metric(whose, record.num_resumed)
+                seconds.add_metric((*its, kind), value)
+            replayed.add_metric(its, record.num_replayed)
+            resumed.add_metric(its, record.num_resumed)
     yield from (seconds, replayed, resumed)
     yield from _transfers(desk.outgoing)
 
 
 def _transfers(outgoing: OutgoingTransfers) -> Iterator[Metric]:
-    num_bytes = CounterMetricFamily("headway_transfer_bytes", "Bytes of files that this node sent.", labels=("kind",))
-    seconds = CounterMetricFamily("headway_transfer_seconds", "Seconds that these transfers took.", labels=("kind",))
-    held = CounterMetricFamily(
-        "headway_transfer_held_seconds",
-        "Part of those seconds for which transfer_mbit_s held them back.",
-        labels=("kind",),
-    )
+    num_bytes = _counter("headway_transfer_bytes", "Bytes of files that this node sent.", "kind")
+    seconds = _counter("headway_transfer_seconds", "Seconds that these transfers took.", "kind")
+    held = _counter("headway_transfer_held_seconds", "Part for which transfer_mbit_s held them back.", "kind")
     for kind, sent in outgoing.sent.items():
         num_bytes.add_metric((kind,), sent.num_bytes)
         seconds.add_metric((kind,), sent.seconds)
@@ -181,6 +164,10 @@ def told_of(jobs: Sequence[JobView]) -> list[JobView]:
     over = [job for job in jobs if job.phase.phase in TERMINAL_PHASES]
     kept = {job.name for job in (over + running)[-MOST_JOBS:]}
     return [job for job in jobs if job.name in kept]
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=labels)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
