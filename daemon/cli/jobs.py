@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.daemon.base.errors import ConfigError, StoreUnreachableError
+from headway.daemon.base.errors import StoreUnreachableError
 from headway.daemon.base.terminal import console, table
 from headway.daemon.cli.options import (
     Answer,
@@ -23,7 +23,6 @@ from headway.daemon.cli.options import (
     draw_over,
     say,
     warn,
-    written,
 )
 
 if TYPE_CHECKING:
@@ -377,16 +376,29 @@ def trace(
     headway trace my-job
     headway trace my-job --batches 5 --png timeline.png --out timeline.json
     """
+    from dataclasses import replace
+
+    import msgspec
+
     from headway.daemon.client.job_trace import trace_job
-    from headway.daemon.reports.pipeline_picture import check_drawing
+    from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
 
     if picture is not None:
         check_drawing("--png")
     found = where.run(lambda session: trace_job(session, job, num_batches=batches))
-    _write(found, picture, out)
-    if as_json:
-        return as_json_text(_facts(found))
-    return [*found.lines, *written(("timeline", picture), ("trace", out))]
+    measured, run = found.pipeline, found.prediction
+    title = f"{found.head}\n{found.clock_line}".strip()
+    panels = [
+        Panel(timeline=measured.timeline, window=measured.window, title=title, x_label="measured", prefix="measured ")
+    ]
+    if run is not None:
+        begin, end = run.window
+        window = begin, min(end, begin + measured.window[1])
+        predicted = Panel(timeline=run.timeline, window=window, title="predicted", x_label="simulated")
+        panels.append(replace(predicted, prefix="predicted ", zero_s=begin))
+    facts = _facts(found)
+    files = write_panels(panels, found.names, picture=picture, trace=out, about=msgspec.to_builtins(facts))
+    return as_json_text(facts) if as_json else [*found.lines, *files]
 
 
 def _facts(found: "JobTrace") -> dict[str, object]:
@@ -403,35 +415,3 @@ def _facts(found: "JobTrace") -> dict[str, object]:
         "are_launches": found.are_launches,
         "troubles": found.troubles,
     }
-
-
-def _write(found: "JobTrace", picture: Path | None, out: Path | None) -> None:
-    """Write the files that the user asked for. Raises ConfigError for a path that cannot be written."""
-    import json
-
-    import msgspec
-
-    from headway.daemon.reports.pipeline_picture import Panel, draw_panels, trace_document, trace_events
-
-    measured, run, names = found.pipeline, found.prediction, found.names
-    path = picture
-    try:
-        if path is not None:
-            title = f"{found.head}\n{found.clock_line}".strip()
-            panels = [Panel(timeline=measured.timeline, window=measured.window, title=title, x_label="measured")]
-            if run is not None:
-                end = min(run.window[1], run.window[0] + measured.window[1])
-                panels.append(
-                    Panel(timeline=run.timeline, window=(run.window[0], end), title="predicted", x_label="simulated")
-                )
-            draw_panels(panels, names, path)
-        path = out
-        if path is not None:
-            parts = [trace_events(measured.timeline, [f"measured {name}" for name in names])]
-            if run is not None:
-                rows = [f"predicted {name}" for name in names]
-                parts.append(trace_events(run.timeline, rows, first_row=len(names), zero_s=run.window[0]))
-            about = msgspec.to_builtins(_facts(found))
-            path.write_text(json.dumps(trace_document(*parts, about=about)))
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error

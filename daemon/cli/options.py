@@ -222,8 +222,3 @@ def show_sending(node: str, num_bytes: int, total_bytes: int) -> None:
     draw_over(
         f"data to {node}: {num_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB", is_last=num_bytes == total_bytes
     )
-
-
-def written(*files: tuple[str, Path | None]) -> list[str]:
-    """Return a line for each file that was asked for."""
-    return [f"{what:8}  {path}" for what, path in files if path is not None]

@@ -1,8 +1,8 @@
 """Commands before a job runs: submit it, plan it, find a checkpoint from which it could start."""
 
-import json
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,14 +21,11 @@ from headway.daemon.cli.options import (
     as_json_text,
     show_sending,
     warn,
-    written,
 )
 
 if TYPE_CHECKING:
     from headway.daemon.client.checkpoint_folder import FoundCheckpoint
     from headway.daemon.client.cluster_access import ClusterSession
-    from headway.daemon.client.plan_simulation import Forecast
-    from headway.daemon.client.preview import PlanPreview
     from headway.daemon.cluster.records import NodeRecord
     from headway.daemon.jobs.job import JobSpec
     from headway.daemon.plan.connections import LinkAssumptions
@@ -141,12 +138,14 @@ def _line(entry: "FoundCheckpoint") -> str:
     return f"boundary {entry.boundary}  timeline {entry.timeline}  {moment}  {size}  {state}  {entry.url}"
 
 
-def plan(
-    job: JobFile,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """For which nodes to plan, and what to show of it."""
+
     nodes: Annotated[
         int, typer.Option(min=0, max=10_000, help="Number of equal CPU nodes to plan for, instead of the cluster's.")
-    ] = 0,
-    memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0,
+    ] = 0
+    memory: Annotated[float, typer.Option(min=0, help="Memory of each of the --nodes in GiB; 0: enough.")] = 0.0
     nodes_file: Annotated[
         Path | None,
         typer.Option(
@@ -155,7 +154,7 @@ def plan(
             help="File with nodes, devices and links instead of the cluster's.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     picture: Annotated[
         Path | None,
         typer.Option(
@@ -164,7 +163,7 @@ def plan(
             help="Simulate the plan, and draw the pipeline's timeline.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -173,15 +172,14 @@ def plan(
             help="Simulate the plan, and write a trace for chrome://tracing or Perfetto.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Also print the arithmetic: the parts of each worker's memory and seconds."),
-    ] = False,
-    *,
-    where: Where,
-    as_json: AsJson = False,
-) -> Answer:
+    ] = False
+
+
+def plan(job: JobFile, options: PlanOptions, where: Where, as_json: AsJson = False) -> Answer:
     """Show which node would hold which layers, and why: a dry run that changes nothing and needs no GPU.
 
     With --nodes or --nodes-file the command needs no cluster: size one before you rent it. If no cluster is named
@@ -207,30 +205,33 @@ def plan(
         memory_gb = 48.0
         bfloat16_tflops = 120.0
     """
-    from headway.daemon.client.preview import preview
-    from headway.daemon.reports.pipeline_picture import check_drawing
+    from headway.daemon.client.preview import preview, worker_labels
+    from headway.daemon.reports.pipeline_picture import Panel, check_drawing, write_panels
 
-    if nodes and nodes_file is not None:
+    picture, trace = options.picture, options.trace
+    if options.nodes and options.nodes_file is not None:
         raise ConfigError("excludes --nodes; give one of the two", "--nodes-file")
-    if memory and not nodes:
+    if options.memory and not options.nodes:
         raise ConfigError("needs --nodes; give the number of nodes", "--memory")
     spec, named, has_data = _read(job)
     if picture is not None:
         check_drawing()
     links: LinkAssumptions | None = None
     records: Sequence[NodeRecord]
-    if nodes_file is not None:
-        records, links = _from_file(nodes_file, spec, named)
+    if options.nodes_file is not None:
+        records, links = _from_file(options.nodes_file, spec, named)
     else:
-        records = _nodes(nodes, memory, where, spec, job)
+        records = _nodes(options.nodes, options.memory, where, spec, job)
     is_simulated = picture is not None or trace is not None
     told, run = preview(spec, records, named=named, links=links, is_simulated=is_simulated, has_data=has_data)
+    files = []
     if run is not None:
-        _write(told, run, picture, trace)
+        title = f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {told.predicted_batch_seconds:.3g} predicted"
+        panel = Panel(timeline=run.timeline, window=run.shown, title=title, x_label="simulated, the pipe is full")
+        files = write_panels([panel], worker_labels(told.stages), picture=picture, trace=trace)
     if as_json:
         return as_json_text(told)
-    arithmetic = ["", *told.arithmetic] if explain else []
-    return [*told.lines, *arithmetic, *written(("timeline", picture), ("trace", trace))]
+    return [*told.lines, *(["", *told.arithmetic] if options.explain else []), *files]
 
 
 def _read(job: Path) -> "tuple[JobSpec, frozenset[str], bool]":
@@ -330,23 +331,3 @@ def _from_file(path: Path, spec: "JobSpec", named: "Collection[str]") -> "tuple[
     devices = [device for node in found.records(spec.train) for device in node.devices]
     train = with_device_defaults(spec, devices, named=named).train  # a file's `tflops` are of the job's dtype
     return found.records(train), found.link_assumptions()
-
-
-def _write(told: "PlanPreview", run: "Forecast", picture: Path | None, trace: Path | None) -> None:
-    """Write the simulation's files. Raises ConfigError for a path that cannot be written."""
-    from headway.daemon.client.preview import worker_labels
-    from headway.daemon.reports.pipeline_picture import chrome_trace, draw_pipeline
-
-    labels = worker_labels(told.stages)
-    path = picture
-    try:
-        if path is not None:
-            title = (
-                f"{told.job}: {run.step_seconds:.3g} s a batch simulated, {told.predicted_batch_seconds:.3g} predicted"
-            )
-            draw_pipeline(run.timeline, labels, path, window=run.shown, title=title)
-        path = trace
-        if path is not None:
-            path.write_text(json.dumps(chrome_trace(run.timeline, labels)))
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error

@@ -215,7 +215,7 @@ def read_draft(
     spec = spec.with_link(link).with_priority(priority)
     if manifest is not None:
         if named is not None:
-            spec, named = with_those_of(spec, manifest.spec, named=named), named | FILLED_IN
+            spec, named = with_those_of(spec, manifest.spec, named=named), named.union(FILLED_IN)
         checkpoint_folder.check_fits(spec, manifest, str(source))
         spec = continued_schedule(spec, manifest.spec, manifest.checkpoint.boundary, str(source))
         spec = replace(spec, origin=manifest.spec.origin)  # the weights are the checkpoint's

@@ -4,9 +4,9 @@ On other devices nothing changes, so a job keeps the bits that it had. Each key 
 file names is never touched.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from headway.daemon.base.errors import ConfigError
 from headway.daemon.jobs.job import JobSpec
@@ -43,9 +43,7 @@ NEWTON_SCHULZ: Final = "optim.matrices.newton_schulz_dtype"
 LOSS_CHUNK: Final = "train.loss_chunk"
 RECOMPUTE: Final = "train.recompute"
 
-FILLED_IN: Final = frozenset({DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE})
-
-Dtype = Literal["float32", "bfloat16"]
+FILLED_IN: Final = (DTYPE, NEWTON_SCHULZ, LOSS_CHUNK, RECOMPUTE)
 
 _MOST_LOGITS: Final = 1 << 26
 """Logits that exist at once by default: 0.8 GB in the backward."""
@@ -73,42 +71,31 @@ def with_device_defaults(spec: JobSpec, devices: Iterable[KernelDevice], *, name
     devices = tuple(devices)
     if not devices or not all(computes_bfloat16(device) for device in devices):
         return spec
-    chunk = 0 if spec.train.compile else _loss_chunk(spec.model, spec.train)
-    spec = _filled_in(spec, named, dtype="bfloat16", newton_schulz_dtype="bfloat16", loss_chunk=chunk)
-    return spec if RECOMPUTE in named else replace(spec, train=replace(spec.train, recompute="auto"))
+    chosen = {DTYPE: "bfloat16", NEWTON_SCHULZ: "bfloat16", LOSS_CHUNK: _loss_chunk(spec.model, spec.train)}
+    return _filled_in(spec, named, chosen | {RECOMPUTE: "auto"})
 
 
 def with_those_of(spec: JobSpec, origin: JobSpec, *, named: Collection[str]) -> JobSpec:
     """Return the job with the keys that it leaves open as in the job whose checkpoint it begins with."""
-    spec = _filled_in(
-        spec,
-        named,
-        dtype=origin.train.dtype,
-        newton_schulz_dtype=origin.optim.matrices.newton_schulz_dtype,
-        loss_chunk=0 if spec.train.compile else origin.train.loss_chunk,
-    )
-    if RECOMPUTE in named or spec.train.compile:  # compiled blocks are not computed again in part
-        return spec
-    return replace(spec, train=replace(spec.train, recompute=origin.train.recompute))
+    chosen = {key: origin.value_of(key) for key in FILLED_IN}
+    if spec.train.compile:  # compiled blocks are not computed again in part
+        del chosen[RECOMPUTE]
+    return _filled_in(spec, named, chosen)
 
 
-def _filled_in(
-    spec: JobSpec, named: Collection[str], *, dtype: Dtype, newton_schulz_dtype: Dtype, loss_chunk: int
-) -> JobSpec:
-    train, matrices = spec.train, spec.optim.matrices
-    if DTYPE not in named:
-        train = replace(train, dtype=dtype)
-    if LOSS_CHUNK not in named:
-        train = replace(train, loss_chunk=loss_chunk)
-    if NEWTON_SCHULZ not in named and matrices.name == "muon":
-        matrices = replace(matrices, newton_schulz_dtype=newton_schulz_dtype)
-    return replace(spec, train=train, optim=replace(spec.optim, matrices=matrices))
+def _filled_in(spec: JobSpec, named: Collection[str], chosen: Mapping[str, object]) -> JobSpec:
+    values = {key: value for key, value in chosen.items() if key not in named}
+    if spec.optim.matrices.name != "muon":
+        values.pop(NEWTON_SCHULZ, None)
+    if spec.train.compile and LOSS_CHUNK in values:  # a compiled head has all logits at once
+        values[LOSS_CHUNK] = 0
+    return spec.with_values(values)
 
 
 def what_was_filled_in(before: JobSpec, after: JobSpec) -> str:
     """Return the keys that the devices have decided, with their values, for people; empty: none."""
-    ours, theirs = _values(after), _values(before)
-    return ", ".join(f"{key} = {value}" for key, value in ours.items() if value != theirs[key])
+    values = {key: after.value_of(key) for key in FILLED_IN}
+    return ", ".join(f"{key} = {value}" for key, value in values.items() if value != before.value_of(key))
 
 
 def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:
@@ -117,12 +104,3 @@ def _loss_chunk(model: ModelSpec, train: TrainSpec) -> int:
     if rows * model.vocab_size <= _MOST_LOGITS:
         return 0
     return max(_LEAST_CHUNK, 1 << (_MOST_LOGITS // model.vocab_size).bit_length() - 1)
-
-
-def _values(spec: JobSpec) -> dict[str, str | int]:
-    return {
-        DTYPE: spec.train.dtype,
-        NEWTON_SCHULZ: spec.optim.matrices.newton_schulz_dtype,
-        LOSS_CHUNK: spec.train.loss_chunk,
-        RECOMPUTE: spec.train.recompute,
-    }

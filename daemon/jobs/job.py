@@ -1,7 +1,9 @@
 """The job: the content of a TOML file as one typed value. Reading and refusing are in job_file.py."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, Literal
+from functools import reduce
+from typing import Annotated, Any, Final, Literal
 
 from headway.daemon.jobs.typed_toml import NOT_IN_FILES
 from headway.optim.spec import OptimSpec
@@ -140,18 +142,31 @@ class JobSpec:
     queue: QueueSpec = field(default_factory=QueueSpec)
     origin: OriginSpec = field(default_factory=OriginSpec, metadata={NOT_IN_FILES: True})
 
+    def value_of(self, key: str) -> Any:
+        """Return the value of a key such as `optim.matrices.lr`."""
+        return reduce(getattr, key.split("."), self)
+
+    def with_values(self, values: Mapping[str, object]) -> "JobSpec":
+        """Return the job with other values, by key."""
+        return reduce(lambda spec, key: _with(spec, key, values[key]), values, self)
+
     def with_link(self, link: Literal["auto", "grpc", "collective"] | None) -> "JobSpec":
         """Return the job over other links; None: unchanged."""
-        return self if link is None else replace(self, train=replace(self.train, link=link))
+        return self if link is None else self.with_values({"train.link": link})
 
     def with_priority(self, priority: int | None) -> "JobSpec":
         """Return the job with another priority; None: unchanged."""
-        return self if priority is None else replace(self, queue=replace(self.queue, priority=priority))
+        return self if priority is None else self.with_values({"queue.priority": priority})
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Return the model's layers in order."""
         return layer_names(self.model)
+
+
+def _with(value: Any, key: str, told: object) -> Any:
+    name, _, inside = key.partition(".")
+    return replace(value, **{name: _with(getattr(value, name), inside, told) if inside else told})
 
 
 PLAIN_S: Final = 120.0

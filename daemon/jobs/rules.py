@@ -86,9 +86,7 @@ def bounds_of(kind: type, section: str = "") -> dict[str, tuple[float | str, flo
 
 def _bound_faults(spec: JobSpec) -> Faults:
     for key, (least, most, why) in bounds_of(JobSpec).items():
-        value: Any = spec
-        for name in key.split("."):
-            value = getattr(value, name)
+        value = spec.value_of(key)
         if least == ABOVE_0:
             if not value > 0:  # NaN is refused too
                 yield key, f"must be above 0, is {value}"

@@ -79,13 +79,10 @@ def reference(
     adapters: returns those with which a layer begins; None: as `initial`.
     Sets the process's threads and determinism (`configure`).
     """
-    train, m = job.train, job.train.microbatches
-    device = torch.device(device)
+    train, device = job.train, torch.device(device)
     configure(train, device)
     if train.compile:
         compile_ahead(job.layers, job.model, train, device)
-    dtype = getattr(torch, train.dtype)
-
     if initial is None:
         initial = partial(initial_parameters, spec=job.model, seed=job.job.seed)
     frozen = Weights()
@@ -94,10 +91,7 @@ def reference(
         initial = adapters or partial(initial_adapters, spec=job.model, seed=job.job.seed)
     master = {name: _moved(initial(name), device) for name in job.layers}
     make_optimizer = optimizers_from or optimizer_factory(job.optim, num_batches=train.batches, delay=train.delay)
-    optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
-    # W_k lives in models[k % 2]. A float32 job's weights are these themselves; a bfloat16 job's are casts of `master`.
-    models = [_assembled(job, master, frozen, dtype), _assembled(job, master, frozen, dtype)]
-    sets = [{name: _trained(layer) for name, layer in model.items()} for model in models]
+    versions = _Versions(job, master, frozen, make_optimizer)
     cuts = {name: _CodedCut(job) for name in coded_cuts}
 
     rule, tally, end = StopRule.of(train), EvaluationTally(), train.batches
@@ -106,58 +100,96 @@ def reference(
             break
         started = perf_counter()
         version = weight_version(b, train.delay) % 2
-        eval_loss = _evaluated(job, models[version], tokens, device) if train.evaluates(b) else None
+        model = versions.models[version]
+        eval_loss = _evaluated(job, model, tokens, device) if train.evaluates(b) else None
         if rule is not None and eval_loss is not None:
             tally = rule.judge(tally, b, eval_loss)
             end = tally.end or train.batches
-        parameters = [tensor for layer in sets[version].values() for tensor in layer.values()]
-        losses: list[Tensor] = []
-        group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
-        for i in range(m):
-            rows = tokens.microbatch(train, seed=job.job.seed, batch=b, microbatch=i)
-            carry = {name: partial(cut.carry, microbatch=i) for name, cut in cuts.items()}
-            loss = _loss(job, models[version], rows, device, carry=carry, draw=f"{job.job.seed}/{b}/{i}")
-            gradients = torch.autograd.grad(loss, parameters)
-            _accumulate(group_sums[i % train.reduction_groups], gradients)
-            losses.append(loss.detach())
-        microbatch_losses = torch.stack(losses).tolist()
-        for i, value in enumerate(microbatch_losses):
-            if job.fault.non_finite == "stop" and not math.isfinite(value):
-                raise NonFiniteLossError(b, i, value)
-
-        with torch.no_grad():
-            if job.model.trains_tie:
-                _tie(group_sums)
-            summed = group_sums[0]
-            for group in group_sums[1:]:
-                _accumulate(summed, group)
-            torch._foreach_mul_(summed, 1 / m)
-            numbered = iter(summed)
-            gradient = {name: {parameter: next(numbered) for parameter in master[name]} for name in job.layers}
-            if train.clip_norm > 0:
-                _clip(gradient, train.clip_norm, is_tied=job.model.trains_tie)
-            for name, optimizer in optimizers.items():
-                if dtype == torch.float32:
-                    current, target = sets[b % 2][name], sets[(b + 1) % 2][name]
-                    optimizer.step(b, current=current, target=target, gradients=gradient[name])
-                else:
-                    optimizer.step(b, current=master[name], target=master[name], gradients=gradient[name])
-                    for parameter, tensor in master[name].items():
-                        sets[(b + 1) % 2][name][parameter].copy_(tensor)
-
-        loss_sum = _fold(microbatch_losses)
+        losses, group_sums = _gradients(job, model, versions.parameters[version], tokens, b, cuts, device)
+        versions.step(b, group_sums)
         on_batch(
             BatchResult(
                 batch=b,
-                loss=loss_sum / m,
+                loss=_fold(losses) / train.microbatches,
                 tokens=train.tokens_per_batch,
                 seconds=perf_counter() - started,
                 eval_loss=eval_loss,
             )
         )
+    return versions.weights(end)
 
-    final = sets[end % 2] if dtype == torch.float32 else master
-    return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
+
+class _Versions:
+    """The two weight versions that are alive, and what takes one to the next."""
+
+    def __init__(self, job: "JobSpec", master: Weights, frozen: Weights, make_optimizer: OptimizerFactory) -> None:
+        self._job = job
+        self._dtype = getattr(torch, job.train.dtype)
+        self._master = master
+        """W_b in fp32, of a job that computes in another dtype. Of a float32 job it is W_0 for ever."""
+        self._optimizers = {name: make_optimizer(LayerName(name), master[name]) for name in job.layers}
+        self.models = [_assembled(job, master, frozen, self._dtype) for _ in range(2)]
+        """W_k is in models[k % 2]. A float32 job's weights are these; those of another job are casts of `master`."""
+        self._sets = [{name: _trained(layer) for name, layer in model.items()} for model in self.models]
+        self.parameters = [[each for layer in trained.values() for each in layer.values()] for trained in self._sets]
+
+    @torch.no_grad()
+    def step(self, b: int, group_sums: list[list[Tensor]]) -> None:
+        """Make W_{b+1} of W_b and the gradients of batch b. The sums are used up."""
+        job, train = self._job, self._job.train
+        if job.model.trains_tie:
+            _tie(group_sums)
+        summed = group_sums[0]
+        for group in group_sums[1:]:
+            _accumulate(summed, group)
+        torch._foreach_mul_(summed, 1 / train.microbatches)
+        numbered = iter(summed)
+        gradient = {name: {parameter: next(numbered) for parameter in self._master[name]} for name in job.layers}
+        if train.clip_norm > 0:
+            _clip(gradient, train.clip_norm, is_tied=job.model.trains_tie)
+        current, target = self._sets[b % 2], self._sets[(b + 1) % 2]
+        for name, optimizer in self._optimizers.items():
+            if self._dtype == torch.float32:
+                optimizer.step(b, current=current[name], target=target[name], gradients=gradient[name])
+                continue
+            master = self._master[name]
+            optimizer.step(b, current=master, target=master, gradients=gradient[name])
+            for parameter, tensor in master.items():
+                target[name][parameter].copy_(tensor)
+
+    def weights(self, boundary: int) -> Weights:
+        """Return W_boundary, the newest version, in fp32."""
+        final = self._sets[boundary % 2] if self._dtype == torch.float32 else self._master
+        return {name: {parameter: tensor.detach() for parameter, tensor in final[name].items()} for name in final}
+
+
+def _gradients(
+    job: "JobSpec",
+    model: dict[str, nn.Module],
+    parameters: Sequence[Tensor],
+    tokens: TokenShards,
+    batch: int,
+    cuts: Mapping[str, "_CodedCut"],
+    device: torch.device,
+) -> tuple[list[float], list[list[Tensor]]]:
+    """Return the losses of a batch's microbatches, and the sums of their gradients in each reduction group.
+
+    Raises NonFiniteLossError.
+    """
+    train, m = job.train, job.train.microbatches
+    losses: list[Tensor] = []
+    group_sums: list[list[Tensor]] = [[] for _ in range(train.reduction_groups)]
+    for i in range(m):
+        rows = tokens.microbatch(train, seed=job.job.seed, batch=batch, microbatch=i)
+        carry = {name: partial(cut.carry, microbatch=i) for name, cut in cuts.items()}
+        loss = _loss(job, model, rows, device, carry=carry, draw=f"{job.job.seed}/{batch}/{i}")
+        _accumulate(group_sums[i % train.reduction_groups], torch.autograd.grad(loss, parameters))
+        losses.append(loss.detach())
+    found: list[float] = torch.stack(losses).tolist()
+    for i, value in enumerate(found):
+        if job.fault.non_finite == "stop" and not math.isfinite(value):
+            raise NonFiniteLossError(batch, i, value)
+    return found, group_sums
 
 
 def _loss(

@@ -5,6 +5,7 @@ It is also written as a trace that chrome://tracing and ui.perfetto.dev open. So
 """
 
 import importlib.util
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,17 +112,6 @@ _COLOURS = {
 }
 
 
-def chrome_trace(timeline: Sequence[TimedOp], names: Sequence[str]) -> dict[str, object]:
-    """Return a JSON document: one process per row of the timeline, under its name; one event per operation."""
-    return trace_document(trace_events(timeline, names))
-
-
-def trace_document(*parts: Sequence[TraceEvent], about: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Return events of several timelines in one document, with their metadata."""
-    document: dict[str, object] = {"displayTimeUnit": "ms", "traceEvents": [event for part in parts for event in part]}
-    return document | {"otherData": dict(about)} if about else document
-
-
 def trace_events(
     timeline: Sequence[TimedOp], names: Sequence[str], *, first_row: int = 0, zero_s: float = 0.0
 ) -> list[TraceEvent]:
@@ -177,6 +167,10 @@ class Panel:
     """Interval of the picture, in seconds of the timeline."""
     title: str
     x_label: str
+    prefix: str = ""
+    """Begins the names of its rows in a trace."""
+    zero_s: float = 0.0
+    """Moment of the timeline that becomes 0 in a trace."""
 
 
 def check_drawing(option: str = "--simulate") -> None:
@@ -185,15 +179,40 @@ def check_drawing(option: str = "--simulate") -> None:
         raise ConfigError("draws with matplotlib: pip install 'headway[local]'", option)
 
 
-def draw_pipeline(
-    timeline: Sequence[TimedOp], names: Sequence[str], path: Path, *, window: tuple[float, float], title: str
-) -> None:
-    """Write a PNG of a window of simulated seconds; names: of the rows, from the top.
+def write_panels(
+    panels: Sequence[Panel],
+    names: Sequence[str],
+    *,
+    picture: Path | None,
+    trace: Path | None,
+    about: Mapping[str, object] | None = None,
+) -> list[str]:
+    """Write the files that were asked for, with a row for each name and panel; return a line for each file.
 
-    Raises OSError.
+    about: metadata of the trace. Raises ConfigError for a path that cannot be written.
     """
-    panel = Panel(timeline=timeline, window=window, title=title, x_label="simulated, the pipe is full")
-    draw_panels([panel], names, path)
+    path = picture
+    try:
+        if picture is not None:
+            draw_panels(panels, names, picture)
+        path = trace
+        if trace is not None:
+            trace.write_text(json.dumps(trace_document(panels, names, about=about)))
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror or error}", str(path)) from error
+    return [f"{what:8}  {path}" for what, path in (("timeline", picture), ("trace", trace)) if path is not None]
+
+
+def trace_document(
+    panels: Sequence[Panel], names: Sequence[str], *, about: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Return a JSON document: one process per panel and row; one event per operation."""
+    events: list[TraceEvent] = []
+    for number, panel in enumerate(panels):
+        rows = [f"{panel.prefix}{name}" for name in names]
+        events += trace_events(panel.timeline, rows, first_row=number * len(names), zero_s=panel.zero_s)
+    document: dict[str, object] = {"displayTimeUnit": "ms", "traceEvents": events}
+    return document | {"otherData": dict(about)} if about else document
 
 
 def draw_panels(panels: Sequence[Panel], names: Sequence[str], path: Path) -> None:

@@ -11,7 +11,7 @@ from headway.daemon.client.preview import equal_nodes, preview, worker_labels
 from headway.daemon.cluster.records import NodeRecord
 from headway.daemon.jobs.job import JobSection, JobSpec, PlacementSpec
 from headway.daemon.plan.planner import ClusterPlan, make_plan
-from headway.daemon.reports.pipeline_picture import chrome_trace
+from headway.daemon.reports.pipeline_picture import Panel, trace_document
 from headway.stages.spec import ModelSpec, TrainSpec
 
 MODEL = ModelSpec(num_hidden_layers=16, vocab_size=256)
@@ -72,7 +72,8 @@ def test_a_trace_has_every_operation_once_in_its_row() -> None:
     told, run = preview(spec, nodes, is_simulated=True)
     assert run is not None
     assert told.simulation is not None
-    trace = chrome_trace(run.timeline, ["0 node-1", "1 node-2", "2 node-3"])
+    panel = Panel(timeline=run.timeline, window=run.shown, title="", x_label="")
+    trace = trace_document([panel], ["0 node-1", "1 node-2", "2 node-3"])
     events = trace["traceEvents"]
     assert isinstance(events, list)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
