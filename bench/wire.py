@@ -5,7 +5,7 @@ Frames of one size go one way, as fast as the receiver takes them; the clock sto
     tcp          one socket, sendall and recv_into one buffer
     gloo         torch.distributed send and recv, one buffer
     gloo_new     the same, each frame into a tensor of its own
-    collective   the collective link
+    plain        the link over plain TCP, which CPU workers of a private site have
     grpc_bare    a gRPC stream of ready bytes, no protobuf around them, the links' certificates and options
     grpc_cut     the same in pieces of 1 MiB
     grpc_tensors the same, and each piece is copied out of a tensor and into one, as gRPC's calls demand
@@ -19,8 +19,8 @@ With --both-ways frames go over the links both ways at once, as activations and 
 grpc_vs_bare_SIZE: MB/s of the gRPC link over those of the faster of the two bare streams in the same round.
 grpc_local_vs_bare_unix_SIZE: the same inside one node, over a unix socket. grpc_local_speedup_SIZE: over the gRPC link.
 grpc_vs_tensors_SIZE: over the stream that carries tensors.
-collective_vs_gloo_SIZE: the same of the collective link over bare gloo. collective_speedup_SIZE: over the gRPC link.
-grpc_vs_bare, grpc_local_vs_bare_unix, collective_vs_gloo: the size where it is least.
+plain_vs_gloo_SIZE: the same of the plain link over bare gloo. plain_speedup_SIZE: over the gRPC link.
+grpc_vs_bare, grpc_local_vs_bare_unix, plain_vs_gloo: the size where it is least.
 grpc_mb_s: the size where it is most.
 SIDE_cpu_s_per_gb_SIZE: user and system time of both processes. SIDE_round_trip_us: 1 KiB there, a few bytes back.
 """
@@ -38,7 +38,7 @@ from pathlib import Path
 
 from rigs.measure import Figure, progress, report
 from rigs.wire_process import Process
-from rigs.wire_sides import WINDOW
+from rigs.wire_sides import LINKS, WINDOW
 
 from headway.daemon.net.certificates import CertificateAuthority
 from headway.stages.stage.allocator import with_large_pages
@@ -46,13 +46,12 @@ from headway.stages.stage.allocator import with_large_pages
 SIZES = {"256KiB": 1 << 18, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
 BOTH_WAYS_SIZES = {"16KiB": 1 << 14, **SIZES}
 SIDES = (
-    *("tcp", "gloo", "gloo_new", "collective", "grpc_bare", "grpc_cut", "grpc_tensors", "grpc"),
+    *("tcp", "gloo", "gloo_new", "plain", "grpc_bare", "grpc_cut", "grpc_tensors", "grpc"),
     *("grpc_bare_unix", "grpc_cut_unix", "grpc_local"),
 )
-LINKS = ("collective", "grpc", "grpc_local")
 FEWEST_FRAMES, MOST_FRAMES = 4, 512
 """Number of frames of a pass."""
-BARS = {"grpc_vs_bare": 0.9, "grpc_local_vs_bare_unix": 0.9, "collective_vs_gloo": 0.9}
+BARS = {"grpc_vs_bare": 0.9, "grpc_local_vs_bare_unix": 0.9, "plain_vs_gloo": 0.9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +175,9 @@ def ratios(samples: Samples) -> dict[str, Figure]:
         ("grpc_vs_tensors", "grpc", "grpc_tensors"),
         ("grpc_local_vs_bare_unix", "grpc_local", "grpc_bare_unix", "grpc_cut_unix"),
         ("grpc_local_speedup", "grpc_local", "grpc"),
-        ("collective_vs_gloo", "collective", "gloo"),
-        ("collective_vs_gloo_new", "collective", "gloo_new"),
-        ("collective_speedup", "collective", "grpc"),
+        ("plain_vs_gloo", "plain", "gloo"),
+        ("plain_vs_gloo_new", "plain", "gloo_new"),
+        ("plain_speedup", "plain", "grpc"),
     ):
         if not sides.issuperset((ours, *theirs)):
             continue

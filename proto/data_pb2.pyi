@@ -30,7 +30,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[str] = ..., expected_incarnation: _Optional[str] = ..., next_sequence: _Optional[int] = ..., stage: _Optional[int] = ..., worker: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("verdict", "reason", "next_sequence", "incarnation", "store_port", "store_prefix")
+    __slots__ = ("verdict", "reason", "next_sequence", "incarnation", "plain_port", "token")
     class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         VERDICT_UNSPECIFIED: _ClassVar[HelloReply.Verdict]
@@ -49,51 +49,15 @@ class HelloReply(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
-    STORE_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     verdict: HelloReply.Verdict
     reason: str
     next_sequence: int
     incarnation: str
-    store_port: int
-    store_prefix: str
-    def __init__(self, verdict: _Optional[_Union[HelloReply.Verdict, str]] = ..., reason: _Optional[str] = ..., next_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ..., store_port: _Optional[int] = ..., store_prefix: _Optional[str] = ...) -> None: ...
-
-class KeysRequest(_message.Message):
-    __slots__ = ("token", "operation", "key", "value", "number", "timeout_s")
-    class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        OPERATION_UNSPECIFIED: _ClassVar[KeysRequest.Operation]
-        SET: _ClassVar[KeysRequest.Operation]
-        GET: _ClassVar[KeysRequest.Operation]
-        ADD: _ClassVar[KeysRequest.Operation]
-    OPERATION_UNSPECIFIED: KeysRequest.Operation
-    SET: KeysRequest.Operation
-    GET: KeysRequest.Operation
-    ADD: KeysRequest.Operation
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    OPERATION_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    plain_port: int
     token: str
-    operation: KeysRequest.Operation
-    key: str
-    value: bytes
-    number: int
-    timeout_s: float
-    def __init__(self, token: _Optional[str] = ..., operation: _Optional[_Union[KeysRequest.Operation, str]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., number: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
-
-class KeysReply(_message.Message):
-    __slots__ = ("is_found", "value", "number")
-    IS_FOUND_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    is_found: bool
-    value: bytes
-    number: int
-    def __init__(self, is_found: _Optional[bool] = ..., value: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[HelloReply.Verdict, str]] = ..., reason: _Optional[str] = ..., next_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ..., plain_port: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("dtype", "shape")
@@ -122,7 +86,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[_Union[TensorSpec.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("kind", "generation", "batch", "microbatch", "sequence", "acknowledged", "tensors", "payload_bytes", "payload_offset", "codec")
+    __slots__ = ("kind", "generation", "batch", "microbatch", "sequence", "acknowledged", "tensors", "payload_bytes", "payload_offset", "is_attached", "key", "value", "codec")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[FrameHeader.Kind]
@@ -140,6 +104,7 @@ class FrameHeader(_message.Message):
         JOB_END: _ClassVar[FrameHeader.Kind]
         HEARTBEAT: _ClassVar[FrameHeader.Kind]
         GOODBYE: _ClassVar[FrameHeader.Kind]
+        ATTACHING: _ClassVar[FrameHeader.Kind]
     KIND_UNSPECIFIED: FrameHeader.Kind
     ACTIVATION: FrameHeader.Kind
     GRADIENT: FrameHeader.Kind
@@ -155,6 +120,7 @@ class FrameHeader(_message.Message):
     JOB_END: FrameHeader.Kind
     HEARTBEAT: FrameHeader.Kind
     GOODBYE: FrameHeader.Kind
+    ATTACHING: FrameHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +130,9 @@ class FrameHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     kind: FrameHeader.Kind
     generation: int
@@ -174,5 +143,8 @@ class FrameHeader(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     payload_bytes: int
     payload_offset: int
+    is_attached: bool
+    key: str
+    value: bytes
     codec: int
-    def __init__(self, kind: _Optional[_Union[FrameHeader.Kind, str]] = ..., generation: _Optional[int] = ..., batch: _Optional[int] = ..., microbatch: _Optional[int] = ..., sequence: _Optional[int] = ..., acknowledged: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload_offset: _Optional[int] = ..., codec: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[FrameHeader.Kind, str]] = ..., generation: _Optional[int] = ..., batch: _Optional[int] = ..., microbatch: _Optional[int] = ..., sequence: _Optional[int] = ..., acknowledged: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload_offset: _Optional[int] = ..., is_attached: _Optional[bool] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ..., codec: _Optional[int] = ...) -> None: ...

@@ -33,12 +33,12 @@ from headway.stages.device.opening import open_device
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import codec_between
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, Link, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.nccl import NcclAttach
 from headway.stages.links.worker_link import WorkerLink
 from headway.stages.model.determinism import configure
 from headway.stages.schedule.next_op import next_op
@@ -69,7 +69,6 @@ StageInbox = queue.SimpleQueue[StageItem]
 PRELOADED = [
     "headway.daemon.net.certificates",
     "headway.optim.layer_optimizer",
-    "headway.stages.links.collective.endpoint",
     "headway.stages.stage.executor",
     "headway.stages.links.endpoint",
     "torch.distributed.pipelining",
@@ -136,16 +135,13 @@ class Host:
             "incarnation": str(rank),
             "protocol": 1,
         }
-        self._grpc = LinkEndpoint(**endpoint)
-        self._collective = CollectiveEndpoint(**endpoint, on_stuck=print)
-        for name, answer in self._collective.methods.items():
-            self._grpc.add_method(name, answer)
-        self._grpc.start()
+        self._endpoint = LinkEndpoint(**endpoint)
+        self._endpoint.start()
 
     @property
     def address(self) -> str:
         """Return the address where the earlier stage dials."""
-        return f"{HOST}:{self._grpc.port}"
+        return f"{HOST}:{self._endpoint.port}"
 
     def close_links(self) -> None:
         """Close the links of the last run: a neighbour may not have ended it when this process had."""
@@ -165,6 +161,7 @@ class Host:
         device: str = "cpu",
     ) -> Link:
         """Open a link to a neighbouring stage, whose process has the rank of its stage. device: this stage's."""
+        is_on_cards = kind == "collective" and device.startswith("cuda")
         terms = LinkTerms(
             job=job,
             generation=GENERATION,
@@ -180,10 +177,10 @@ class Host:
             contract=contract,
             first_contact=TIMEOUT,
             silence=TIMEOUT,
-            device=torch.device(device),
+            attach=NcclAttach(torch.device(device), print) if is_on_cards else None,
+            is_plain=kind == "collective" and not is_on_cards,
         )
-        endpoint = self._collective if kind == "collective" else self._grpc
-        link = endpoint.dial(terms) if peer > stage else endpoint.accept(terms)
+        link = self._endpoint.dial(terms) if peer > stage else self._endpoint.accept(terms)
         self._links.append(link)
         return link
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from headway.stages.ids import StageIndex
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import TRANSPORT_OPTIONS, LinkEndpoint
 from headway.stages.links.frame_codec import CHUNK_BYTES
 from headway.stages.links.frame_contract import FrameContract
@@ -25,7 +24,7 @@ from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
 from headway.stages.stage.allocator import keep_freed_memory
-from rigs.wire_sides import GENERATION, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide, TensorSide
+from rigs.wire_sides import GENERATION, LINKS, TIMEOUT, BareSide, GlooSide, LinkSide, Side, TcpSide, TensorSide
 
 SMALL_BYTES = 1 << 10
 NUM_ROUND_TRIPS = 200
@@ -50,11 +49,6 @@ class Process:
         self._folder = certificates
         # Another process to the hello, because an endpoint dials all of its node over unix sockets.
         self._local = LinkEndpoint(**about, incarnation=f"{incarnation}-local", local=LocalPlace("node", self._folder))
-        self._collective = CollectiveEndpoint(
-            loop=self._loop, identity=self._identity, host=HOST, incarnation=incarnation, protocol=1, on_stuck=print
-        )
-        for name, answer in self._collective.methods.items():
-            self._grpc.add_method(name, answer)
         self._grpc.start()
         self._local.start()
         self._streams: asyncio.Queue[Any] = asyncio.Queue()
@@ -101,18 +95,15 @@ class Process:
             return TcpSide(connection, num_bytes)
         if side in ("gloo", "gloo_new"):
             return GlooSide(num_bytes, is_new=side == "gloo_new")
-        endpoints: dict[str, LinkEndpoint | CollectiveEndpoint] = {
-            "grpc": self._grpc,
-            "grpc_local": self._local,
-            "collective": self._collective,
-        }
-        if side in endpoints:
+        if side in LINKS:
 
             def open_link(inbox: Inbox, contract: FrameContract) -> Link:
                 terms = self._terms(f"{side}-{num_bytes}", inbox, contract)
                 if side == "grpc_local":
                     terms = replace(terms, peer_incarnation=f"{terms.peer_incarnation}-local")
-                return endpoints[side].accept(terms) if self._rank else endpoints[side].dial(terms)
+                terms = replace(terms, is_plain=side == "plain")
+                endpoint = self._local if side == "grpc_local" else self._grpc
+                return endpoint.accept(terms) if self._rank else endpoint.dial(terms)
 
             return LinkSide(self._rank, open_link, num_bytes)
         is_local = side.endswith("_unix")

@@ -19,6 +19,8 @@ from headway.stages.links.receive_buffers import empty_bytes
 TIMEOUT = timedelta(seconds=60)
 GENERATION = Generation(1)
 MAX_FRAMES = 1 << 12
+LINKS = ("plain", "grpc", "grpc_local")
+"""The sides that are links."""
 
 WINDOW = 16
 """Frames under way each way at most where they go both ways: as many as a stage's depth might be."""

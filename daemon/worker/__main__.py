@@ -34,7 +34,7 @@ def main() -> None:
         leave_error(error)
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # at once: threads inside a process group would crash the interpreter's end
+        os._exit(1)  # at once: threads inside a communicator would crash the interpreter's end
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A worker among the others of its plan: the context of its stage, and its links for one generation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
@@ -16,11 +16,11 @@ from headway.stages.device.device import StageDevice
 from headway.stages.device.run_events import DeviceDone
 from headway.stages.ids import Boundary, Generation, LayerName, StageIndex, Timeline
 from headway.stages.links.codec import Codec
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract
-from headway.stages.links.link import Frame, Link, LinkLost
+from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
+from headway.stages.links.nccl import NcclAttach
 from headway.stages.links.receive_buffers import bytes_for
 from headway.stages.links.stream_link import StreamLink
 from headway.stages.links.worker_link import WorkerLink
@@ -109,11 +109,12 @@ def _around(start: Start, spec: JobSpec, context: StageContext) -> _Around:
 class Neighbours:
     """Opens and closes the links of a generation, and removes their last frames from the inbox."""
 
-    def __init__(self, endpoint: LinkEndpoint, collective: CollectiveEndpoint, inbox: WorkerInbox) -> None:
+    def __init__(self, endpoint: LinkEndpoint, inbox: WorkerInbox, on_stuck: Callable[[str], None]) -> None:
+        """on_stuck: is called with the name of a peer whose attachment does not end."""
         self._endpoint = endpoint
-        self._collective = collective
         self._inbox = inbox
-        self._links: list[Link] = []
+        self._on_stuck = on_stuck
+        self._links: list[StreamLink] = []
         self._positions: dict[str, int] = {}
         """Peer name of each link to the peer's position in the plan."""
 
@@ -134,30 +135,32 @@ class Neighbours:
         far_end = () if around.has_tied_neighbour else tied.values()
         accepted = _distinct([*upstream.values(), *below.values(), *(() if context.is_first else far_end)])
         dialled = _distinct([*downstream.values(), *above.values(), *(far_end if context.is_first else ())])
-        links: dict[int, Link] = {}
-        for endpoint in (self._endpoint, self._collective):
+        links: dict[int, StreamLink] = {}
+        for number, peer in enumerate(accepted, 1):
             # Until the last accept of a generation, the endpoint asks unexpected callers to come again.
-            same_kind = [peer for peer in accepted if self._endpoint_of(peer) is endpoint]
-            for number, peer in enumerate(same_kind, 1):
-                terms = self._terms(start, spec, peer, contracts[peer.position], context, _until_dialled(spec), device)
-                links[peer.position] = endpoint.accept(terms, is_last=number == len(same_kind))
+            terms = self._terms(start, spec, peer, contracts[peer.position], context, _until_dialled(spec), device)
+            links[peer.position] = self._endpoint.accept(terms, is_last=number == len(accepted))
         for peer in dialled:
             terms = self._terms(start, spec, peer, contracts[peer.position], context, FIRST_ANSWER, device)
-            links[peer.position] = self._endpoint_of(peer).dial(terms)
+            links[peer.position] = self._endpoint.dial(terms)
         self._positions = {link.peer: worker for worker, link in links.items()}
         # last: other threads call `broken`, which looks up the positions of the links it finds
         self._links += links.values()
-        for peer in (*accepted, *dialled):
-            # Last, because positions and `broken` need the bare links.
-            codec = codecs.get(peer.position, Codec.NONE)
-            links[peer.position] = WorkerLink(
-                links[peer.position], device, codec, spec.train, to_device=peer.is_collective
+        coded = {
+            peer.position: WorkerLink(
+                links[peer.position],
+                device,
+                codecs.get(peer.position, Codec.NONE),
+                spec.train,
+                to_device=peer.is_collective,
             )
+            for peer in (*accepted, *dialled)
+        }
         return StageLinks(
-            upstream={group: links[peer.position] for group, peer in upstream.items()},
-            downstream={group: links[peer.position] for group, peer in downstream.items()},
-            siblings={k: links[peer.position] for k, peer in siblings.items()},
-            tied={group: links[peer.position] for group, peer in tied.items()},
+            upstream={group: coded[peer.position] for group, peer in upstream.items()},
+            downstream={group: coded[peer.position] for group, peer in downstream.items()},
+            siblings={k: coded[peer.position] for k, peer in siblings.items()},
+            tied={group: coded[peer.position] for group, peer in tied.items()},
         )
 
     def position_of(self, peer: str) -> int:
@@ -170,7 +173,7 @@ class Neighbours:
         broken = (
             self.position_of(link.peer)
             for link in tuple(self._links)
-            if isinstance(link, StreamLink) and link.broken_at is not None and not link.is_over
+            if link.broken_at is not None and not link.is_over
         )
         return [position for position in broken if position >= 0]
 
@@ -184,9 +187,6 @@ class Neighbours:
             if not isinstance(item, Frame | LinkLost):
                 self._inbox.put(item)
 
-    def _endpoint_of(self, peer: Neighbour) -> LinkEndpoint | CollectiveEndpoint:
-        return self._collective if peer.is_collective else self._endpoint
-
     def _terms(
         self,
         start: Start,
@@ -197,6 +197,7 @@ class Neighbours:
         first_contact: timedelta,
         device: StageDevice,
     ) -> LinkTerms:
+        is_on_cards = peer.is_collective and context.device.type == "cuda"
         return LinkTerms(
             job=spec.job.name,
             generation=context.generation,
@@ -210,7 +211,8 @@ class Neighbours:
             peer_address=peer.address,
             inbox=self._inbox,
             contract=contract,
-            device=context.device,
+            attach=NcclAttach(context.device, self._on_stuck) if is_on_cards else None,
+            is_plain=peer.is_collective and not is_on_cards,
             empty_bytes=bytes_for(device),
             first_contact=first_contact,
             silence=timedelta(seconds=spec.fault.link_timeout_s),

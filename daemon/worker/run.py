@@ -21,10 +21,9 @@ from headway.daemon.worker.out_of_memory import CUDA_FAULT, refuse_memory
 from headway.daemon.worker.process import SPARE_INDEX, WorkerOptions
 from headway.daemon.worker.stage_records import StageRecords, WorkerOutput
 from headway.daemon.worker.stage_worker import StageWorker
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
-from headway.stages.links.collective.nccl_settings import outlive_peers
 from headway.stages.links.endpoint import ANY_PORT, LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.nccl import outlive_peers
 from headway.stages.links.streams import LocalPlace
 from headway.stages.sockets.open_files import raise_open_file_limit
 from headway.stages.sockets.shared_port import dial_within
@@ -32,7 +31,7 @@ from headway.stages.sockets.tls_identity import RenewableIdentity
 from headway.stages.stage.allocator import keep_freed_memory
 
 EXIT_STUCK = 76
-"""Exit code when a link's process group could not be ended otherwise."""
+"""Exit code when the attachment of a link could not be ended otherwise."""
 
 log = structlog.get_logger()
 
@@ -55,12 +54,18 @@ def work(options: WorkerOptions) -> None:
     incarnation, inbox = uuid.uuid4().hex, WorkerInbox()
     loop = LoopThread("headway-worker-loop", on_failure=inbox.put)
     loop.start()
-    endpoint, collective = _open_links(options, loop, incarnation)
+    endpoint = _open_links(options, loop, incarnation)
     records = StageRecords(
         Path(options.history_dir) if options.history_dir else None, node=options.node, incarnation=incarnation
     )
     worker = StageWorker(
-        inbox=inbox, endpoint=endpoint, collective=collective, device=device, output=WorkerOutput(), records=records
+        inbox=inbox,
+        endpoint=endpoint,
+        # An attachment holds its threads or the device: only the process's end frees them.
+        on_stuck=lambda peer: _end(EXIT_STUCK, "link_stuck", peer=peer),
+        device=device,
+        output=WorkerOutput(),
+        records=records,
     )
     control = WorkerControl(
         loop,
@@ -86,8 +91,8 @@ def work(options: WorkerOptions) -> None:
     os._exit(0)  # the loop's stream to the daemon is still open, so nothing can be torn down
 
 
-def _open_links(options: WorkerOptions, loop: LoopThread, incarnation: str) -> tuple[LinkEndpoint, CollectiveEndpoint]:
-    """Return the process's ends of links, which listen from now on."""
+def _open_links(options: WorkerOptions, loop: LoopThread, incarnation: str) -> LinkEndpoint:
+    """Return what opens the process's links, and listens from now on."""
     identity = RenewableIdentity(Path(options.certificates), Path(options.renewals))
     if options.inner_port:
         dial_within(options.shared_port, options.inner_port)
@@ -101,31 +106,16 @@ def _open_links(options: WorkerOptions, loop: LoopThread, incarnation: str) -> t
         local=LocalPlace(options.node, Path(options.socket_path).parent),
         is_behind_shared_port=bool(options.shared_port),
     )
-    collective = CollectiveEndpoint(
-        loop=loop,
-        identity=identity,
-        host=options.host,
-        incarnation=incarnation,
-        protocol=PROTOCOL_VERSION,
-        # A process group holds its threads or the device: only the process's end frees them.
-        on_stuck=lambda peer: _end(EXIT_STUCK, "link_stuck", peer=peer),
-    )
-    for name, answer in collective.methods.items():
-        endpoint.add_method(name, answer)
     endpoint.start()
 
-    def cut(seconds: float) -> None:
-        endpoint.cut(timedelta(seconds=seconds))
-        collective.cut()
-
     actions: dict[str, Callable[[float], None]] = {
-        "cut_links": cut,
+        "cut_links": lambda seconds: endpoint.cut(timedelta(seconds=seconds)),
         "deafen_links": lambda seconds: endpoint.deafen(timedelta(seconds=seconds)),
         CUDA_FAULT: refuse_memory,
     }
     for fault, action in actions.items():
         register_action(fault, action)
-    return endpoint, collective
+    return endpoint
 
 
 def _end(status: int, event: str, **fields: str) -> None:

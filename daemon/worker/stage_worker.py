@@ -52,7 +52,6 @@ from headway.stages.errors import (
     UnreachedError,
 )
 from headway.stages.ids import Batch, Boundary, LayerName
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.model.compilation import compile_ahead
@@ -96,14 +95,14 @@ class StageWorker:
         *,
         inbox: WorkerInbox,
         endpoint: LinkEndpoint,
-        collective: CollectiveEndpoint,
+        on_stuck: Callable[[str], None],
         device: WorkerDevice,
         output: WorkerOutput,
         records: StageRecords,
     ) -> None:
         self._inbox = inbox
         self._endpoint = endpoint
-        self._neighbours = Neighbours(endpoint, collective, inbox)
+        self._neighbours = Neighbours(endpoint, inbox, on_stuck)
         self._device = device
         self._output = output
         self._records = records

@@ -1,6 +1,9 @@
 """Opens links: one endpoint per worker process, which listens for upstream neighbours and dials downstream ones. Two
-workers of one node use a unix socket (`streams.py`), all others TCP with mTLS. Of two replicas of a stage the one
-with the lower position dials.
+workers of one node use a unix socket (`streams.py`), all others TCP with mTLS, or, where the plan says so, plain TCP.
+Of two replicas of a stage the one with the lower position dials.
+
+Who may open a plain connection is settled over mTLS: the dialling side says its hello there, and the answer has a token
+and the port where that token opens one connection. Nobody listens there before.
 
 A stream that breaks is dialled again by the side that dialled it first, over a new connection; the new one supersedes
 the old, whatever the listening side still thinks of that. Each side gives up when the link's `silence` has passed since
@@ -8,22 +11,23 @@ the break. Hellos and the attempts to say one are the business of `hello.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import secrets
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final, Literal
 
 import grpc
 import structlog
 
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.errors import ProtocolError
-from headway.stages.links.frame_codec import MAX_BUNDLE_BYTES
+from headway.stages.links.frame_codec import MAX_BUNDLE_BYTES, bundle
 from headway.stages.links.hello import (
     HELLO_TIMEOUT_S,
-    Gatekeeper,
     HelloGate,
     NotYetError,
     RefusedError,
@@ -46,9 +50,14 @@ from headway.stages.links.streams import (
 )
 from headway.stages.sockets.local_socket import connect_locally
 from headway.stages.sockets.open_files import server_limits
-from headway.stages.sockets.shared_port import listen_at_first_free, listen_behind_shared_port, open_channel
-from headway.stages.sockets.tls_identity import Identity, names_of_client, serving
-from headway.stages.sockets.tls_identity import dialling as dialling_with
+from headway.stages.sockets.shared_port import (
+    listen_at_first_free,
+    listen_behind_shared_port,
+    listening_port,
+    open_channel,
+)
+from headway.stages.sockets.tls_identity import Identity, dialling, names_of_client, serving
+from headway.stages.sockets.tls_sentences import in_words
 
 log = structlog.get_logger()
 
@@ -56,9 +65,13 @@ SERVICE = "headway.data.Link"
 METHOD = "Stream"
 REACH_METHOD = "Reach"
 """Answers whether this worker can be reached: the port, TLS and the hello, without any link."""
+MEET_METHOD = "Meet"
+"""Answers where a link's plain connection is taken, and the token that opens it."""
+MOST_TOKENS: Final = 64
+"""Maximum number of tokens that nobody has used yet; the oldest one is forgotten."""
 START_TIMEOUT = timedelta(seconds=10)
 LOCAL_ANSWER_S = 3.0
-"""Time for the answer to a hello over a unix socket. Then the next attempt goes over TCP, before the link is lost."""
+"""Time for the answer to a hello over a socket. Then the next attempt goes over TLS, before the link is lost."""
 ANY_PORT = (0,)
 
 TRANSPORT_OPTIONS = (
@@ -71,7 +84,7 @@ TRANSPORT_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 STREAMS_PER_CONNECTION = 8
-"""Streams per connection: one for the link, and one for the Meet of a collective link."""
+"""Streams per connection: one for the link, or one call."""
 _DIAL_OPTIONS = (
     *TRANSPORT_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -89,15 +102,28 @@ class _StreamEndedError(Exception):
         self.reason = reason
 
 
+Way = Literal["unix", "plain", "tls"]
+
+
 @dataclass(slots=True)
 class _Dialling:
     """What the attempts for one link share."""
 
     hello: Hello
-    is_local: bool = True
-    """Whether the next attempt may use the neighbour's unix socket. A way without an answer gives way to the other."""
-    port_index: int = 0
-    """Which of the ports that lead to the neighbour the next attempt dials. One without an answer gives way too."""
+    ways: tuple[Way, ...]
+    """The best one first. One without an answer gives way to the next, and after the last one it is the turn of the next
+    port that leads to the neighbour.
+    """
+    num_failed: int = 0
+    """Attempts in a row without an answer."""
+
+    @property
+    def way(self) -> Way:
+        return self.ways[self.num_failed % len(self.ways)]
+
+    @property
+    def port_index(self) -> int:
+        return self.num_failed // len(self.ways)
 
 
 class LinkEndpoint:
@@ -122,11 +148,8 @@ class LinkEndpoint:
         self._identity = identity
         self._host = host
         self._ports = ports
-        self._keeper = Gatekeeper(incarnation, protocol)
-        self._gate: HelloGate[StreamLink] = HelloGate(self._keeper)
+        self._gate = HelloGate(incarnation, protocol)
         self._server: grpc.aio.Server | None = None
-        self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        self.add_method(REACH_METHOD, self._answer_reach)
         self._port = 0
         self._dialled: list[StreamLink] = []
         self._num_resumed = 0
@@ -136,6 +159,9 @@ class LinkEndpoint:
         self._local = local
         self._is_behind_shared_port = is_behind_shared_port
         self._local_server = SocketServer(self._ears, self._serve_local)
+        self._plain_server = SocketServer(self._ears, self._serve_plain)
+        self._tokens: dict[str, tuple[str, ...]] = {}
+        """Of plain connections that may come, to the names of the certificate that asked for them."""
         self._local_ends = SparseLog(log.info, "local_link_ended")
 
     @property
@@ -148,17 +174,14 @@ class LinkEndpoint:
         """Return how often a link of this endpoint, of any generation, continued over a new stream."""
         return self._num_resumed
 
-    def add_method(self, name: str, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> None:
-        """Answer a unary method too, over this port and its certificates. Call before `start`."""
-        self._methods[name] = grpc.unary_unary_rpc_method_handler(answer)
-
     def start(self) -> None:
         """Listen on the first free port of the host. Raises PortsTakenError, NotListeningError."""
         self._loop.run(self._start(), timeout=START_TIMEOUT, what=f"listening on {self._host}")
 
     def stop(self) -> None:
         """Stop listening; remaining streams are cut."""
-        self._loop.call_soon(self._local_server.stop)
+        for server in (self._local_server, self._plain_server):
+            self._loop.call_soon(server.stop)
         if self._server is not None:
             self._loop.run(self._server.stop(None), timeout=START_TIMEOUT, what="closing the link server")
 
@@ -215,7 +238,11 @@ class LinkEndpoint:
         limits = server_limits(streams_per_connection=STREAMS_PER_CONNECTION)
         server = grpc.aio.server(options=(*TRANSPORT_OPTIONS, *limits))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
-        methods = {METHOD: handler, **self._methods}
+        methods = {
+            METHOD: handler,
+            REACH_METHOD: grpc.unary_unary_rpc_method_handler(self._answer_reach),
+            MEET_METHOD: grpc.unary_unary_rpc_method_handler(self._answer_meet),
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         credentials = partial(serving, self._identity)
         if self._is_behind_shared_port and self._local is not None:
@@ -240,8 +267,22 @@ class LinkEndpoint:
             self._loop.loop.call_at(link.broken_at + silence_s, _lose_if_broken_since, link, link.broken_at, told)
 
     async def _answer_reach(self, request: bytes, _: object) -> bytes:
-        _, refusal = self._keeper.misdirected(request)
-        return (refusal or self._keeper.answer(HelloReply.ACCEPTED)).SerializeToString()
+        _, refusal = self._gate.misdirected(request)
+        return (refusal or self._gate.answer(HelloReply.ACCEPTED)).SerializeToString()
+
+    async def _answer_meet(self, request: bytes, context: Any) -> bytes:
+        names = names_of_client(context.auth_context())
+        reply, expected, _ = self._gate.judge(request, names)
+        if expected is not None and expected.terms.is_plain:
+            try:
+                reply.plain_port = self._plain_server.port(self._host.strip("[]"))
+            except OSError as error:
+                log.warning("no_plain_links", host=self._host, reason=str(error))
+            reply.token = secrets.token_hex(16)
+            self._tokens[reply.token] = names
+            if len(self._tokens) > MOST_TOKENS:
+                del self._tokens[next(iter(self._tokens))]
+        return reply.SerializeToString()
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         try:
@@ -252,8 +293,23 @@ class LinkEndpoint:
     async def _serve_local(self, stream: SocketStream) -> None:
         """The kernel has told that this node's user dials: that proves the node, as its certificate would."""
         assert self._local is not None
+        await self._serve_socket(stream, (self._local.node,))
+
+    async def _serve_plain(self, stream: SocketStream) -> None:
+        """Who has a token showed a certificate when it got it."""
+        token = b""
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                token = bytes(await stream.read() or b"")
+        names = self._tokens.pop(token.decode(errors="replace"), None)
+        if names is None:
+            self._local_ends.note(reason="no token, or one that was not given")
+        else:
+            await self._serve_socket(stream, names)
+
+    async def _serve_socket(self, stream: SocketStream, names: Sequence[str]) -> None:
         try:
-            await self._answer(stream, (self._local.node,))
+            await self._answer(stream, names)
         except (_StreamEndedError, ConnectionError) as error:
             self._local_ends.note(reason=str(error))
 
@@ -287,7 +343,7 @@ class LinkEndpoint:
         self, link: StreamLink, stream: MessageStream, turn: Turn, reply: HelloReply, next_sequence: int
     ) -> None:
         if link.is_over:
-            reply = self._keeper.answer(HelloReply.STALE, "the link is over here")
+            reply = self._gate.answer(HelloReply.STALE, "the link is over here")
         reply.next_sequence = link.next_sequence
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             await stream.write(reply.SerializeToString())
@@ -299,52 +355,64 @@ class LinkEndpoint:
 
     async def _dial(self, link: StreamLink, terms: LinkTerms) -> None:
         self._dialled = [*(other for other in self._dialled if not other.is_over), link]
-        await keep_dialling(link, terms, partial(self._attempt, link, terms, _Dialling(self._gate.hello(terms))))
+        is_local = self._local is not None and terms.peer_node == self._local.node
+        ways: tuple[Way, ...] = ("unix", "tls") if is_local else ("plain", "tls") if terms.is_plain else ("tls",)
+        await keep_dialling(link, terms, partial(self._attempt, link, terms, _Dialling(self._gate.hello(terms), ways)))
 
-    async def _attempt(self, link: StreamLink, terms: LinkTerms, dialling: _Dialling, timeout_s: float) -> None:
+    async def _attempt(self, link: StreamLink, terms: LinkTerms, tries: _Dialling, timeout_s: float) -> None:
         """One connection of its own: what is left of a broken one never delays the next.
 
         It serves the link as long as its stream lives, and returns when the link is over. Raises as `keep_dialling`
         wants it.
         """
-        hello = dialling.hello
+        hello = tries.hello
         hello.attempt += 1
         if self._loop.loop.time() < self._dialled_cut_until:
             raise ConnectionError("cut by a test")
-        async with link.turn() as turn, self._connected(terms, dialling) as stream:
-            hello.next_sequence = link.next_sequence
-            try:
-                reply = await _answered(dialling, stream, timeout_s)
-                log.info("link_opened", peer=link.peer, generation=terms.generation, way=stream.way)
-                self._num_resumed += link.was_connected
-                await link.run(stream, turn, acknowledged=reply.next_sequence)
-            except ProtocolError as error:
-                link.violated(error)
-                raise ConnectionError(error.reason) from error
-            except ConnectionError as error:
-                if await stream.is_hopeless():
-                    raise RefusedError(str(error)) from error
-                raise
+        way, port_index = tries.way, tries.port_index
+        limit_s = timeout_s if way == "tls" else min(timeout_s / 2, LOCAL_ANSWER_S)  # time for TLS must be left
+        tries.num_failed += 1  # until there is an answer
+        try:
+            async with link.turn() as turn, self._connected(terms, hello, way, port_index, limit_s) as stream:
+                hello.next_sequence = link.next_sequence
+                try:
+                    async with asyncio.timeout(limit_s):
+                        await stream.write(hello.SerializeToString())
+                        reply = read_reply(await stream.read())
+                    tries.num_failed -= 1
+                    log.info("link_opened", peer=link.peer, generation=terms.generation, way=stream.way)
+                    self._num_resumed += link.was_connected
+                    await link.run(stream, turn, acknowledged=reply.next_sequence)
+                except ProtocolError as error:
+                    link.violated(error)
+                    raise ConnectionError(error.reason) from error
+                except ConnectionError as error:
+                    if await stream.is_hopeless():
+                        raise RefusedError(str(error)) from error
+                    raise
+        except NotYetError:
+            tries.num_failed -= 1
+            raise
 
     @asynccontextmanager
-    async def _connected(self, terms: LinkTerms, dialling: _Dialling) -> AsyncIterator[ClientStream | SocketStream]:
-        """A new connection to a neighbour: over its unix socket if it is of this node and listens there, else over
-        TCP.
-        """
-        local, port_index = self._local, dialling.port_index
-        if dialling.is_local and local is not None and terms.peer_node == local.node:
-            connection = connect_locally(local.folder, terms.peer_incarnation)
-            if connection is not None:
-                stream = SocketStream(connection, self._ears)
-                try:
-                    yield stream
-                finally:
-                    stream.close()
-                return
-        address, own = terms.peer_address, dialling_with(self._identity)
-        async with open_channel(
-            address, own, node=terms.peer_node, options=_DIAL_OPTIONS, attempt=port_index
-        ) as channel:
+    async def _connected(
+        self, terms: LinkTerms, hello: Hello, way: Way, port_index: int, limit_s: float
+    ) -> AsyncIterator[ClientStream | SocketStream]:
+        """A new connection to a neighbour. Where none of its sockets is, it goes over TLS after all."""
+        connection = None
+        if way == "unix" and self._local is not None:
+            connection = connect_locally(self._local.folder, terms.peer_incarnation)
+        elif way == "plain":
+            async with asyncio.timeout(limit_s):
+                connection = await self._connect_plain(terms, hello, port_index)
+        if connection is not None:
+            stream = SocketStream(connection, self._ears)
+            try:
+                yield stream
+            finally:
+                stream.close()
+            return
+        async with self._channel(terms, port_index) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call = method()
             try:
@@ -353,24 +421,43 @@ class LinkEndpoint:
                 if not call.done():
                     call.cancel()
 
+    async def _connect_plain(self, terms: LinkTerms, hello: Hello, port_index: int) -> socket.socket:
+        """Ask over TLS, connect and show the token. Raises as `read_reply`."""
+        async with self._channel(terms, port_index) as channel:
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{MEET_METHOD}")
+            try:
+                reply = read_reply(await method(hello.SerializeToString()))
+            except grpc.aio.AioRpcError as error:
+                raise ConnectionError(f"{error.code().name}: {in_words(error.details() or '')}") from error
+        if not reply.plain_port:
+            raise ConnectionError("the neighbour takes no plain connection")
+        host = listening_port(terms.peer_address, port_index).rpartition(":")[0].strip("[]")
+        try:
+            (family, *_, address), *_ = await self._loop.loop.getaddrinfo(
+                host, reply.plain_port, type=socket.SOCK_STREAM
+            )
+            connection = socket.socket(family)
+        except OSError as error:
+            raise ConnectionError(f"{host}: {error}") from error
+        try:
+            connection.setblocking(False)
+            await self._loop.loop.sock_connect(connection, address)
+            await self._loop.loop.sock_sendall(connection, bundle(reply.token.encode()))
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                raise ConnectionError(f"{host}:{reply.plain_port}: {error}") from error
+            raise
+        return connection
 
-async def _answered(dialling: _Dialling, stream: ClientStream | SocketStream, timeout_s: float) -> HelloReply:
-    """Say hello and return the answer. Raises as `read_reply`, TimeoutError; without an answer the way changes."""
-    if isinstance(stream, SocketStream):
-        timeout_s = min(timeout_s / 2, LOCAL_ANSWER_S)  # time for TCP must be left
-    is_local, dialling.is_local = dialling.is_local, not dialling.is_local
-    dialling.port_index += 1
-    try:
-        async with asyncio.timeout(timeout_s):
-            await stream.write(dialling.hello.SerializeToString())
-            reply = read_reply(await stream.read())
-    except NotYetError:
-        dialling.is_local = is_local
-        dialling.port_index -= 1
-        raise
-    dialling.is_local = is_local
-    dialling.port_index -= 1
-    return reply
+    def _channel(self, terms: LinkTerms, port_index: int) -> grpc.aio.Channel:
+        return open_channel(
+            terms.peer_address,
+            dialling(self._identity),
+            node=terms.peer_node,
+            options=_DIAL_OPTIONS,
+            attempt=port_index,
+        )
 
 
 def _lose_if_broken_since(link: StreamLink, broken_at: float, reason: str) -> None:

@@ -44,6 +44,24 @@ Message = Sequence[bytes | memoryview]
 Forms = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 """Types and shapes of a frame's tensors."""
 
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What one end says for the forming of the attachment."""
+
+    name: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A frame whose values come over the attachment."""
+
+    frame: Frame
+    """Without tensors."""
+    forms: Forms
+
+
 _NAMES = {
     dtype: str(dtype).removeprefix("torch.")
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8)
@@ -105,40 +123,64 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
-def heartbeat(generation: Generation, *, sequence: int, acknowledged: int) -> bytes:
-    """Return a message with nothing but an acknowledgement. `sequence` is that of the next real frame."""
+def heartbeat(generation: Generation, *, sequence: int, acknowledged: int, key: Key | None = None) -> bytes:
+    """Return a message with an acknowledgement, and perhaps a key. `sequence` is that of the next real frame."""
     header = FrameHeader(
         kind=FrameHeader.HEARTBEAT, generation=generation, sequence=sequence, acknowledged=acknowledged
-    ).SerializeToString()
-    return LENGTH.pack(len(header)) + header
+    )
+    if key is not None:
+        header.kind, header.key, header.value = FrameHeader.ATTACHING, key.name, key.value
+    raw = header.SerializeToString()
+    return LENGTH.pack(len(raw)) + raw
 
 
 class OutgoingFrame:
     """A frame, or the goodbye, that was handed over and is not yet acknowledged. Holds the tensors, no copy of them."""
 
-    def __init__(self, frame: Frame | None, generation: Generation, *, sequence: int) -> None:
+    def __init__(
+        self, frame: Frame | None, generation: Generation, *, sequence: int, is_attached: bool = False
+    ) -> None:
         """frame: None is the goodbye, the last of its direction; it takes a number, so that it is resent like a frame.
 
-        Raises KeyError for a type of tensor that has no number in data.proto.
+        is_attached: the values are of the link's attachment, and not in host memory. Raises KeyError for a type of
+        tensor that has no number in data.proto.
         """
-        tensors = () if frame is None else frame.tensors
+        self.tensors = () if frame is None else frame.tensors
+        self.sent_by: object = None
+        """The attachment that has begun to send the values. Only the loop's thread writes it, as all below."""
+        self.begun_by: object = None
+        """The attachment that was asked to."""
+        self.transfers: Sequence[object] = ()
+        """What sends them: held until the peer has acknowledged the frame."""
+        self.is_attached = is_attached
         self._header = FrameHeader(kind=FrameHeader.GOODBYE, generation=generation, sequence=sequence)
         if frame is not None:
             self._header.kind = _WIRE_KINDS[frame.kind]
             self._header.batch, self._header.microbatch, self._header.codec = frame.batch, frame.microbatch, frame.codec
-        self._layout = layout_of(tuple([(tensor.dtype, tensor.shape) for tensor in tensors]))
+        self._layout = layout_of(tuple([(tensor.dtype, tensor.shape) for tensor in self.tensors]))
         self.payload_bytes = self._header.payload_bytes = self._layout.payload_bytes
+        self._segments: list[memoryview] = []
+        if is_attached:
+            self._header.is_attached = True
+        else:
+            self.carry(self.tensors)
+
+    def carry(self, tensors: Sequence[Tensor]) -> None:
+        """Carry the values in the messages. tensors: in host memory."""
+        self.is_attached = False
+        self._header.ClearField("is_attached")
         self._segments = [raw_bytes(tensor) for tensor in tensors]
 
     def messages(self, acknowledged: Callable[[], int], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Message]:
         """Yield the frame as messages, each with the acknowledgement of the moment when it is asked for."""
-        for offset in range(0, max(1, self.payload_bytes), chunk_bytes):
+        for offset in range(0, 1 if self.is_attached else max(1, self.payload_bytes), chunk_bytes):
             self._header.acknowledged, self._header.payload_offset = acknowledged(), offset
             header = self._header.SerializeToString()
             if offset == 0:
                 header += self._layout.encoded
             assert len(header) <= MAX_HEADER_BYTES
-            yield (LENGTH.pack(len(header)), header, *self._cut(offset, offset + chunk_bytes))
+            cut = () if self.is_attached else self._cut(offset, offset + chunk_bytes)
+            yield (LENGTH.pack(len(header)), header, *cut)
 
     def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the payload's bytes between two positions: parts of tensors, and the gaps after them."""
@@ -236,13 +278,19 @@ class FrameAssembler:
         self._usual = {_WIRE_KINDS[kind]: layout_of(contract.largest(kind)) for kind in kinds if kind in contract.forms}
         self._partial: _Partial | None = None
 
-    def restart(self, *, acknowledged: int) -> None:
-        """Begin a new stream: an incomplete frame will come again from its first byte."""
+    def restart(self, *, acknowledged: int, next_sequence: int) -> None:
+        """Begin a new stream: an incomplete frame will come again from its first byte, and so will what was announced
+        and did not arrive.
+        """
         self._partial = None
         self.acknowledged = acknowledged
+        self.is_ended = self.is_ended and next_sequence == self.next_sequence
+        self.next_sequence = next_sequence
 
-    def feed(self, message: bytes | memoryview) -> Frame | None:
-        """Take one message; return the frame, when this was its last chunk. Raises ProtocolError."""
+    def feed(self, message: bytes | memoryview) -> Frame | Announced | Key | None:
+        """Take one message; return the frame, when this was its last chunk, or what else it says. Raises
+        ProtocolError.
+        """
         header, chunk = self._parse(message)
         if header.generation != self._generation:
             raise self._error(f"a frame of generation {header.generation} on a link of {self._generation}")
@@ -254,10 +302,10 @@ class FrameAssembler:
         if header.acknowledged < self.acknowledged:
             raise self._error(f"acknowledgement {header.acknowledged} after {self.acknowledged}")
         self.acknowledged = header.acknowledged
-        if header.kind == FrameHeader.HEARTBEAT:
+        if header.kind in (FrameHeader.HEARTBEAT, FrameHeader.ATTACHING):
             if chunk.nbytes or self._partial is not None:
                 raise self._error("a heartbeat with or inside a payload")
-            return None
+            return Key(header.key, header.value) if header.kind == FrameHeader.ATTACHING else None
         if self.is_ended:
             raise self._error("a frame after the goodbye")
         if header.kind == FrameHeader.GOODBYE:
@@ -266,6 +314,12 @@ class FrameAssembler:
             self.next_sequence += 1
             self.is_ended = True
             return None
+        if header.is_attached:
+            if chunk.nbytes or self._partial is not None:
+                raise self._error("a frame of the attachment with or inside a payload")
+            forms = self._layout_of(header).forms
+            self.next_sequence += 1
+            return Announced(self._frame(header, ()), forms)
         partial = self._partial = self._begin(header) if self._partial is None else self._resume(self._partial, header)
         end = partial.filled + chunk.nbytes
         if end > partial.header.payload_bytes or (chunk.nbytes == 0 and partial.header.payload_bytes):
@@ -276,7 +330,7 @@ class FrameAssembler:
             return None
         self._partial = None
         self.next_sequence += 1
-        return self._finish(partial)
+        return self._frame(header, tuple(partial.layout.tensors(partial.payload)))
 
     def _parse(self, message: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
         if len(message) < LENGTH.size:
@@ -291,6 +345,11 @@ class FrameAssembler:
             raise self._error("an undecodable header") from error
 
     def _begin(self, header: FrameHeader) -> _Partial:
+        layout = self._layout_of(header)
+        return _Partial(header, layout, self._allocate(layout.payload_bytes))
+
+    def _layout_of(self, header: FrameHeader) -> FrameLayout:
+        """Return the layout of a frame that begins, as the contract allows it."""
         kind = self._kinds.get(header.kind)
         if kind is None:
             raise self._error(f"a frame of kind {header.kind} in this direction")
@@ -298,14 +357,14 @@ class FrameAssembler:
             raise self._error(f"a frame that begins at byte {header.payload_offset}")
         layout = self._usual.get(header.kind)
         if layout is None or header.tensors != layout.specs:
-            layout = self._layout(kind, header)
+            layout = self._unusual(kind, header)
         elif (violation := self._contract.miscoded(kind, header.codec)) is not None:
             raise self._error(violation)
         if header.payload_bytes != layout.payload_bytes:
             raise self._error(f"a payload of {header.payload_bytes} bytes for tensors of {layout.payload_bytes}")
-        return _Partial(header, layout, self._allocate(layout.payload_bytes))
+        return layout
 
-    def _layout(self, kind: FrameKind, header: FrameHeader) -> FrameLayout:
+    def _unusual(self, kind: FrameKind, header: FrameHeader) -> FrameLayout:
         """Return the layout of a frame that is smaller than its maximum, or that breaks the contract."""
         if any(tensor.dtype not in _TORCH_DTYPES for tensor in header.tensors):
             raise self._error("a tensor of unknown type")
@@ -326,14 +385,13 @@ class FrameAssembler:
             raise self._error(f"a chunk that does not continue frame {first.sequence}")
         return partial
 
-    def _finish(self, partial: _Partial) -> Frame:
-        header = partial.header
+    def _frame(self, header: FrameHeader, tensors: tuple[Tensor, ...]) -> Frame:
         return Frame(
             kind=self._kinds[header.kind],
             generation=Generation(header.generation),
             batch=Batch(header.batch),
             microbatch=MicrobatchIndex(header.microbatch),
-            tensors=tuple(partial.layout.tensors(partial.payload)),
+            tensors=tensors,
             codec=Codec(header.codec),
         )
 

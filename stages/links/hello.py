@@ -8,7 +8,7 @@ again. One that is too late, or not meant for this process, is answered with the
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.ids import Generation
 from headway.stages.links.link_terms import LinkTerms
+from headway.stages.links.stream_link import StreamLink
 from headway.stages.sockets.tls_identity import is_borne, other_node
 
 log = structlog.get_logger()
@@ -39,33 +40,25 @@ class NotYetError(ConnectionError):
     """The neighbour is there and not ready: it loads its layers, however long that takes."""
 
 
-class Endable(Protocol):
-    """A link, or what belongs to one."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether no hello can be for it any more."""
-        ...
-
-
-LinkT = TypeVar("LinkT", bound=Endable)
-
-
 @dataclass(slots=True)
-class Expected(Generic[LinkT]):
+class Expected:
     """A link that a neighbour is expected to dial."""
 
     terms: LinkTerms
-    link: LinkT
+    link: StreamLink
     newest_attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gatekeeper:
-    """One worker process, as hellos speak of it."""
+class HelloGate:
+    """Of one endpoint, as hellos speak of it. Lives in the loop's thread."""
 
-    incarnation: str
-    protocol: int
+    def __init__(self, incarnation: str, protocol: int) -> None:
+        self._incarnation = incarnation
+        self._protocol = protocol
+        self._newest: dict[str, Generation] = {}
+        """Job to its newest generation: hellos of others are refused."""
+        self._expected: dict[str, dict[int, Expected]] = {}
+        """Job to the dialling worker's position in its plan."""
 
     def misdirected(self, message: bytes | memoryview | None) -> tuple[Hello, HelloReply | None]:
         """A hello, and why no link of this process can be meant."""
@@ -73,35 +66,24 @@ class Gatekeeper:
             hello = Hello.FromString(bytes(message or b""))
         except DecodeError:
             return Hello(), self.answer(HelloReply.WRONG_PROTOCOL, "the first message is not a hello")
-        if hello.protocol != self.protocol:
-            reason = f"protocol {hello.protocol} instead of {self.protocol}"
+        if hello.protocol != self._protocol:
+            reason = f"protocol {hello.protocol} instead of {self._protocol}"
             return hello, self.answer(HelloReply.WRONG_PROTOCOL, reason)
-        if hello.expected_incarnation != self.incarnation:
+        if hello.expected_incarnation != self._incarnation:
             return hello, self.answer(HelloReply.WRONG_PEER, "another process listens here now")
         return hello, None
 
     def answer(self, verdict: HelloReply.Verdict, reason: str = "") -> HelloReply:
         """Signed with this process's incarnation."""
-        return HelloReply(verdict=verdict, reason=reason, incarnation=self.incarnation)
-
-
-class HelloGate(Generic[LinkT]):
-    """Of one endpoint. Lives in the loop's thread."""
-
-    def __init__(self, keeper: Gatekeeper) -> None:
-        self._keeper = keeper
-        self._newest: dict[str, Generation] = {}
-        """Job to its newest generation: hellos of others are refused."""
-        self._expected: dict[str, dict[int, Expected[LinkT]]] = {}
-        """Job to the dialling worker's position in its plan."""
+        return HelloReply(verdict=verdict, reason=reason, incarnation=self._incarnation)
 
     def hello(self, terms: LinkTerms) -> Hello:
         """What this side says when it dials. From any thread."""
         return Hello(
-            protocol=self._keeper.protocol,
+            protocol=self._protocol,
             job=terms.job,
             generation=terms.generation,
-            incarnation=self._keeper.incarnation,
+            incarnation=self._incarnation,
             expected_incarnation=terms.peer_incarnation,
             stage=terms.stage,
             worker=terms.worker,
@@ -113,7 +95,7 @@ class HelloGate(Generic[LinkT]):
         while len(self._newest) > MAX_JOBS:
             del self._newest[next(iter(self._newest))]
 
-    def expect(self, terms: LinkTerms, link: LinkT, *, is_last: bool) -> None:
+    def expect(self, terms: LinkTerms, link: StreamLink, *, is_last: bool) -> None:
         """A neighbour will dial. is_last: no other link of this generation is expected here."""
         if is_last:
             self.meet(terms)
@@ -126,18 +108,18 @@ class HelloGate(Generic[LinkT]):
         self._expected = {job: links for job, links in self._expected.items() if job in self._newest}
         self._expected[terms.job] = of_job
 
-    def __iter__(self) -> Iterator[Expected[LinkT]]:
+    def __iter__(self) -> Iterator[Expected]:
         """All links that are expected, or were."""
         return (expected for of_job in self._expected.values() for expected in of_job.values())
 
     def judge(
         self, message: bytes | memoryview | None, names: Sequence[str]
-    ) -> tuple[HelloReply, Expected[LinkT] | None, Hello]:
+    ) -> tuple[HelloReply, Expected | None, Hello]:
         """The answer to a hello, and the link that it is for if it is accepted.
 
         names: those of the certificate of the side that dials.
         """
-        hello, refusal = self._keeper.misdirected(message)
+        hello, refusal = self.misdirected(message)
         expected = None
         if refusal is None:
             expected = self._expected.get(hello.job, {}).get(hello.worker)
@@ -146,10 +128,10 @@ class HelloGate(Generic[LinkT]):
             assert refusal is not None
             return refusal, None, hello
         expected.newest_attempt = hello.attempt
-        return self._keeper.answer(HelloReply.ACCEPTED), expected, hello
+        return self.answer(HelloReply.ACCEPTED), expected, hello
 
-    def _refusal(self, hello: Hello, expected: Expected[LinkT] | None, names: Sequence[str]) -> HelloReply | None:
-        answer, known = self._keeper.answer, self._newest.get(hello.job, NEVER_MET)
+    def _refusal(self, hello: Hello, expected: Expected | None, names: Sequence[str]) -> HelloReply | None:
+        answer, known = self.answer, self._newest.get(hello.job, NEVER_MET)
         if hello.generation > known:
             return answer(HelloReply.NOT_YET, f"generation {known} is the newest here")
         if hello.generation < known:
@@ -184,27 +166,7 @@ def read_reply(message: bytes | memoryview | None) -> HelloReply:
     return reply
 
 
-class DialledLink(Protocol):
-    """What the loop asks of a link, in the thread of the event loop."""
-
-    @property
-    def peer(self) -> str: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-    @property
-    def was_connected(self) -> bool: ...
-
-    @property
-    def broken_at(self) -> float | None:
-        """When the last stream broke; None while there is one, before the first, and on links that never resume."""
-        ...
-
-    def lose(self, reason: str, *, was_unreached: bool = False) -> None: ...
-
-
-async def keep_dialling(link: DialledLink, terms: LinkTerms, attempt: Callable[[float], Awaitable[None]]) -> None:
+async def keep_dialling(link: StreamLink, terms: LinkTerms, attempt: Callable[[float], Awaitable[None]]) -> None:
     """Attempt after attempt, until one returns or the link is over.
 
     attempt: gets the seconds that the neighbour has for its answer. Returns when the link needs no other attempt.
@@ -242,7 +204,7 @@ async def keep_dialling(link: DialledLink, terms: LinkTerms, attempt: Callable[[
     return None
 
 
-def lose_unless_connected(link: DialledLink, reason: str) -> None:
+def lose_unless_connected(link: StreamLink, reason: str) -> None:
     """For the side that accepts: the neighbour has had its time to dial."""
     if not link.was_connected:
         link.lose(reason)

@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
-
 from headway.stages.ids import Generation, StageIndex
+from headway.stages.links.attachment import Attach
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, SIBLING_KINDS, UPSTREAM_KINDS, FrameContract
 from headway.stages.links.link import FrameKind, Inbox
 from headway.stages.links.receive_buffers import EmptyBytes, empty_bytes
-
-HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +34,10 @@ class LinkTerms:
     """How long the peer may take to come, or to answer the first time."""
     silence: timedelta
     """How long it may say nothing afterwards, before the link is lost."""
-    device: torch.device = HOST
-    """Where a collective link's tensors go."""
+    attach: Attach | None = None
+    """Links the devices of the two workers; None: all frames are in host memory."""
+    is_plain: bool = False
+    """True if the site's network is private and the stream may do without TLS."""
 
     empty_bytes: EmptyBytes = empty_bytes
     """Allocates the payloads that arrive in host memory."""

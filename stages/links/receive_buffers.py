@@ -6,12 +6,10 @@ of plain `malloc`, with room to align inside, is found again. A device with stre
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from headway.stages.device.device import StageDevice
 from headway.stages.links.frame_contract import ALIGNMENT_BYTES
@@ -33,11 +31,3 @@ def bytes_for(device: StageDevice) -> EmptyBytes:
     if device.is_immediate:
         return empty_bytes
     return lambda num_bytes: device.host_buffer(torch.uint8, (num_bytes,)).numpy()
-
-
-def empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor like `torch.empty` on the CPU; it begins at a multiple of ALIGNMENT_BYTES."""
-    num_bytes = prod(shape) * dtype.itemsize
-    if not num_bytes:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(empty_bytes(num_bytes)).view(dtype).view(shape)

@@ -3,36 +3,39 @@
 `send` and `close` belong to the thread that computes, everything else to the loop's thread; a lock guards what both
 touch. A frame's tensors are held until the peer has acknowledged it, that is, placed it in its inbox; after a break
 they are written again. endpoint.py opens the streams.
+
+On a link between two devices the values of most frames travel over the attachment of the stream (attachment.py).
 """
 
 import asyncio
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Generic, TypeVar
+from functools import partial
 
 from torch import Tensor
 
 from headway.stages.errors import LinkOverflowError, ProtocolError
+from headway.stages.links.attachment import Attachment
 from headway.stages.links.frame_codec import (
-    CHUNK_BYTES,
+    Announced,
     FrameAssembler,
+    Key,
     OutgoingFrame,
     bundle,
     bundles,
     heartbeat,
     unbundle,
 )
-from headway.stages.links.frame_contract import FrameContract
 from headway.stages.links.link import Frame, LinkLost
 from headway.stages.links.link_terms import LinkTerms
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.links.streams import MessageStream
+from headway.stages.links.window import HeldFrames, ResendWindow, WritePace
 
 CLOSE_GRACE = timedelta(seconds=5)
 """Time for which a closed link still delivers its frames, over a new stream if needed."""
@@ -52,7 +55,9 @@ STALLED_TICKS = 20
 """Number of ticks inside one write after which the stream is dropped."""
 
 MAX_VIOLATIONS = 3
-"""Number of protocol violations without a good frame in between after which the link is given up."""
+"""Number of protocol violations, or of broken attachments, without a good frame in between, after which the link is
+given up.
+"""
 
 PATIENCE = timedelta(milliseconds=250)
 """Maximum wait of an acknowledgement for a frame to carry it, while few bytes wait.
@@ -63,116 +68,6 @@ until then. When frames go both ways, each frame carries one, and none has to tr
 
 PATIENCE_WITH_MUCH = timedelta(milliseconds=20)
 MUCH_BYTES = 1 << 21
-
-SLACK = 2
-"""Multiple of the contract's number of frames that may be held: a used frame may not be freed yet."""
-
-FIRST_CHUNK_BYTES = 64 << 10
-MIN_CHUNK_BYTES = 16 << 10
-CHUNK_SECONDS = 0.25
-"""Target time of one chunk."""
-PACE_BYTES = 1 << 20
-"""Bytes written before the size changes: the first bytes go into buffers, at full speed on any line."""
-
-ItemT = TypeVar("ItemT")
-
-
-class ResendWindow(Generic[ItemT]):
-    """The sent and not yet acknowledged items of one direction, to resend them after a break. Items are numbered from 0
-    and held, not copied.
-
-    Numbers rise: acknowledged ≤ next to write ≤ next to push. All items from the first to the last are held.
-    """
-
-    def __init__(self) -> None:
-        self._held: deque[tuple[ItemT, int]] = deque()
-        self._first_held = 0
-        self.next_to_write = 0
-        """Number of the next item to write, whether it exists yet or not."""
-        self.next_to_push = 0
-        """Number of the next pushed item. Changed by `push` alone."""
-        self.num_bytes = 0
-        """Bytes of all held items."""
-
-    def push(self, item: ItemT, *, num_bytes: int) -> None:
-        """Hold one more item."""
-        self._held.append((item, num_bytes))
-        self.next_to_push += 1
-        self.num_bytes += num_bytes
-
-    def pop_unwritten(self) -> ItemT | None:
-        """Return the next item to write, which stays held; None when all have been written since the last break."""
-        position = self.next_to_write - self._first_held
-        if position == len(self._held):
-            return None
-        self.next_to_write += 1
-        return self._held[position][0]
-
-    def acknowledge(self, next_expected: int) -> None:
-        """Note that the peer has all items before `next_expected`. Raises ValueError when that is impossible."""
-        if next_expected > self.next_to_write:
-            raise ValueError(f"acknowledgement {next_expected} of frames not yet sent")
-        if next_expected < self._first_held:
-            raise ValueError(f"acknowledgement {next_expected} after {self._first_held}")
-        while self._first_held < next_expected:
-            self.num_bytes -= self._held.popleft()[1]
-            self._first_held += 1
-
-    def resume(self, next_expected: int) -> None:
-        """Begin a new stream: write again from `next_expected` on. Raises ValueError like `acknowledge`."""
-        self.acknowledge(next_expected)
-        self.next_to_write = next_expected
-
-    def clear(self) -> None:
-        """Drop all items: nothing is written any more, and nothing pushed."""
-        self._first_held = self.next_to_write
-        self._held.clear()
-        self.num_bytes = 0
-
-
-class HeldFrames:
-    """Limits how many frames of one link are in memory here: in the inbox, or with the code that took them.
-
-    A neighbour that keeps to the schedule never has more than the contract's number under way. But the protocol allows
-    more: an acknowledgement confirms that a frame has arrived, not that it was used. Frames count by the life of their
-    first tensor. `add` belongs to one thread; tensors may die in any.
-    """
-
-    def __init__(self, contract: FrameContract) -> None:
-        self.max_frames = SLACK * contract.max_unacknowledged_frames
-        self._alive: set[weakref.ref[Tensor]] = set()
-
-    @property
-    def num_frames(self) -> int:
-        """Return the number of arrived frames that still exist."""
-        return len(self._alive)
-
-    def add(self, frame: Frame) -> None:
-        """Note an arrived frame. Raises OverflowError when there are too many already."""
-        if len(self._alive) >= self.max_frames:
-            raise OverflowError(f"more than {self.max_frames} frames that nobody has used")
-        if frame.tensors:
-            self._alive.add(weakref.ref(frame.tensors[0], self._alive.discard))
-
-
-class WritePace:
-    """The chunk size of one stream: on a slow line, a large chunk would leave the peer without a message for too
-    long.
-    """
-
-    def __init__(self) -> None:
-        self.chunk_bytes = FIRST_CHUNK_BYTES
-        self._num_bytes = 0
-        self._seconds = 0.0
-
-    def wrote(self, num_bytes: int, seconds: float) -> None:
-        """Note how long bytes took."""
-        self._num_bytes += num_bytes
-        self._seconds += seconds
-        if self._num_bytes >= PACE_BYTES or self._seconds >= CHUNK_SECONDS:
-            wanted = int(CHUNK_SECONDS * self._num_bytes / max(self._seconds, 1e-6))
-            self.chunk_bytes = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, wanted))
-            self._num_bytes, self._seconds = 0, 0.0
 
 
 @dataclass(slots=True)
@@ -193,6 +88,14 @@ class Turn:
         raise ConnectionError(self.reason)
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A frame that has to wait for its place: its values, or those of an earlier one, are still on their way."""
+
+    frame: Frame
+    is_here: bool
+
+
 class StreamLink:
     """A `Link`. Usable before it is connected and between two streams: frames wait within the contract's bound."""
 
@@ -201,6 +104,7 @@ class StreamLink:
         self._peer = terms.peer
         self._generation = terms.generation
         self._inbox = terms.inbox
+        self._terms = terms
         self._held = HeldFrames(terms.contract)
         self._max_bytes = terms.contract.max_unacknowledged_bytes
         self._assembler = FrameAssembler(
@@ -232,6 +136,12 @@ class StreamLink:
         self._num_violations = 0
         self._num_streams = 0
         self._broken_at: float | None = None
+        self._attachment: Attachment | None = None
+        """Of the present stream; None between two streams, and on a link between hosts."""
+        self._keys: deque[Key] = deque()
+        """What is still to be said for the forming of the attachment."""
+        self._arriving: deque[_Arriving] = deque()
+        """Frames in the peer's order; the first one is not here. Empty between two streams."""
 
     @property
     def peer(self) -> str:
@@ -254,7 +164,11 @@ class StreamLink:
         dropped.
         """
         assert frame.generation == self._generation, "a frame of another generation"
-        outgoing = OutgoingFrame(frame, self._generation, sequence=self._window.next_to_push)
+        attach = self._terms.attach
+        is_attached = attach is not None and all(attach.takes(tensor) for tensor in frame.tensors)
+        if is_attached:
+            frame = replace(frame, tensors=tuple(tensor.detach().contiguous() for tensor in frame.tensors))
+        outgoing = OutgoingFrame(frame, self._generation, sequence=self._window.next_to_push, is_attached=is_attached)
         with self._lock:
             if not self._is_open:
                 return
@@ -297,8 +211,9 @@ class StreamLink:
 
     @property
     def next_sequence(self) -> int:
-        """Return the number of the next expected frame. It does not change between two turns."""
-        return self._assembler.next_sequence
+        """Return the number of the next expected frame, or of the goodbye. It does not change between two turns."""
+        num_waiting = len(self._arriving) + bool(self._arriving and self._assembler.is_ended)
+        return self._assembler.next_sequence - num_waiting
 
     def lose(self, reason: str, *, was_unreached: bool = False) -> None:
         """Give the link up: LinkLost in the inbox, unless it is closed or lost already."""
@@ -310,9 +225,12 @@ class StreamLink:
 
     def violated(self, error: ProtocolError) -> None:
         """Count a violation, for which the stream was dropped; after MAX_VIOLATIONS the link is given up."""
+        self._count_failure("protocol violated", error.reason)
+
+    def _count_failure(self, what: str, reason: str) -> None:
         self._num_violations += 1
         if self._num_violations >= MAX_VIOLATIONS:
-            self.lose(f"protocol violated {self._num_violations} times: {error.reason}")
+            self.lose(f"{what} {self._num_violations} times: {reason}")
 
     def interrupt(self, reason: str) -> None:
         """Drop the stream, if there is one; the link resumes."""
@@ -332,6 +250,7 @@ class StreamLink:
         Raises ConnectionError with the reason when the stream broke, ProtocolError when the peer violated the protocol.
         """
         self._resume(acknowledged)
+        attachment = self._attachment = self._new_attachment()
         over = asyncio.create_task(self._over.wait())
         writer = asyncio.create_task(self._write(stream))
         tasks = [over, writer, *map(asyncio.create_task, (self._read(stream), self._watch(), turn.wait()))]
@@ -344,6 +263,10 @@ class StreamLink:
                 self._broken_at = self._loop.loop.time()  # first, because later steps may be cancelled
             for task in tasks:
                 task.cancel()
+            if attachment is not None:
+                attachment.abort()
+            self._attachment = None
+            self._forget_what_has_not_arrived()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         if self._over.is_set():
             return
@@ -357,10 +280,41 @@ class StreamLink:
                 self._window.resume(acknowledged)
         except ValueError as error:
             raise ProtocolError(self._peer, str(error)) from error
-        self._assembler.restart(acknowledged=acknowledged)
+        self._assembler.restart(acknowledged=acknowledged, next_sequence=self._assembler.next_sequence)
         self._acknowledge()  # the new stream's hello has done it
         self._num_streams += 1
         self._broken_at = None
+
+    def _new_attachment(self) -> Attachment | None:
+        """Begin to form it. Its calls come in this thread, and none once it is aborted."""
+        terms = self._terms
+        if terms.attach is None:
+            return None
+        return Attachment(
+            self._loop,
+            terms.attach,
+            peer=terms.peer,
+            rank=int(terms.worker > terms.peer_worker),
+            silence=terms.silence,
+            tell=self._tell,
+            on_ready=self._wake.set,
+            on_failure=self._on_attachment_failed,
+        )
+
+    def _tell(self, key: Key) -> None:
+        self._keys.append(key)
+        self._wake.set()
+
+    def _on_attachment_failed(self, reason: str) -> None:
+        self._count_failure("attachment broken", reason)
+        self._turn.end(reason)
+
+    def _forget_what_has_not_arrived(self) -> None:
+        """It comes again, over the next stream."""
+        self._keys.clear()
+        next_sequence = self.next_sequence
+        self._arriving.clear()
+        self._assembler.restart(acknowledged=self._assembler.acknowledged, next_sequence=next_sequence)
 
     async def _read(self, stream: MessageStream) -> None:
         while (received := await stream.read()) is not None:
@@ -369,11 +323,17 @@ class StreamLink:
             del received  # a large message; the next may take long
             if is_any:
                 self._num_violations = 0
-            if self._assembler.is_ended:
-                self._is_heartbeat_due = True
-                self.lose("the peer closed the link")
+            if self._has_ended():
                 return
         raise ConnectionError("the stream ended without a goodbye")
+
+    def _has_ended(self) -> bool:
+        """Return whether the peer's goodbye was heard, and all before it is here; the link is lost then."""
+        is_ended = self._assembler.is_ended and not self._arriving
+        if is_ended:
+            self._is_heartbeat_due = True
+            self.lose("the peer closed the link")
+        return is_ended
 
     def _take(self, received: bytes | memoryview) -> bool:
         """Deliver the frames that this bundle completes, together; return whether there are any.
@@ -384,10 +344,17 @@ class StreamLink:
         frames: list[Frame] = []
         try:
             for message in unbundle(received):
-                frame = self._assembler.feed(message)
-                if frame is not None:
-                    frames.append(frame)
-                    self._held.add(frame)
+                match self._assembler.feed(message):
+                    case Frame() as frame if not self._arriving:
+                        frames.append(frame)
+                        self._held.add(frame)
+                    case Frame() as frame:
+                        self._let_wait(frame)
+                    case Announced() as announced:
+                        arriving = self._let_wait(announced.frame)
+                        self._its_attachment().receive(announced.forms, partial(self._on_arrived, arriving))
+                    case Key() as key:
+                        self._its_attachment().hear(key)
         except (ValueError, OverflowError) as error:
             raise ProtocolError(self._peer, str(error)) from error
         finally:
@@ -398,26 +365,54 @@ class StreamLink:
                     self._deliver(frames)
         return bool(frames)
 
+    def _its_attachment(self) -> Attachment:
+        if self._attachment is None:
+            raise ValueError("something for an attachment, on a link without one")
+        return self._attachment
+
+    def _let_wait(self, frame: Frame) -> _Arriving:
+        """Give a frame its place behind those whose values are on their way. Raises OverflowError."""
+        self._arriving.append(_Arriving(frame, is_here=bool(frame.tensors)))  # first: it counts as not arrived
+        self._held.make_sure_of_room(len(self._arriving) - 1)
+        return self._arriving[-1]
+
+    def _on_arrived(self, arriving: _Arriving, tensors: tuple[Tensor, ...]) -> None:
+        """Deliver a frame whose values are here, and those that waited behind it."""
+        arriving.frame, arriving.is_here = replace(arriving.frame, tensors=tensors), True
+        frames = []
+        while self._arriving and self._arriving[0].is_here:
+            frames.append(self._arriving.popleft().frame)
+            self._held.add(frames[-1])  # its room was kept
+        self._num_violations = 0
+        if frames:
+            self._deliver(frames)
+        self._has_ended()
+
     async def _write(self, stream: MessageStream) -> None:
         pace = WritePace()
         while True:
             self._wake.clear()
             with self._lock:
                 self._is_told = False
+            while self._keys:
+                await self._beat(stream, self._keys.popleft())
             for written in bundles(self._next_unwritten, self._acknowledge, lambda: pace.chunk_bytes):
                 began_at = time.monotonic()
                 await self._write_one(stream, *written)
                 pace.wrote(sum(map(len, written)), time.monotonic() - began_at)
             if self._is_heartbeat_due or self._is_acknowledgement_due:
                 self._is_heartbeat_due = False
-                # Only the loop's thread marks frames as written, so this is the next one's number.
-                beat = heartbeat(
-                    self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge()
-                )
-                await self._write_one(stream, bundle(beat))
+                await self._beat(stream)
             if self._over.is_set():
                 return await stream.finish()
             await self._wake.wait()
+
+    async def _beat(self, stream: MessageStream, key: Key | None = None) -> None:
+        # Only the loop's thread marks frames as written, so this is the next one's number.
+        beat = heartbeat(
+            self._generation, sequence=self._window.next_to_write, acknowledged=self._acknowledge(), key=key
+        )
+        await self._write_one(stream, bundle(beat))
 
     async def _write_one(self, stream: MessageStream, *parts: bytes | memoryview) -> None:
         self._is_writing = True
@@ -444,12 +439,23 @@ class StreamLink:
 
     def _next_unwritten(self) -> OutgoingFrame | None:
         with self._lock:
+            if self._attachment is not None and not self._may_write_next(self._attachment):
+                return None
             return self._window.pop_unwritten()
+
+    def _may_write_next(self, attachment: Attachment) -> bool:
+        """Return whether the next frame may be announced: its transfer is launched. All that wait are begun here."""
+        if attachment.is_decided:
+            for outgoing in self._window.unwritten():
+                if outgoing.is_attached and outgoing.begun_by is not attachment:
+                    attachment.send(outgoing)
+        first = next(self._window.unwritten(), None)
+        return first is None or not first.is_attached or first.sent_by is attachment
 
     def _acknowledge(self) -> int:
         """Return what a message on its way acknowledges: every arrived frame."""
         self._unsaid_since, self._unsaid_bytes, self._is_acknowledgement_due = None, 0, False
-        return self._assembler.next_sequence
+        return self.next_sequence
 
     def _deliver(self, frames: Sequence[Frame]) -> None:
         with self._lock:

@@ -1,4 +1,5 @@
-"""The streams of messages that serve a link: gRPC's calls and contexts, and sockets between workers of one node.
+"""The streams of messages that serve a link: gRPC's calls and contexts, and sockets, between workers of one node or of
+one private site.
 
 On a socket each message follows its length. The kernel takes a frame's bytes straight from its tensors, outside the
 interpreter lock, and the only copy in this process is the one into the received frame: no TLS, no HTTP/2.
@@ -143,10 +144,11 @@ class ServerStream:
 class SocketStream:
     """A connected socket as a MessageStream. It owns the connection; one task may read and one may write."""
 
-    way: Final = "unix socket"
-
     def __init__(self, connection: socket.socket, ears: Ears) -> None:
         connection.setblocking(False)
+        self.way: Final = "unix socket" if connection.family == socket.AF_UNIX else "plain TCP"
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._ears = ears
         self._length = memoryview(bytearray(LENGTH.size))
@@ -245,7 +247,7 @@ class SparseLog:
 
 
 class SocketServer:
-    """Accepts connections of this process's own user over a unix socket. Lives in the loop's thread."""
+    """Accepts connections of sockets. Lives in the loop's thread."""
 
     def __init__(self, ears: Ears, serve: Callable[[SocketStream], Awaitable[None]]) -> None:
         """serve: serves one connection; its end closes the connection."""
@@ -259,7 +261,9 @@ class SocketServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, place: LocalPlace, incarnation: str) -> None:
-        """Listen. Without a socket, which the log explains, the node's links go over TCP with TLS."""
+        """Listen at a unix socket, for processes of this one's own user. Without a socket, which the log explains, the
+        node's links go over TCP with TLS.
+        """
         reason = "the path is too long for a unix socket"
         try:
             self._listener = listen_locally(place.folder, incarnation)
@@ -273,16 +277,26 @@ class SocketServer:
             self._file = (about.st_dev, about.st_ino)
         self._keep(asyncio.create_task(self._accept(self._listener)))
 
+    def port(self, host: str) -> int:
+        """Return the TCP port where it listens; from the first call on it does. Raises OSError."""
+        if self._listener is None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, 0), family=family)
+            self._listener.setblocking(False)
+            self._keep(asyncio.create_task(self._accept(self._listener)))
+        return int(self._listener.getsockname()[1])
+
     def stop(self) -> None:
-        """Stop listening, delete the socket and cut what remains. Another file in its place stays."""
+        """Stop listening, delete the socket's file and cut what remains. Another file in its place stays."""
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
-            with suppress(OSError):  # the folder may be gone
-                path = Path(self._listener.getsockname())
-                about = path.lstat()
-                if stat.S_ISSOCK(about.st_mode) and (about.st_dev, about.st_ino) == self._file:
-                    path.unlink()
+            if self._file is not None:
+                with suppress(OSError):  # the folder may be gone
+                    path = Path(self._listener.getsockname())
+                    about = path.lstat()
+                    if stat.S_ISSOCK(about.st_mode) and (about.st_dev, about.st_ino) == self._file:
+                        path.unlink()
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -303,9 +317,11 @@ class SocketServer:
 
     def _take(self, connection: socket.socket) -> None:
         """Serve a connection, or hang up. Raises OSError, MemoryError; nothing serves it then."""
-        own_user, num_connections = is_own_user(connection), len(self._tasks) - 1
+        is_local, num_connections = connection.family == socket.AF_UNIX, len(self._tasks) - 1
+        own_user = not is_local or is_own_user(connection)
         if own_user and num_connections < MAX_CONNECTIONS:
-            self._keep(asyncio.create_task(self._answer(SocketStream(enlarged(connection), self._ears))))
+            connection = enlarged(connection) if is_local else connection
+            self._keep(asyncio.create_task(self._answer(SocketStream(connection, self._ears))))
         else:
             self._refused.note(own_user=own_user, connections=num_connections)
             connection.close()

@@ -1,4 +1,5 @@
-"""A worker's end of a link: codes hidden states and gradients, and copies between the device and the host.
+"""A worker's end of a link: codes hidden states and gradients, and copies between the device and the host, or waits
+until the device has computed.
 
 `send` belongs to the thread that computes, where the tensors are. The thread that computes decodes a frame when it uses
 it.
@@ -6,7 +7,7 @@ it.
 
 from dataclasses import replace
 
-from headway.stages.device.device import StageDevice
+from headway.stages.device.device import Mark, StageDevice
 from headway.stages.links.codec import Codec
 from headway.stages.links.compression import Feedback, encode
 from headway.stages.links.link import Frame, FrameKind, Link
@@ -31,11 +32,13 @@ class WorkerLink:
         *,
         to_device: bool = False,
     ) -> None:
-        """train: decides on the feedback of a codec."""
+        """train: decides on the feedback of a codec. to_device: the link takes frames from the device's memory."""
         self._link = link
         self._device = device
         self._codec = codec
         self._to_device = to_device
+        self._launched: Mark | None = None
+        """When the newest frame of the device is computed; `send` alone changes it."""
         self._feedback: Feedback | None = None
         if codec is Codec.INT8 and train is not None and train.wire_feedback:
             self._feedback = Feedback(codec, num_groups=train.reduction_groups)
@@ -46,15 +49,17 @@ class WorkerLink:
         return self._link.peer
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, see `Link`. Returns at once; an error after a copy goes to the device's `on_failure`.
+        """Send a frame, see `Link`. Returns at once; a later error goes to the device's `on_failure`.
 
-        All frames of a device that are copied to the host leave in the order of `send`, whatever their link is.
+        A frame reaches the link when it is computed: the peer's device must not wait, beside its own computation, for
+        data that does not exist yet. All frames of a device that are copied to the host leave in the order of `send`,
+        whatever their link is; those of a link to a device, in its order.
         """
         frame = self._coded(frame)
         if self._device.is_immediate:
             self._link.send(frame)
         elif self._to_device:
-            self._link.send(self._on_device(frame))
+            self._send_computed(self._on_device(frame))
         else:
             first = self._num_on_device(frame)
             copy = self._device.copy_out(frame.tensors[:first])
@@ -64,6 +69,16 @@ class WorkerLink:
     def close(self) -> None:
         """Close the link, see `Link`. A frame that is still being copied is dropped."""
         self._link.close()
+
+    def _send_computed(self, frame: Frame) -> None:
+        # Here, so that the mark comes after a copy: no other thread has a place in the order of computation.
+        frame = replace(frame, tensors=tuple(tensor.detach().contiguous() for tensor in frame.tensors))
+        if not all(map(self._device.is_on_host, frame.tensors)):
+            self._launched = self._device.mark()
+        if self._launched is None:
+            self._link.send(frame)
+        else:
+            self._device.after(self._launched, lambda: self._link.send(frame))
 
     def _coded(self, frame: Frame) -> Frame:
         """Only hidden states and their gradient are coded."""

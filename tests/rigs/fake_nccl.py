@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
-from headway.stages.links.collective.group_guard import Rendezvous
-from headway.stages.links.collective.nccl_direction import NcclDirection
+from headway.stages.links.attachment import Direction
 
 GARBAGE = -77.0
 
@@ -23,13 +23,13 @@ class FakeWork:
     """A transfer. It is complete with the other side's, or by an error or an abort."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor: Tensor | None = tensor
         self.error = ""
         self._is_completed = threading.Event()
 
     def complete(self, error: str = "") -> None:
         """End the kernel."""
-        self.error = error
+        self.error, self.tensor = error, None
         self._is_completed.set()
 
     def is_completed(self) -> bool:
@@ -63,9 +63,11 @@ class FakeWire:
             (self._sends if is_send else self._receives).append(work)
             while self._sends and self._receives and not self.hangs:
                 sent, received = self._sends.pop(0), self._receives.pop(0)
-                received.tensor.copy_(sent.tensor)
-                sent.complete()
-                received.complete()
+                source, target = sent.tensor, received.tensor
+                if source is not None and target is not None:  # what was aborted meets nobody
+                    target.copy_(source)
+                    sent.complete()
+                    received.complete()
         return work
 
 
@@ -101,6 +103,8 @@ class FakeCommunicator:
 class FakeCard:
     """A `SideStream`, and of a `StageDevice` what a link asks for. Its computation can be held up."""
 
+    is_immediate = False
+
     def __init__(self) -> None:
         self.is_held = False
         self.marks: list[tuple[int, int]] = []
@@ -113,17 +117,13 @@ class FakeCard:
         """See `SideStream`."""
         yield
 
-    def takes(self, tensor: Tensor) -> bool:
-        """See `SideStream`."""
-        return tensor.dtype is torch.float32
-
     def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """See `SideStream`."""
         return torch.full(shape, GARBAGE, dtype=dtype)
 
     def is_on_host(self, tensor: Tensor) -> bool:
         """See `StageDevice`."""
-        return not self.takes(tensor)
+        return tensor.dtype is not torch.float32
 
     def mark(self) -> Any:
         """See `StageDevice`."""
@@ -146,22 +146,55 @@ class FakeCard:
 
 
 class FakeNccl:
-    """Both ends of both directions."""
+    """What is between two cards. Each forming has new wires and communicators."""
 
     def __init__(self) -> None:
-        self.cards = FakeCard(), FakeCard()
-        self.wires = FakeWire(), FakeWire()
-        """By the rank that sends."""
-        self.communicators = {
-            (rank, sender): FakeCommunicator(self.wires[sender]) for rank in (0, 1) for sender in (0, 1)
-        }
+        self.wires: dict[int, FakeWire] = {}
+        """The newest ones, by the rank that sends."""
+        self.communicators: dict[tuple[int, int], list[FakeCommunicator]] = {(r, s): [] for r in (0, 1) for s in (0, 1)}
+        """By rank and by the rank that sends, the newest one last."""
+        self.refused: set[tuple[int, int]] = set()
+        """Rank and rank that sends where NCCL refuses the card."""
+        self.may_open = threading.Event()
+        self.may_open.set()
+        self._all: dict[str, FakeWire] = {}
 
-    def direction(self, rank: int, sender: int) -> NcclDirection:
+    @property
+    def all_communicators(self) -> list[FakeCommunicator]:
+        """Return those of both sides and of each forming."""
+        return [each for made in self.communicators.values() for each in made]
+
+    def direction(self, rank: int, sender: int, wire: FakeWire) -> Direction:
         """Return one end of the direction from the sender."""
-        return NcclDirection(self.communicators[rank, sender], self.cards[rank], peer=1 - rank)
+        self.communicators[rank, sender].append(FakeCommunicator(wire))
+        return Direction(self.communicators[rank, sender][-1], FakeCard(), peer=1 - rank)
 
-    def open_direction(self, meeting: Rendezvous, sender: int) -> NcclDirection:
-        """Open a direction as NCCL's are."""
-        direction = self.direction(meeting.rank, sender)
-        direction.greet(is_sender=sender == meeting.rank, timeout=timedelta(seconds=20))
+    def open(self, store: Store, *, rank: int, sender: int) -> Direction:
+        """Open a direction as NCCL's are: rank 0 says in the store where."""
+        self.may_open.wait()
+        if rank == 0:
+            wire = self.wires[sender] = FakeWire()
+            self._all[str(id(wire))] = wire
+            store.set(f"wire-{sender}", str(id(wire)))
+        name = store.get(f"wire-{sender}").decode()
+        if (rank, sender) in self.refused:
+            raise RuntimeError("Duplicate GPU detected")
+        direction = self.direction(rank, sender, self._all[name])
+        direction.greet(is_sender=sender == rank, timeout=timedelta(seconds=5))
         return direction
+
+
+class FakeAttach:
+    """An `Attach` of one card."""
+
+    def __init__(self, nccl: FakeNccl) -> None:
+        self.stuck: list[str] = []
+        self.open = nccl.open
+
+    def takes(self, tensor: Tensor) -> bool:
+        """See `Attach`."""
+        return tensor.dtype is torch.float32
+
+    def on_stuck(self, peer: str) -> None:
+        """See `Attach`."""
+        self.stuck.append(peer)

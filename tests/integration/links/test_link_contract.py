@@ -1,5 +1,5 @@
-"""The one contract of `Link`, run against every transport: in one process, gRPC with mTLS, unix sockets, and
-gloo process groups.
+"""The one contract of `Link`, run against every transport: in one process, gRPC with mTLS, unix sockets, plain TCP, and
+with the values over an attachment by gloo.
 
 A link inside one process has no peer that could outlive it and copies nothing: what is said about closing, about limits
 and about views of graphs is asked of the sockets alone.
@@ -7,11 +7,13 @@ and about views of graphs is asked of the sockets alone.
 
 import queue
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
+import structlog
 import torch
 from torch import Tensor
 
@@ -20,9 +22,11 @@ from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, Link, LinkLost
 from headway.stages.links.loop_thread import LoopThread
-from headway.stages.links.stream_link import MAX_VIOLATIONS, SLACK
-from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints, Workers
+from headway.stages.links.stream_link import MAX_VIOLATIONS
+from headway.stages.links.window import SLACK
+from tests.integration.links.conftest import NOBODY_LISTENS, Endpoints
 from tests.integration.links.two_sides import lower_terms, new_job, upper_terms
+from tests.rigs.gloo_attach import GlooAttach
 from tests.rigs.local_link import LocalLink
 
 DEADLINE_S = 20.0
@@ -95,7 +99,7 @@ class PairMaker(Protocol):
 
 
 @dataclass
-class GrpcPairs:
+class RemotePairs:
     """Makes connected pairs: two endpoints on one loop, a job of its own for each pair."""
 
     loop: LoopThread
@@ -103,6 +107,8 @@ class GrpcPairs:
     below: LinkEndpoint
     port: int
     """The TCP port that the upper side would dial."""
+    way: dict[str, Any] = field(default_factory=dict)
+    """What the terms say of the way."""
     links: list[Link] = field(default_factory=list)
 
     def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
@@ -110,30 +116,11 @@ class GrpcPairs:
         at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
         downstream_end = self.above.dial(
-            upper_terms(job, self.port, inbox=at_upstream, contract=upper or frame_contract)
+            upper_terms(job, self.port, inbox=at_upstream, contract=upper or frame_contract, **self.way)
         )
-        upstream_end = self.below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
+        upstream_end = self.below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract, **self.way))
         self.links += [downstream_end, upstream_end]
         return Pair(downstream_end, upstream_end, at_upstream, at_downstream)
-
-
-@dataclass
-class CollectivePairs:
-    """The same over process groups: two endpoints on one loop, a job of its own for each pair."""
-
-    workers: Workers
-    links: list[Link] = field(default_factory=list)
-
-    def __call__(self, frame_contract: FrameContract, upper: FrameContract | None = None) -> Pair:
-        job = new_job("collective")
-        port = self.workers.grpc[2].port
-        above, below = self.workers.collective
-        at_upstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        at_downstream: queue.SimpleQueue[Frame | LinkLost] = queue.SimpleQueue()
-        upstream = above.dial(upper_terms(job, port, inbox=at_upstream, contract=upper or frame_contract))
-        downstream = below.accept(lower_terms(job, inbox=at_downstream, contract=frame_contract))
-        self.links += [upstream, downstream]
-        return Pair(upstream, downstream, at_upstream, at_downstream)
 
 
 @dataclass
@@ -149,47 +136,40 @@ class LocalPairs:
         return Pair(upstream, downstream, at_upstream, at_downstream)
 
 
-@pytest.fixture
-def make_grpc_pair(endpoints: Endpoints) -> Iterator[PairMaker]:
-    """Both ends over a socket. `upstream` belongs to stage 0, `downstream` to stage 1."""
-    maker = GrpcPairs(*endpoints, endpoints[2].port)
-    yield maker
-    for link in maker.links:
-        link.close()
+WAYS = {"grpc": "TCP with TLS", "unix": "unix socket", "plain": "plain TCP", "attached": "TCP with TLS"}
 
 
-@pytest.fixture
-def make_unix_pair(node_endpoints: Endpoints) -> Iterator[PairMaker]:
-    """Both ends in one node. Nobody listens at the TCP port, so frames can only travel over the unix socket."""
-    maker = GrpcPairs(*node_endpoints, NOBODY_LISTENS)
-    yield maker
-    for link in maker.links:
-        link.close()
+@contextmanager
+def remote_pairs(way: str, request: pytest.FixtureRequest) -> Iterator[PairMaker]:
+    """Make both ends over sockets. `upstream` belongs to stage 0, `downstream` to stage 1."""
+    endpoints: Endpoints = request.getfixturevalue("node_endpoints" if way == "unix" else "endpoints")
+    # For unix sockets nobody listens at the TCP port.
+    port = NOBODY_LISTENS if way == "unix" else endpoints[2].port
+    terms: dict[str, dict[str, Any]] = {"plain": {"is_plain": True}, "attached": {"attach": GlooAttach()}}
+    maker = RemotePairs(*endpoints, port, terms.get(way, {}))
+    with structlog.testing.capture_logs() as logs:
+        yield maker
+        for link in maker.links:
+            link.close()
+    assert not any(entry["event"] == "cards_not_linked" for entry in logs)
+    assert {entry["way"] for entry in logs if entry["event"] == "link_opened"} == {WAYS[way]}
 
 
-@pytest.fixture
-def make_collective_pair(workers: Workers) -> Iterator[PairMaker]:
-    """The same over process groups."""
-    maker = CollectivePairs(workers)
-    yield maker
-    for link in maker.links:
-        link.close()
-
-
-@pytest.fixture(params=["grpc", "unix", "collective"])
-def make_remote_pair(request: pytest.FixtureRequest) -> PairMaker:
+@pytest.fixture(params=list(WAYS))
+def make_remote_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
     """Both ends, over each transport with sockets."""
-    maker: PairMaker = request.getfixturevalue(f"make_{request.param}_pair")
-    return maker
+    with remote_pairs(request.param, request) as maker:
+        yield maker
 
 
-@pytest.fixture(params=["local", "grpc", "unix", "collective"])
-def make_pair(request: pytest.FixtureRequest) -> PairMaker:
+@pytest.fixture(params=["local", *WAYS])
+def make_pair(request: pytest.FixtureRequest) -> Iterator[PairMaker]:
     """Both ends, over each transport."""
     if request.param == "local":
-        return LocalPairs()
-    maker: PairMaker = request.getfixturevalue(f"make_{request.param}_pair")
-    return maker
+        yield LocalPairs()
+        return
+    with remote_pairs(request.param, request) as maker:
+        yield maker
 
 
 def test_frames_arrive_in_order_and_unchanged(make_pair: PairMaker) -> None:

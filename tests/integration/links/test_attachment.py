@@ -1,0 +1,318 @@
+"""Links whose values travel beside the stream, on a fake NCCL that hangs, fails, and is aborted late, and over gloo: what
+breaks costs the attachment, the link resumes with a new one, and the process goes on."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+from headway.stages.ids import Batch, MicrobatchIndex
+from headway.stages.links import attachment
+from headway.stages.links.endpoint import LinkEndpoint
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.link import Frame, FrameKind, LinkLost
+from headway.stages.links.loop_thread import LoopThread
+from headway.stages.links.stream_link import StreamLink
+from headway.stages.sockets.tls_identity import TlsIdentity
+from tests.integration.links.conftest import Endpoints
+from tests.integration.links.two_sides import GENERATION, lower_terms, new_job, upper_terms
+from tests.rigs.fake_nccl import FakeAttach, FakeNccl
+
+DEADLINE_S = 20.0
+UPPER, LOWER = 0, 1
+"""The ranks, and the sides."""
+VALUES = TensorForm(torch.float32, (3, 5))
+CONTRACT = FrameContract(
+    forms={
+        FrameKind.ACTIVATION: (VALUES,),
+        FrameKind.GRADIENT: (VALUES,),
+        FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),),
+    },
+    max_unacknowledged_frames=20,
+)
+Inbox = queue.SimpleQueue[Frame | LinkLost]
+
+
+def on_card(kind: FrameKind, batch: int) -> Frame:
+    """A frame whose values are its batch."""
+    return Frame(kind, GENERATION, Batch(batch), MicrobatchIndex(0), (torch.full(VALUES.shape, float(batch)),))
+
+
+def total(batch: int) -> Frame:
+    """A frame in host memory."""
+    values = (torch.tensor(1.0, dtype=torch.float64),)
+    return Frame(FrameKind.NORM_TOTAL, GENERATION, Batch(batch), MicrobatchIndex(0), values)
+
+
+def wait_until(is_so: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:
+    """Raises AssertionError when it is not so in time."""
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline, "not in time"
+        threading.Event().wait(0.01)
+
+
+@dataclass
+class Sides:
+    """Both ends of a link between two cards, in this process."""
+
+    endpoints: Endpoints
+    nccl: FakeNccl = field(default_factory=FakeNccl)
+    inboxes: tuple[Inbox, Inbox] = field(default_factory=lambda: (Inbox(), Inbox()))
+    links: list[StreamLink] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.attaches = FakeAttach(self.nccl), FakeAttach(self.nccl)
+
+    def meet(self, **terms: Any) -> tuple[StreamLink, StreamLink]:
+        """Return the links of stage 0, which dials, and of stage 1, whose frames have gone both ways."""
+        _, above, below = self.endpoints
+        job, port = new_job("cards"), below.port
+        one, other = ({"attach": attach, "contract": CONTRACT, **terms} for attach in self.attaches)
+        self.links.append(above.dial(upper_terms(job, port, inbox=self.inboxes[UPPER], **one)))
+        self.links.append(below.accept(lower_terms(job, inbox=self.inboxes[LOWER], **other)))
+        return self.links[0], self.links[1]
+
+    def exchange(self, numbers: range) -> None:
+        """Frames of cards both ways, and of hosts between them one way; all arrive, in order and whole."""
+        for number in numbers:
+            self.links[UPPER].send(on_card(FrameKind.ACTIVATION, number) if number % 3 else total(number))
+            self.links[LOWER].send(on_card(FrameKind.GRADIENT, number))
+        for number in numbers:
+            frame = self.received(LOWER)
+            assert frame.batch == number
+            assert number % 3 == 0 or bool((frame.tensors[0] == number).all())
+            frame = self.received(UPPER)
+            assert frame.batch == number
+            assert bool((frame.tensors[0] == number).all())
+
+    def received(self, side: int) -> Frame:
+        """What arrives next."""
+        frame = self.inboxes[side].get(timeout=DEADLINE_S)
+        assert isinstance(frame, Frame), frame
+        return frame
+
+    def lost(self, side: int) -> LinkLost:
+        """What arrives next."""
+        item = self.inboxes[side].get(timeout=DEADLINE_S)
+        assert isinstance(item, LinkLost), item
+        return item
+
+    def end(self) -> None:
+        """Close both, with all aborts let go."""
+        self.nccl.may_open.set()
+        for communicator in self.nccl.all_communicators:
+            communicator.let_go.set()
+        for link in self.links:
+            link.close()
+
+
+@pytest.fixture
+def sides(endpoints: Endpoints) -> Iterator[Sides]:
+    """Over TCP with TLS."""
+    both = Sides(endpoints)
+    yield both
+    both.end()
+    wait_until(lambda: own_threads() == 0)
+
+
+def own_threads() -> int:
+    """Threads of attachments."""
+    names = ("headway-send", "headway-receive", "headway-abort")
+    return sum(thread.name.startswith(names) for thread in threading.enumerate())
+
+
+def test_cards_talk_directly_and_frames_of_hosts_keep_their_place(sides: Sides) -> None:
+    """Hidden states and gradients go by NCCL, totals of the norm over the stream; after the end nothing is left."""
+    above, below = sides.meet()
+    sides.exchange(range(6))
+    # one more by each direction for the greeting
+    assert [sides.nccl.wires[rank].num_sent for rank in (UPPER, LOWER)] == [5, 7]
+    assert [sides.nccl.wires[rank].num_received for rank in (UPPER, LOWER)] == [5, 7]
+    above.close()
+    below.close()
+    wait_until(lambda: own_threads() == 0)
+    assert [each.num_aborts for each in sides.nccl.all_communicators] == [1] * 4
+    assert not any(attach.stuck for attach in sides.attaches)
+
+
+@pytest.mark.parametrize("refused", [UPPER, LOWER])
+@pytest.mark.parametrize("sender", [UPPER, LOWER])
+def test_cards_that_cannot_be_linked_on_one_side_go_through_their_hosts(
+    sides: Sides, refused: int, sender: int
+) -> None:
+    """NCCL refuses one side's card in one direction: both sides agree on the stream, log the reason, and go on."""
+    sides.nccl.refused = {(refused, sender)}
+    with structlog.testing.capture_logs() as logs:
+        links = sides.meet(silence=timedelta(seconds=30))
+        sides.exchange(range(6))
+    told = [(entry["peer"], entry["reason"]) for entry in logs if entry["event"] == "cards_not_linked"]
+    assert sorted({peer for peer, _ in told}) == sorted(link.peer for link in links)
+    assert any(reason == "Duplicate GPU detected" for _, reason in told)
+    wait_until(lambda: all(each.num_aborts == 1 for each in sides.nccl.all_communicators))
+
+
+@pytest.mark.parametrize("cut", ["cut", "deafen"])
+def test_a_link_that_resumes_has_a_new_attachment(sides: Sides, cut: str) -> None:
+    """The stream breaks amid frames, or one side hears nothing for a while: every frame comes once, in order, whole."""
+    above, _ = sides.meet()
+    sides.exchange(range(6))
+    old = sides.nccl.all_communicators
+    getattr(sides.endpoints[2], cut)(timedelta(seconds=0.2 if cut == "cut" else 3))
+    sides.exchange(range(6, 18))
+    wait_until(lambda: above.num_resumed >= 1)
+    sides.exchange(range(18, 24))
+    wait_until(lambda: all(each.num_aborts == 1 for each in old))
+    assert sides.nccl.wires[UPPER].num_sent > 1
+    assert not any(attach.stuck for attach in sides.attaches)
+
+
+def test_many_cuts_at_random_moments_lose_and_double_nothing(sides: Sides) -> None:
+    """Twenty resets while frames go both ways, some with their values under way."""
+    sides.meet()
+    sides.exchange(range(1))
+    stop = threading.Event()
+
+    def cut_again() -> None:
+        number = 0
+        while not stop.wait(0.05 + 0.013 * (number % 7)):
+            number += 1
+            sides.endpoints[1 + number % 2].cut(timedelta(0))
+
+    cutter = threading.Thread(target=cut_again)
+    cutter.start()
+    try:
+        start = 1
+        while start < 301 or sides.links[UPPER].num_resumed < 10:
+            sides.exchange(range(start, start + 10))
+            start += 10
+    finally:
+        stop.set()
+        cutter.join()
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_a_transfer_that_fails_breaks_the_stream_and_is_made_up_for(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """NCCL never completes a transfer, or ends it with an error: nothing of it is delivered, and it comes again."""
+    monkeypatch.setattr(attachment, "LEAST_BYTES_PER_S", 1e9)
+    above, _ = sides.meet(silence=timedelta(seconds=1.5))
+    sides.exchange(range(3))
+    sides.nccl.wires[UPPER].hangs = True
+    receiving = sides.nccl.communicators[LOWER, UPPER][-1]
+    num_before = len(receiving.works)
+    above.send(on_card(FrameKind.ACTIVATION, 7))
+    wait_until(lambda: len(receiving.works) > num_before)
+    if how == "fails":
+        receiving.works[-1].complete("NCCL error: unhandled cuda error")
+    frame = sides.received(LOWER)
+    assert bool((frame.tensors[0] == 7).all())
+    assert above.num_resumed >= 1
+
+
+def test_an_attachment_that_breaks_each_time_is_the_reason_of_the_loss(sides: Sides, monkeypatch: Any) -> None:
+    """Every transfer hangs, after every forming: the link is lost by name, and every thread of it ends."""
+    above, below = sides.meet(silence=timedelta(seconds=0.3))
+    sides.exchange(range(3))
+
+    def open_hanging(*arguments: Any, **fields: Any) -> Any:
+        direction = sides.nccl.open(*arguments, **fields)
+        for wire in sides.nccl.wires.values():
+            wire.hangs = fields["sender"] == LOWER
+        return direction
+
+    for attach in sides.attaches:
+        monkeypatch.setattr(attach, "open", open_hanging)
+    for wire in sides.nccl.wires.values():
+        wire.hangs = True
+    above.send(on_card(FrameKind.ACTIVATION, 1))
+    told = [sides.lost(side) for side in (UPPER, LOWER)]
+    assert [each.peer for each in told] == [above.peer, below.peer]
+    assert any("attachment broken 3 times: the peer's device sent nothing of 60 bytes" in each.reason for each in told)
+    wait_until(lambda: own_threads() == 0)
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "never"])
+def test_only_an_abort_that_never_ends_asks_for_the_end_of_the_process(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """A late abort frees the card, and the worker goes on; one that never returns holds it, so the worker must end."""
+    monkeypatch.setattr(attachment, "ABORT_GRACE", timedelta(seconds=30 if is_late else 0.3))
+    above, below = sides.meet()
+    sides.exchange(range(3))
+    held = sides.nccl.communicators[UPPER, UPPER][0]
+    held.let_go.clear()
+    above.close()
+    below.close()
+    wait_until(lambda: held.num_aborts == 1)
+    if is_late:
+        held.let_go.set()
+        wait_until(lambda: own_threads() == 0)
+        assert not sides.attaches[UPPER].stuck
+    else:
+        wait_until(lambda: sides.attaches[UPPER].stuck == [above.peer])
+    assert not sides.attaches[LOWER].stuck
+
+
+def test_an_attachment_that_is_not_wanted_any_more_frees_its_cards(sides: Sides) -> None:
+    """The stream breaks while the attachment forms: what comes of it is aborted, not left to the interpreter."""
+    sides.nccl.may_open.clear()
+    above, below = sides.meet()
+    above.send(total(0))
+    sides.received(LOWER)
+    above.close()
+    below.close()
+    time.sleep(0.3)
+    assert own_threads() > 0
+    sides.nccl.may_open.set()
+    wait_until(lambda: own_threads() == 0)
+    assert {each.num_aborts for each in sides.nccl.all_communicators} <= {1}
+    assert not any(attach.stuck for attach in sides.attaches)
+
+
+def test_an_error_that_nobody_expects_loses_the_link_and_is_told(identity: TlsIdentity) -> None:
+    """Forming raises what it must not → the stage hears of a lost link, and the process of the error."""
+    errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    loop = LoopThread("cards", on_failure=errors.put)
+    loop.start()
+    about: dict[str, Any] = {"loop": loop, "identity": identity, "host": "127.0.0.1", "protocol": 1}
+    above, below = (LinkEndpoint(**about, incarnation=name) for name in ("above", "below"))
+    for end in (above, below):
+        end.start()
+    both = Sides((loop, above, below))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("a bug")
+
+    for attach in both.attaches:
+        attach.open = fail
+    both.meet()
+    assert "a bug" in both.lost(UPPER).reason + both.lost(LOWER).reason
+    assert isinstance(errors.get(timeout=DEADLINE_S), ValueError)
+    both.end()
+    for end in (above, below):
+        end.stop()
+    loop.stop()
+
+
+def test_values_for_a_link_without_an_attachment_are_a_violation(endpoints: Endpoints) -> None:
+    """One side alone links its device: the other one names what it cannot take, and nobody waits."""
+    _, above, below = endpoints
+    upper, lower = Inbox(), Inbox()
+    job = new_job("alone")
+    attach = FakeAttach(FakeNccl())
+    link = above.dial(upper_terms(job, below.port, inbox=upper, contract=CONTRACT, attach=attach))
+    accepted = below.accept(lower_terms(job, inbox=lower, contract=CONTRACT))
+    told = lower.get(timeout=DEADLINE_S)
+    assert isinstance(told, LinkLost)
+    assert "something for an attachment, on a link without one" in told.reason
+    link.close()
+    accepted.close()
