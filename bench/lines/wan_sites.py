@@ -35,10 +35,10 @@ class WanRun(StageRun):
     def run(self, host: Host) -> Resumed:  # type: ignore[override]
         """The stage of the host's rank."""
         direct = host.addresses
-        before = host._grpc.num_resumed
+        before = host._endpoint.num_resumed
         host.addresses = [direct[0], self.address or direct[1]]
         try:
-            return Resumed(stage=StageRun.run(self, host), num_resumed=host._grpc.num_resumed - before)
+            return Resumed(stage=StageRun.run(self, host), num_resumed=host._endpoint.num_resumed - before)
         finally:
             host.addresses = direct
 

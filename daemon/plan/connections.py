@@ -78,7 +78,7 @@ class Links:
         by_grpc: bool = False,
     ) -> None:
         """blocked: pairs of nodes that cannot talk. relayed: which ways lead through relays. by_grpc: whether the job
-        wants no process groups.
+        wants no collective links.
         """
         self._by_grpc = by_grpc
         self._relayed = relayed

@@ -1,7 +1,7 @@
 """Lists the links of a plan, and chooses the kind of each, with the reason. Pure: both ends get one answer.
 
-A collective link (torch.distributed: gloo between CPUs, NCCL between CUDA devices) is not encrypted, and cannot resume
-after a break. A gRPC link does both, but copies what CUDA devices exchange through both hosts.
+A collective link (NCCL between CUDA devices, a plain TCP connection between CPUs) is not encrypted. A gRPC link is, but
+copies what CUDA devices exchange through both hosts.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from headway.daemon.plan.layer_costs import element_bytes, layer_costs, num_hidd
 from headway.daemon.plan.paths import Pair, RelayedWays, pair_of
 from headway.stages.links.codec import coded_bytes
 
-WORTH_A_GROUP_BYTES: Final = 1 << 20
-"""`auto` takes a collective link for frames from this size on: `bench/wire.py --both-ways` measures it twice
+WORTH_BEING_PLAIN_BYTES: Final = 1 << 20
+"""`auto` takes a plain connection for frames from this size on: `bench/wire.py --both-ways` measures it twice
 as fast.
 """
 
@@ -36,7 +36,7 @@ class LinkEnd:
     site_is_private: bool = False
     """True if the administrator declares that the site's network is private."""
     has_ports: bool = False
-    """True if its workers are restricted to some ports: a process group takes any."""
+    """True if its workers are restricted to some ports: a collective link takes any."""
     shares_its_card: bool = False
     """True if several nodes share the card, so that two ends of a link may be on it."""
 
@@ -73,7 +73,9 @@ def choose_link(
     if one.site != other.site:
         return LinkChoice(False, f"sites {one.site} and {other.site}: between sites everything is encrypted")
     if one.device_kind != other.device_kind:
-        return LinkChoice(False, f"{one.device_kind} and {other.device_kind}: one group has one kind of device")
+        return LinkChoice(
+            False, f"{one.device_kind} and {other.device_kind}: a collective link is between devices of one kind"
+        )
     if one.host != other.host and (refusal := _not_between_hosts(one, other)):
         return LinkChoice(False, refusal)
     if one.host == other.host and one.shares_its_card and other.shares_its_card:
@@ -84,18 +86,18 @@ def choose_link(
         where = "of one machine" if one.host == other.host else f"of the private site {one.site}"
         return LinkChoice(True, f"devices {where}: NCCL carries frames between them without a copy through the hosts")
     size = f"frames of {frame_bytes / 2**20:.3g} MiB"
-    if frame_bytes < WORTH_A_GROUP_BYTES:
-        return LinkChoice(False, f"{size}: gRPC carries them as fast as a process group, and resumes after a break")
-    return LinkChoice(True, f"{size} inside site {one.site}: process groups carry them faster")
+    if frame_bytes < WORTH_BEING_PLAIN_BYTES:
+        return LinkChoice(False, f"{size}: gRPC carries them as fast, and encrypts")
+    return LinkChoice(True, f"{size} inside site {one.site}: a connection without TLS carries them faster")
 
 
 def _not_between_hosts(one: LinkEnd, other: LinkEnd) -> str:
-    """Return why two machines of a site have no process group; empty: they may."""
+    """Return why two machines of a site have no collective link; empty: they may."""
     open_end = next((end for end in (one, other) if not end.site_is_private), None)
     if open_end is not None:
         return f"node {open_end.node} has no site_is_private: plain links between machines need a private site"
     keeper = next((end for end in (one, other) if end.has_ports), None)
-    return f"node {keeper.node} has named ports, and a process group takes any port" if keeper is not None else ""
+    return f"node {keeper.node} has named ports, and a collective link takes any port" if keeper is not None else ""
 
 
 def largest_frame_bytes(spec: JobSpec, plan: PlanRecord, one: int, other: int) -> int:
@@ -158,7 +160,7 @@ def planned_links(spec: JobSpec, plan: PlanRecord, nodes: Mapping[str, NodeRecor
         if upper is not None and lower is not None:
             choice = choose_link(spec.train.link, upper, lower, frame_bytes=frame_bytes)
             kind: Literal["grpc", "collective"] = "collective" if choice.is_collective else "grpc"
-            # A process group meets at the dialled worker, and then connects by itself.
+            # A collective link meets at the dialled worker, and then connects by itself.
             via = "" if choice.is_collective else relayed.via(upper.node, lower.node)
             reason = _with_way(choice, upper, lower, via)
             found.append(PlannedLink(upper=names[one], lower=names[other], kind=kind, reason=reason, via=via))
@@ -171,7 +173,7 @@ def _with_way(choice: LinkChoice, one: LinkEnd, other: LinkEnd, via: str) -> str
     """
     if via:
         return f"{choice.reason}; through the relay {via}"
-    is_local = one.node == other.node and not choice.is_collective
+    is_local = one.node == other.node and (not choice.is_collective or one.device_kind == "cpu")
     return f"{choice.reason}; inside a node over a unix socket" if is_local else choice.reason
 
 
@@ -183,7 +185,7 @@ def link_sentences(links: Iterable[PlannedLink]) -> tuple[str, ...]:
     sentences = []
     for (kind, reason), found in pairs.items():
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        by = "process group" if kind == "collective" else "gRPC"
+        by = "plain connection" if kind == "collective" else "gRPC"
         sentences.append(f"Link{'s' * (len(found) > 1)} by {by} ({', '.join(found[:MOST_NAMED])}{more}): {reason}.")
     return tuple(sentences)
 

@@ -111,7 +111,7 @@ class _Dialling:
 
     hello: Hello
     ways: tuple[Way, ...]
-    """The best one first. One without an answer gives way to the next, and after the last one it is the turn of the next
+    """The best one first. One without an answer gives way to the next; after the last one it is the turn of the next
     port that leads to the neighbour.
     """
     num_failed: int = 0

@@ -96,11 +96,6 @@ class HeldFrames:
         self.max_frames = SLACK * contract.max_unacknowledged_frames
         self._alive: set[weakref.ref[Tensor]] = set()
 
-    @property
-    def num_frames(self) -> int:
-        """Return the number of arrived frames that still exist."""
-        return len(self._alive)
-
     def make_sure_of_room(self, num_waiting: int = 0) -> None:
         """Raise OverflowError when there are too many already. num_waiting: frames that are still to arrive."""
         if len(self._alive) + num_waiting >= self.max_frames:

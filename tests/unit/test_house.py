@@ -23,8 +23,6 @@ ALLOWED = {
 ON_THE_WIRE = {
     "stages/links/frame_codec.py",
     "stages/links/endpoint.py",
-    "stages/links/collective/endpoint.py",
-    "stages/links/collective/rendezvous.py",
     "stages/links/hello.py",
 }
 """The links' modules that know the messages: of stages/ these alone import headway.proto."""

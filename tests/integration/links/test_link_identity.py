@@ -12,10 +12,8 @@ from headway.proto.data_pb2 import Hello, HelloReply
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.link import Frame
 from headway.stages.sockets.tls_identity import TlsIdentity, expecting
-from tests.integration.links.conftest import Workers
-from tests.integration.links.two_sides import lower_terms
+from tests.integration.links.conftest import Endpoints
 from tests.rigs.grpc_link import (
-    CONTRACT,
     DEADLINE_S,
     GENERATION,
     SOON,
@@ -44,27 +42,24 @@ def hello(job: str, *, generation: int = GENERATION, **fields: Any) -> bytes:
     return Hello(job=job, generation=generation, **known, **fields).SerializeToString()
 
 
-async def answer_to(port: int, identity: TlsIdentity, message: bytes, *, method: str) -> HelloReply:
-    """Return a worker's answer to a hello, by the method of either kind of link."""
+async def answer_to(port: int, identity: TlsIdentity, message: bytes) -> HelloReply:
+    """Return a worker's answer to a hello."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=expecting("node")) as channel:
-        if method == "Meet":
-            meet: Any = channel.unary_unary("/headway.data.Link/Meet")
-            return HelloReply.FromString(await meet(message, timeout=DEADLINE_S))
         call: Any = channel.stream_stream("/headway.data.Link/Stream")(timeout=DEADLINE_S)
         await call.write(message)
         return HelloReply.FromString(await call.read())
 
 
-def test_another_nodes_certificate_takes_over_no_link(workers: Workers, other_node: TlsIdentity) -> None:
+def test_another_nodes_certificate_takes_over_no_link(endpoints: Endpoints, other_node: TlsIdentity) -> None:
     """Right incarnations and the highest attempt, from node-x: refused by name, and the link goes on undisturbed."""
-    loop, above, below = workers.grpc
+    loop, above, below = endpoints
     at_lower = Inbox()
     link, accepted = dial(above, below.port, "stolen", Inbox()), accept(below, "stolen", at_lower)
     link.send(total())
     assert isinstance(at_lower.get(timeout=DEADLINE_S), Frame)
     with structlog.testing.capture_logs() as logs:
-        stolen = answer_to(below.port, other_node, hello("stolen"), method="Stream")
+        stolen = answer_to(below.port, other_node, hello("stolen"))
         reply = loop.run(stolen, timeout=SOON, what="the answer")
     assert reply.verdict == HelloReply.WRONG_PEER
     assert reply.reason == "the certificate of node-x, localhost, 127.0.0.1, ::1 is not that of node node"
@@ -77,21 +72,9 @@ def test_another_nodes_certificate_takes_over_no_link(workers: Workers, other_no
     accepted.close()
 
 
-def test_another_nodes_certificate_meets_no_group(workers: Workers, other_node: TlsIdentity) -> None:
-    """The store of a collective link is named to the awaited node alone."""
-    loop, _, below = workers.grpc
-    terms = lower_terms("stolen group", inbox=Inbox(), contract=CONTRACT)
-    accepted = workers.collective[1].accept(terms)
-    message = hello("stolen group", generation=terms.generation)
-    reply = loop.run(answer_to(below.port, other_node, message, method="Meet"), timeout=SOON, what="the answer")
-    assert (reply.verdict, reply.store_port, reply.store_prefix) == (HelloReply.WRONG_PEER, 0, "")
-    assert "the certificate of node-x" in reply.reason
-    accepted.close()
-
-
-def test_a_worker_in_the_place_of_another_gets_no_frame(workers: Workers, other_node: TlsIdentity) -> None:
+def test_a_worker_in_the_place_of_another_gets_no_frame(endpoints: Endpoints, other_node: TlsIdentity) -> None:
     """Who listens where the neighbour was presents node-x's certificate: the link never opens, and says why."""
-    loop, above, _ = workers.grpc
+    loop, above, _ = endpoints
     place = LinkEndpoint(loop=loop, identity=other_node, host="127.0.0.1", incarnation="below", protocol=1)
     place.start()
     at_place, at_upper = Inbox(), Inbox()

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from headway.daemon.worker.neighbours import Neighbours
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
-from headway.stages.links.collective.endpoint import CollectiveEndpoint
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.frame_contract import FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind, LinkLost
@@ -220,7 +219,7 @@ def test_an_endpoint_can_be_cut_off(make_pair: Pairs, sides: dict[str, bool]) ->
 def test_a_worker_tells_of_a_broken_link_until_it_is_resumed(make_pair: Pairs, proxy: TcpProxy) -> None:
     """Its daemon dials the neighbour then, also when the worker itself waits for nobody."""
     pair = make_pair()
-    neighbours = Neighbours(pair.above, cast(CollectiveEndpoint, None), queue.SimpleQueue())
+    neighbours = Neighbours(pair.above, queue.SimpleQueue(), print)
     neighbours._links, neighbours._positions = [pair.upper], {pair.upper.peer: 4}
 
     def until(broken: list[int]) -> None:

@@ -45,7 +45,12 @@ def below(endpoints: Endpoints, identity: TlsIdentity) -> Iterator[LinkEndpoint]
 def meet(port: int, identity: TlsIdentity, job: str, **changes: Any) -> HelloReply:
     """Ask for a plain connection, as anybody with a certificate can."""
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    known = {"protocol": 1, "generation": GENERATION, "incarnation": "above", "expected_incarnation": "below"}
+    known: dict[str, Any] = {
+        "protocol": 1,
+        "generation": GENERATION,
+        "incarnation": "above",
+        "expected_incarnation": "below",
+    }
     hello = Hello(job=job, **known | changes)
     with grpc.secure_channel(f"{HOST}:{port}", credentials, options=expecting("node")) as channel:
         call: Any = channel.unary_unary("/headway.data.Link/Meet")

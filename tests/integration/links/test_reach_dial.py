@@ -15,7 +15,7 @@ from headway.daemon.net.reach_target import Target
 from headway.stages.links.endpoint import LinkEndpoint
 from headway.stages.links.loop_thread import LoopThread
 from headway.stages.sockets.tls_identity import TlsIdentity
-from tests.integration.links.conftest import Workers
+from tests.integration.links.conftest import Endpoints
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def loop(workers: Workers) -> LoopThread:
-    return workers.grpc[0]
+def loop(endpoints: Endpoints) -> LoopThread:
+    return endpoints[0]
 
 
 @pytest.fixture

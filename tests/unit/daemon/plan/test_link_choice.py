@@ -9,7 +9,7 @@ from headway.daemon.cluster.records import PlanRecord, WorkerPart
 from headway.daemon.jobs.job import JobSection, JobSpec
 from headway.daemon.plan.layer_costs import hidden_bytes, layer_costs
 from headway.daemon.plan.link_choice import (
-    WORTH_A_GROUP_BYTES,
+    WORTH_BEING_PLAIN_BYTES,
     LinkChoice,
     LinkEnd,
     choose_link,
@@ -22,13 +22,13 @@ from tests.rigs.clusters import job, node
 
 HERE = LinkEnd(node="a", site="hall", host="10.0.0.1", device_kind="cpu", site_is_private=True)
 THERE = LinkEnd(node="b", site="hall", host="10.0.0.2", device_kind="cpu", site_is_private=True)
-BIG = WORTH_A_GROUP_BYTES
+BIG = WORTH_BEING_PLAIN_BYTES
 
 
 @pytest.mark.parametrize(
     ("wanted", "changes", "frame_bytes", "is_collective", "why"),
     [
-        ("auto", {}, BIG, True, "process groups carry them faster"),
+        ("auto", {}, BIG, True, "a connection without TLS carries them faster"),
         ("auto", {}, BIG - 1, False, "gRPC carries them as fast"),
         ("auto", {"site_is_private": False}, BIG, False, "has no site_is_private"),
         ("auto", {"site_is_private": False, "host": "10.0.0.1"}, BIG, True, "faster"),
@@ -37,7 +37,7 @@ BIG = WORTH_A_GROUP_BYTES
         ("auto", {"device_kind": "cuda"}, 1, True, "devices of the private site hall: NCCL carries"),
         ("auto", {"device_kind": "cuda", "host": "10.0.0.1"}, 1, True, "devices of one machine: NCCL carries"),
         ("auto", {"device_kind": "cuda", "site_is_private": False}, BIG, False, "has no site_is_private"),
-        ("auto", {"device_kind": "cuda", "has_ports": True}, BIG, False, "a process group takes any port"),
+        ("auto", {"device_kind": "cuda", "has_ports": True}, BIG, False, "a collective link takes any port"),
         ("grpc", {"device_kind": "cuda", "host": "10.0.0.1"}, BIG, False, "the job asks for gRPC links"),
         (
             "auto",
@@ -82,11 +82,11 @@ def test_one_machine_whose_site_is_not_private_is_enough_for_encryption(wanted: 
 
 @pytest.mark.parametrize("wanted", ["auto", "collective"])
 def test_a_node_that_keeps_to_some_ports_has_no_group_with_another_machine(wanted: str) -> None:
-    """A process group listens where it likes, and a firewall lets the named ports in alone; one machine has none."""
+    """A collective link listens where it likes, and a firewall lets the named ports in alone; one machine has none."""
     keeper = replace(THERE, has_ports=True)
     for ends in ((HERE, keeper), (keeper, HERE)):
         choice = choose_link(wanted, *ends, frame_bytes=BIG)  # type: ignore[arg-type]
-        assert choice == LinkChoice(False, "node b has named ports, and a process group takes any port")
+        assert choice == LinkChoice(False, "node b has named ports, and a collective link takes any port")
     assert choose_link("auto", replace(keeper, host=HERE.host), HERE, frame_bytes=BIG).is_collective
 
 
@@ -95,7 +95,7 @@ def test_a_node_that_keeps_to_some_ports_has_no_group_with_another_machine(wante
     ("field", "why"), [("site", "between sites everything is encrypted"), ("device_kind", "one kind")]
 )
 def test_what_differs_is_linked_by_grpc_whatever_the_job_asks_for(wanted: str, field: str, why: str) -> None:
-    """Two sites, or a CPU and a CUDA device: never a process group."""
+    """Two sites, or a CPU and a CUDA device: never a collective link."""
     choice = choose_link(wanted, HERE, replace(THERE, **{field: "other"}), frame_bytes=BIG)  # type: ignore[arg-type]
     assert not choice.is_collective
     assert why in choice.reason
@@ -156,7 +156,7 @@ def test_every_link_of_a_plan_says_its_kind_and_why() -> None:
     assert {link.reason for link in links[:2]} == {far}
     assert link_sentences(links)[1:] == (
         "Links by gRPC (c → d, c → e): sites shed and hall: between sites everything is encrypted.",
-        "Links by process group (a → b, d → e): the job asks for collective links, and both are in site hall.",
+        "Links by plain connection (a → b, d → e): the job asks for collective links, and both are in site hall.",
     )
     assert not planned_links(spec, plan, {"c": nodes["c"]})
 

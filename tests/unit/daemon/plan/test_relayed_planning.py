@@ -236,7 +236,7 @@ def test_other_relays_ask_for_a_plan_again_and_leave_the_old_one_usable() -> Non
 
 @pytest.mark.parametrize("wanted", ["auto", "collective", "grpc"])
 def test_two_nodes_behind_nat_of_one_private_site_meet_at_the_relay_too(wanted: str) -> None:
-    """Their links dial no other address, and a process group would need more ports than the one that they have."""
+    """Their links dial no other address, and a collective link would need more ports than the one that they have."""
     nodes = [
         replace(far(name), host=name, site="home", site_is_private=True, worker_ports="7070") for name in ("a", "b")
     ]

@@ -13,7 +13,6 @@ import torch
 
 from headway.daemon.cluster.measurements import MemoryShortage
 from headway.daemon.jobs.job import JobSpec
-from headway.daemon.worker import neighbours
 from headway.daemon.worker.goal import Action, Actual, FromWorker, Goal, Source, SourceKind, Start
 from headway.daemon.worker.held_layers import Held, RefusedError
 from headway.daemon.worker.neighbours import Neighbours, WorkerInbox
@@ -40,7 +39,7 @@ def make_worker(inbox: WorkerInbox, folder: Path) -> StageWorker:
     return StageWorker(
         inbox=inbox,
         endpoint=nothing,
-        collective=nothing,
+        on_stuck=nothing,
         device=cast(Any, device),
         output=cast(Any, SimpleNamespace(restore=lambda: None)),
         records=StageRecords(folder, node="a", incarnation="i"),
@@ -145,7 +144,7 @@ def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pyte
     worker = StageWorker(
         inbox=SimpleQueue(),
         endpoint=nothing,
-        collective=nothing,
+        on_stuck=nothing,
         device=nothing,
         output=nothing,
         records=StageRecords(None, node="a", incarnation="i"),
@@ -156,10 +155,9 @@ def test_a_write_is_refused_while_the_snapshot_writer_is_stuck(monkeypatch: pyte
         worker._do(Action.WRITE)
 
 
-def test_a_link_that_no_position_is_known_of_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_no_position_is_known_of_is_left_out() -> None:
     """The heartbeat is written while links are opened."""
-    monkeypatch.setattr(neighbours, "StreamLink", SimpleNamespace)
-    found = Neighbours(cast(Any, None), cast(Any, None), queue.SimpleQueue())
+    found = Neighbours(cast(Any, None), queue.SimpleQueue(), print)
     found._links = [cast(Any, SimpleNamespace(peer=name, broken_at=1.0, is_over=False)) for name in ("b", "c")]
     found._positions = {"b": 1}
     assert found.broken == [1]

@@ -10,7 +10,7 @@ import torch
 
 from headway.stages.device.opening import CudaStreams
 from headway.stages.device.streamed import Stream
-from headway.stages.links.collective.nccl_direction import _CudaSideStream
+from headway.stages.links.nccl import CudaSideStream
 
 CARD = torch.device("cuda", 3)
 
@@ -91,9 +91,9 @@ def test_every_thread_that_waits_for_an_event_is_on_the_workers_card(calls: Call
 
 
 def test_the_thread_that_sends_is_on_the_workers_card(calls: Calls) -> None:
-    """The group is formed in the thread that receives; the one that sends is another."""
+    """The attachment is formed in the thread that receives; the one that sends is another."""
     calls.set_device(CARD)
-    side = _CudaSideStream(CARD)
+    side = CudaSideStream(CARD)
 
     def send() -> None:
         with side.entered():

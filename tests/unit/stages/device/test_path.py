@@ -18,7 +18,8 @@ FORBIDDEN: Final = frozenset(
     {"cpu", "cuda", "item", "tolist", "synchronize", "wait_stream", "record_stream", "pin_memory"}
 )
 EXCEPTIONS: Final = {
-    "stages/links/collective": "threads of the link, which do not compute; tensors between cards have streams of NCCL",
+    "stages/links/attachment.py": "threads of the link, which do not compute",
+    "stages/links/nccl.py": "tensors between cards have streams of NCCL",
 }
 
 

@@ -14,7 +14,7 @@ from headway.stages.errors import ProtocolError
 from headway.stages.ids import Batch, Generation, MicrobatchIndex
 from headway.stages.links.codec import Codec
 from headway.stages.links.compression import encode
-from headway.stages.links.frame_codec import LENGTH, FrameAssembler, OutgoingFrame, heartbeat
+from headway.stages.links.frame_codec import LENGTH, Announced, FrameAssembler, Key, OutgoingFrame, heartbeat
 from headway.stages.links.frame_contract import DOWNSTREAM_KINDS, FrameContract, TensorForm
 from headway.stages.links.link import Frame, FrameKind
 from headway.stages.spec import ModelSpec, TrainSpec
@@ -48,9 +48,9 @@ def messages(frame: Frame, *, sequence: int = 0, chunk_bytes: int = 1 << 20) -> 
     return [b"".join(parts) for parts in outgoing.messages(lambda: 0, chunk_bytes=chunk_bytes)]
 
 
-def said_goodbye() -> bytes:
-    """The first message of a direction, and the last."""
-    (parts,) = OutgoingFrame(None, GENERATION, sequence=0).messages(lambda: 0)
+def said_goodbye(sequence: int = 0) -> bytes:
+    """The last message of a direction."""
+    (parts,) = OutgoingFrame(None, GENERATION, sequence=sequence).messages(lambda: 0)
     return b"".join(parts)
 
 
@@ -67,7 +67,7 @@ def test_chunks_of_any_size_make_the_same_frame(chunk_bytes: int) -> None:
     receiver = assembler()
     *early, last = [receiver.feed(chunk) for chunk in messages(frame, chunk_bytes=chunk_bytes)]
     assert early == [None] * len(early)
-    assert last is not None
+    assert isinstance(last, Frame)
     assert (last.kind, last.generation, last.batch, last.microbatch) == (FrameKind.ACTIVATION, GENERATION, 5, 1)
     assert all(torch.equal(got, sent) for got, sent in zip(last.tensors, frame.tensors, strict=True))
     assert receiver.next_sequence == 1
@@ -76,7 +76,7 @@ def test_chunks_of_any_size_make_the_same_frame(chunk_bytes: int) -> None:
 def test_received_tensors_are_aligned() -> None:
     """Each tensor of a frame begins at a multiple of 64 bytes, whatever the length of the one before it."""
     received = assembler().feed(messages(activation())[0])
-    assert received is not None
+    assert isinstance(received, Frame)
     assert [tensor.data_ptr() % 64 for tensor in received.tensors] == [0, 0]
 
 
@@ -118,8 +118,37 @@ def test_a_new_stream_begins_with_a_whole_frame() -> None:
     chunks = messages(activation(), chunk_bytes=64)
     receiver = assembler()
     receiver.feed(chunks[0])
-    receiver.restart(acknowledged=0)
+    receiver.restart(acknowledged=0, next_sequence=0)
     assert [receiver.feed(chunk) for chunk in chunks][-1] is not None
+
+
+def test_values_of_an_attachment_are_announced_and_come_again_if_they_did_not_arrive() -> None:
+    """A header without a payload says all but the values; after a break the same number is due again, and so is the
+    goodbye behind it."""
+    frame = activation()
+    outgoing = OutgoingFrame(frame, GENERATION, sequence=0, is_attached=True)
+    (announcing,) = (b"".join(parts) for parts in outgoing.messages(lambda: 0, chunk_bytes=1))
+    receiver = assembler()
+    for _ in range(2):
+        announced = receiver.feed(announcing)
+        assert isinstance(announced, Announced)
+        assert (announced.frame.kind, announced.frame.batch, announced.frame.tensors) == (frame.kind, 5, ())
+        assert announced.forms == tuple((tensor.dtype, tensor.shape) for tensor in frame.tensors)
+        receiver.feed(said_goodbye(sequence=1))
+        assert (receiver.next_sequence, receiver.is_ended) == (2, True)
+        receiver.restart(acknowledged=0, next_sequence=0)
+        assert (receiver.next_sequence, receiver.is_ended) == (0, False)
+    outgoing.carry(frame.tensors)  # the devices are not linked: the same frame, with its values
+    (carrying,) = (b"".join(parts) for parts in outgoing.messages(lambda: 0))
+    assert carrying == messages(frame)[0]
+
+
+def test_a_key_takes_no_number() -> None:
+    """It travels like a heartbeat."""
+    receiver = assembler()
+    key = Key("where", b"here")
+    assert receiver.feed(heartbeat(GENERATION, sequence=0, acknowledged=0, key=key)) == key
+    assert receiver.next_sequence == 0
 
 
 def test_a_goodbye_takes_a_number() -> None:
@@ -180,6 +209,29 @@ VIOLATIONS: dict[str, tuple[Callable[[], list[bytes]], str]] = {
         lambda: [heartbeat(GENERATION, sequence=0, acknowledged=count) for count in (2, 1)],
         "acknowledgement 1 after 2",
     ),
+    "values beside an announcement": (
+        lambda: [
+            message(
+                bytes(64),
+                kind=FrameHeader.NORM_TOTAL,
+                tensors=[TensorSpec(dtype=TensorSpec.FLOAT64)],
+                payload_bytes=64,
+                is_attached=True,
+            )
+        ],
+        "a frame of the attachment with",
+    ),
+    "an announcement of another shape": (
+        lambda: [message(kind=FrameHeader.NORM_TOTAL, is_attached=True)],
+        "0 tensors instead of 1",
+    ),
+    "a key inside a payload": (
+        lambda: [
+            messages(activation(), chunk_bytes=64)[0],
+            heartbeat(GENERATION, sequence=0, acknowledged=0, key=Key("a", b"")),
+        ],
+        "a heartbeat with or inside",
+    ),
     "a heartbeat with a payload": (
         lambda: [heartbeat(GENERATION, sequence=0, acknowledged=0) + b"x"],
         "a heartbeat with",
@@ -216,7 +268,7 @@ def test_a_flipped_byte_never_crashes_the_receiver(position: int, flip: int) -> 
         frame = assembler().feed(bytes(raw))
     except ProtocolError:
         return
-    assert frame is None or [tensor.shape for tensor in frame.tensors] == [HIDDEN, (2, 3)]
+    assert not isinstance(frame, Frame) or [tensor.shape for tensor in frame.tensors] == [HIDDEN, (2, 3)]
 
 
 @pytest.mark.parametrize(("codec", "said"), [(Codec.BF16, "bf16"), (9, "number 9")])
@@ -242,12 +294,12 @@ def test_a_codec_that_the_plan_does_not_have_is_refused() -> None:
     place = FrameKind.ACTIVATION, GENERATION, Batch(5), MicrobatchIndex(1)
     rounded = Frame(*place, (*encode(hidden, Codec.INT8), targets), Codec.INT8)
 
-    def receives(contract: FrameContract, frame: Frame) -> Frame | None:
+    def receives(contract: FrameContract, frame: Frame) -> object:
         assembler = FrameAssembler(PEER, generation=GENERATION, contract=contract, kinds=DOWNSTREAM_KINDS)
         return assembler.feed(messages(frame)[0])
 
     arrived = receives(coded, rounded)
-    assert arrived is not None
+    assert isinstance(arrived, Frame)
     assert arrived.codec is Codec.INT8
     assert all(torch.equal(one, other) for one, other in zip(arrived.tensors, rounded.tensors, strict=True))
     with pytest.raises(ProtocolError, match="ACTIVATION with codec int8, the plan has none here"):

@@ -1,13 +1,28 @@
-"""The bookkeeping of one direction, under every order of pushes, writes, arrivals, losses and breaks."""
+"""What one side of a link holds, under every order of events, and the size of a stream's chunks."""
 
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.stages.links.stream_link import ResendWindow
+from headway.stages.ids import Batch, Generation, MicrobatchIndex
+from headway.stages.links.frame_codec import CHUNK_BYTES
+from headway.stages.links.frame_contract import FrameContract, TensorForm
+from headway.stages.links.link import Frame, FrameKind
+from headway.stages.links.window import (
+    CHUNK_SECONDS,
+    FIRST_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    PACE_BYTES,
+    SLACK,
+    HeldFrames,
+    ResendWindow,
+    WritePace,
+)
 
+CONTRACT = FrameContract({FrameKind.NORM_TOTAL: (TensorForm(torch.float64, ()),)}, max_unacknowledged_frames=2)
 ACTIONS = ("push", "write", "arrive", "acknowledge", "break", "repeat")
 
 
@@ -29,7 +44,9 @@ class Line:
                 self.num_pushed += 1
             case "write":
                 due = self.window.next_to_write
+                waiting = list(self.window.unwritten())
                 item = self.window.pop_unwritten()
+                assert waiting == list(range(due, self.num_pushed))
                 if item is not None:
                     assert item == due
                     self.under_way.append(item)
@@ -92,3 +109,55 @@ def test_a_cleared_window_has_nothing_to_write() -> None:
     assert window.pop_unwritten() is None
     assert window.num_bytes == 0
     assert window.next_to_write == 1
+
+
+def test_a_fast_line_gets_large_chunks_once_its_buffers_are_full() -> None:
+    """The first chunks go into buffers at once and prove nothing; after PACE_BYTES at 1 GB/s they are as large as they
+    may be."""
+    pace, num_bytes = WritePace(), 0
+    while num_bytes < PACE_BYTES:
+        assert pace.chunk_bytes == FIRST_CHUNK_BYTES
+        pace.wrote(pace.chunk_bytes, pace.chunk_bytes / 1e9)
+        num_bytes += FIRST_CHUNK_BYTES
+    assert pace.chunk_bytes == CHUNK_BYTES
+
+
+@pytest.mark.parametrize("bytes_per_s", [20e3, 100e3, 1e6, 3e6])
+def test_a_chunk_takes_a_quarter_of_a_second_on_a_slow_line(bytes_per_s: float) -> None:
+    """Whatever the speed, the size settles where one chunk takes so long, or at the least one; a line that becomes ten
+    times slower is noticed with the next chunk."""
+    pace = WritePace()
+    for speed in (10 * bytes_per_s, bytes_per_s):
+        for _ in range(100):
+            pace.wrote(pace.chunk_bytes, pace.chunk_bytes / speed)
+        expected = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, CHUNK_SECONDS * speed))
+        assert pace.chunk_bytes == pytest.approx(expected, rel=0.01)
+    pace.wrote(pace.chunk_bytes, 10 * CHUNK_SECONDS)
+    assert pace.chunk_bytes <= max(MIN_CHUNK_BYTES, 0.11 * expected)
+
+
+def total() -> Frame:
+    """A small frame of its own."""
+    values = (torch.tensor(1.0, dtype=torch.float64),)
+    return Frame(FrameKind.NORM_TOTAL, Generation(1), Batch(0), MicrobatchIndex(0), values)
+
+
+def test_a_frame_counts_until_nobody_has_it() -> None:
+    """As many as there may be are kept → one more is refused; one is let go of, a computation with another goes on →
+    there is room for one."""
+    held = HeldFrames(CONTRACT)
+    frames = [total() for _ in range(2 * SLACK)]
+    for frame in frames:
+        held.add(frame)
+    with pytest.raises(OverflowError, match="more than 4 frames"):
+        held.add(total())
+    with pytest.raises(OverflowError):
+        held.make_sure_of_room()
+    used = [frame.tensors[0] for frame in frames]
+    del frame, frames
+    del used[0]
+    held.make_sure_of_room()
+    with pytest.raises(OverflowError):
+        held.make_sure_of_room(1)
+    for _ in range(10):
+        held.add(total())
